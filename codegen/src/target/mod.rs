@@ -1,0 +1,235 @@
+//! What a compilation aims at, which options it takes, and what comes out of it.
+//!
+//! These types are the contract between the compiler and the runtime: the compiler fills an [`Artifact`], the runtime
+//! caches it, loads it and launches it, and knows nothing else about how it was made.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// The machine that code is generated for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Target {
+    /// An NVIDIA GPU, by compute capability.
+    Nvptx(GpuArch),
+    /// The CPU that LLVM is asked to generate native code for.
+    Host(HostCpu),
+}
+
+/// GPU architectures with a pipeline of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum GpuArch {
+    /// Ampere: `mma.sync`, `cp.async`.
+    Sm80,
+    /// Hopper with its architecture-specific instructions: `wgmma`, TMA, `setmaxnreg`.
+    Sm90a,
+}
+
+/// The CPU model and features that native code may use, in LLVM's spelling.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct HostCpu {
+    /// Target triple, for example `x86_64-unknown-linux-gnu`.
+    pub triple: String,
+    /// CPU name, for example `sapphirerapids` or `x86-64-v3`.
+    pub cpu: String,
+    /// Feature string, for example `+avx2,+fma`.
+    pub features: String,
+}
+
+impl GpuArch {
+    /// LLVM's and ptxas's name of the architecture.
+    pub fn name(self) -> &'static str {
+        match self {
+            GpuArch::Sm80 => "sm_80",
+            GpuArch::Sm90a => "sm_90a",
+        }
+    }
+
+    /// Largest dynamic shared memory of one block, in bytes (CUDA C Programming Guide, "Technical Specifications").
+    pub fn max_shared_bytes(self) -> u32 {
+        match self {
+            GpuArch::Sm80 => 163 * 1024,
+            GpuArch::Sm90a => 227 * 1024,
+        }
+    }
+
+    /// The best pipeline for a device of this compute capability, or `None` where there is none.
+    pub fn for_compute_capability(major: i32, minor: i32) -> Option<GpuArch> {
+        match (major, minor) {
+            (9, _) => Some(GpuArch::Sm90a),
+            (8.., _) => Some(GpuArch::Sm80),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Nvptx(arch) => f.write_str(arch.name()),
+            Target::Host(_) => f.write_str("host"),
+        }
+    }
+}
+
+impl FromStr for GpuArch {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "sm_80" => Ok(GpuArch::Sm80),
+            "sm_90a" | "sm_90" => Ok(GpuArch::Sm90a),
+            other => Err(format!("unknown GPU target `{other}`: expected sm_80 or sm_90a")),
+        }
+    }
+}
+
+/// Choices of one compilation that are not part of the kernel's text. All of them are part of the cache key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CompileOptions {
+    /// Warps of 32 threads in a block (GPU only): a power of two.
+    pub num_warps: u32,
+    /// Depth of software pipelines in loops that do not name their own (GPU only).
+    pub num_stages: u32,
+    /// PTX version as major × 10 + minor, for example 83; the runtime lowers it to what the driver knows.
+    pub ptx_version: u32,
+    /// Check `device_assert`s; without it they vanish.
+    pub debug_asserts: bool,
+    /// Upper bound of registers per thread that ptxas may use; `None` leaves it to the block size.
+    pub max_registers: Option<u32>,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        CompileOptions { num_warps: 4, num_stages: 3, ptx_version: 83, debug_asserts: true, max_registers: None }
+    }
+}
+
+/// Type of one kernel argument as the launch passes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ArgType {
+    /// A device (or host) address, 8 bytes.
+    Ptr,
+    I8,
+    I16,
+    I32,
+    I64,
+    F32,
+    F64,
+    /// A 128-byte `CUtensorMap`, passed by value; the launch encodes it from [`TensorMapDesc`].
+    TensorMap,
+}
+
+impl ArgType {
+    /// Size in the parameter buffer, in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            ArgType::I8 => 1,
+            ArgType::I16 => 2,
+            ArgType::I32 | ArgType::F32 => 4,
+            ArgType::Ptr | ArgType::I64 | ArgType::F64 => 8,
+            ArgType::TensorMap => 128,
+        }
+    }
+}
+
+/// One argument of the compiled entry, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArgDesc {
+    pub name: String,
+    pub ty: ArgType,
+    /// The compiler assumed that the value (a byte address for pointers) is a multiple of this; 1 assumes nothing.
+    pub divisible_by: u64,
+    /// The compiler assumed exactly this value (specialisation on one).
+    pub equal_to: Option<i64>,
+}
+
+/// A number that the launch computes from the kernel's arguments: a constant or an argument, by index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostExpr {
+    Const(i64),
+    Arg(usize),
+}
+
+/// How to encode one tensor map (`cuTensorMapEncodeTiled`). Dimensions are listed innermost first, as CUDA wants them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorMapDesc {
+    /// Index into [`Manifest::args`] of the `TensorMap` argument that this fills.
+    pub arg: usize,
+    /// Index of the pointer argument that is the base address.
+    pub base: usize,
+    /// Element type, in Tile IR's spelling (`bf16`, `f32`, …).
+    pub elem: String,
+    /// Extent of each dimension, in elements.
+    pub shape: Vec<HostExpr>,
+    /// Stride of each dimension but the innermost (which is 1), in elements.
+    pub strides: Vec<HostExpr>,
+    /// Box copied by one instruction, in elements.
+    pub block: Vec<u32>,
+    /// Shared-memory swizzle span in bytes: 0 (none), 32, 64 or 128.
+    pub swizzle_bytes: u32,
+}
+
+/// Everything a launch needs to know about compiled code.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The kernel's name in its source.
+    pub kernel: String,
+    /// Symbol of the entry point.
+    pub entry: String,
+    /// `sm_80`, `sm_90a` or `host`.
+    pub target: String,
+    pub args: Vec<ArgDesc>,
+    /// Threads of one block (GPU); 1 on the host.
+    pub threads: u32,
+    /// Dynamic shared memory of one block in bytes (GPU).
+    pub shared_bytes: u32,
+    /// Scratch memory that one running program instance needs, in bytes, 64-byte aligned (host).
+    pub arena_bytes: u64,
+    pub tensor_maps: Vec<TensorMapDesc>,
+    /// Source place of the kernel, `file:line`, for messages.
+    pub source: String,
+}
+
+/// Compiled code and what is needed to launch it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Artifact {
+    pub manifest: Manifest,
+    pub code: Code,
+}
+
+/// The code itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// PTX text for the driver.
+    Ptx(String),
+    /// A relocatable native object file.
+    Object(Vec<u8>),
+}
+
+/// Entry point of host code: runs one program instance.
+///
+/// - `args[i]` points at the value of argument `i` (as `cuLaunchKernel` takes them);
+/// - `pid` and `num_programs` are the instance's three coordinates and the grid's three extents;
+/// - `arena` is [`Manifest::arena_bytes`] of scratch memory, 64-byte aligned, owned by this call;
+/// - `hooks` carries output of `device_print` and `device_assert` back.
+///
+/// Returns 0, or 1 after a failed `device_assert` (already reported through the hooks).
+pub type HostEntry = unsafe extern "C" fn(
+    args: *const *const std::ffi::c_void,
+    pid: *const [i32; 3],
+    num_programs: *const [i32; 3],
+    arena: *mut u8,
+    hooks: *const HostHooks,
+) -> i32;
+
+/// Callbacks from host code into the runtime.
+#[repr(C)]
+pub struct HostHooks {
+    /// `device_print`: a zero-terminated prefix, then `len` values as f64.
+    pub print: unsafe extern "C" fn(prefix: *const std::ffi::c_char, values: *const f64, len: u64, pid: *const [i32; 3]),
+    /// A failed `device_assert`: a zero-terminated message that already names the source place.
+    pub assert_failed: unsafe extern "C" fn(message: *const std::ffi::c_char, pid: *const [i32; 3]),
+}

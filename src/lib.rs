@@ -1,0 +1,1 @@
+//! Tilewright: GPU tile kernels written in Rust.
