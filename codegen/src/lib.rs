@@ -1,1 +1,6 @@
-//! Part of Tilewright.
+//! The Tilewright compiler: from typed tile programs to PTX and native code.
+//!
+//! No file, environment variable or device is touched in this crate: text and values go in, an
+//! [`Artifact`](target::Artifact) comes out.
+
+pub mod target;

@@ -229,7 +229,8 @@ pub type HostEntry = unsafe extern "C" fn(
 #[repr(C)]
 pub struct HostHooks {
     /// `device_print`: a zero-terminated prefix, then `len` values as f64.
-    pub print: unsafe extern "C" fn(prefix: *const std::ffi::c_char, values: *const f64, len: u64, pid: *const [i32; 3]),
+    pub print:
+        unsafe extern "C" fn(prefix: *const std::ffi::c_char, values: *const f64, len: u64, pid: *const [i32; 3]),
     /// A failed `device_assert`: a zero-terminated message that already names the source place.
     pub assert_failed: unsafe extern "C" fn(message: *const std::ffi::c_char, pid: *const [i32; 3]),
 }
