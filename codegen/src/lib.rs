@@ -3,4 +3,5 @@
 //! No file, environment variable or device is touched in this crate: text and values go in, an
 //! [`Artifact`](target::Artifact) comes out.
 
+pub mod llvm;
 pub mod target;

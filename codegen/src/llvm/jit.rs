@@ -1,0 +1,160 @@
+//! Native objects linked into this process (LLVM's ORC).
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use inkwell::llvm_sys::core::LLVMCreateMemoryBufferWithMemoryRangeCopy;
+use inkwell::llvm_sys::error::{LLVMConsumeError, LLVMDisposeErrorMessage, LLVMErrorRef, LLVMGetErrorMessage};
+use inkwell::llvm_sys::orc2::lljit::{
+    LLVMOrcCreateLLJIT, LLVMOrcDisposeLLJIT, LLVMOrcLLJITAddObjectFile, LLVMOrcLLJITGetExecutionSession,
+    LLVMOrcLLJITGetGlobalPrefix, LLVMOrcLLJITGetMainJITDylib, LLVMOrcLLJITLookup, LLVMOrcOpaqueLLJIT,
+};
+use inkwell::llvm_sys::orc2::{
+    LLVMOrcCreateDynamicLibrarySearchGeneratorForProcess, LLVMOrcExecutionSessionSetErrorReporter,
+    LLVMOrcJITDylibAddGenerator,
+};
+
+use super::module::initialise_targets;
+use crate::target::HostEntry;
+
+/// An object could not be linked into this process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "internal compiler error: cannot link the compiled code of `{entry}` into this process: {message}\n  \
+     this is a bug in Tilewright, not in the kernel: please report it together with the kernel's source"
+)]
+pub struct JitError {
+    /// Symbol of the entry point that was asked for.
+    pub entry: String,
+    /// LLVM's own words.
+    pub message: String,
+}
+
+/// One native object, linked into this process. Dropping it unmaps the code.
+///
+/// The object may call what the process exports: libm and `memcpy` and its like.
+pub struct JitModule {
+    jit: NonNull<LLVMOrcOpaqueLLJIT>,
+    entry: HostEntry,
+    /// What the linker has to say; the JIT holds a pointer to it, so it is freed after the JIT.
+    _messages: Box<Messages>,
+}
+
+type Messages = Mutex<Vec<String>>;
+
+// SAFETY: the JIT's own state is locked by LLVM and is only touched on load and drop; the code that it holds is read-only.
+unsafe impl Send for JitModule {}
+// SAFETY: a shared reference gives access to the entry address only.
+unsafe impl Sync for JitModule {}
+
+impl JitModule {
+    /// Links `object` (as made by [`object`](super::object) for this machine) and looks up `entry`.
+    ///
+    /// The caller answers for `object`: code that was damaged or made for another CPU links without complaint and fails
+    /// when it runs.
+    pub fn load(object: &[u8], entry: &str) -> Result<JitModule, JitError> {
+        initialise_targets();
+        let messages: Box<Messages> = Box::default();
+        let fail = |message: String| {
+            let mut lines = std::mem::take(&mut *messages.lock().unwrap_or_else(|e| e.into_inner()));
+            lines.push(message);
+            lines.dedup();
+            JitError { entry: entry.to_string(), message: lines.join("; ") }
+        };
+        let symbol = CString::new(entry).map_err(|_| fail("the entry's name contains a zero byte".to_string()))?;
+        let jit = create(&messages).map_err(fail)?;
+        match link(jit, object, &symbol) {
+            Ok(entry) => Ok(JitModule { jit, entry, _messages: messages }),
+            Err(message) => {
+                dispose(jit);
+                Err(fail(message))
+            }
+        }
+    }
+
+    /// The entry point. It must not be called after `self` is dropped.
+    pub fn entry(&self) -> HostEntry {
+        self.entry
+    }
+}
+
+impl Drop for JitModule {
+    fn drop(&mut self) {
+        dispose(self.jit);
+    }
+}
+
+/// A JIT that sends its complaints to `messages` and resolves symbols in this process.
+fn create(messages: &Messages) -> Result<NonNull<LLVMOrcOpaqueLLJIT>, String> {
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: a null builder asks for the defaults of this machine; `raw` is valid for the write.
+    check(unsafe { LLVMOrcCreateLLJIT(&mut raw, std::ptr::null_mut()) })?;
+    let jit = NonNull::new(raw).ok_or("LLVM returned no JIT")?;
+    let mut generator = std::ptr::null_mut();
+    // SAFETY: `jit` is live; `messages` is boxed and freed only after the JIT; the generator passes to the library.
+    unsafe {
+        let session = LLVMOrcLLJITGetExecutionSession(raw);
+        let context = messages as *const Messages as *mut c_void;
+        LLVMOrcExecutionSessionSetErrorReporter(session, collect_error, context);
+        let prefix = LLVMOrcLLJITGetGlobalPrefix(raw);
+        let no_filter = std::ptr::null_mut();
+        let error = LLVMOrcCreateDynamicLibrarySearchGeneratorForProcess(&mut generator, prefix, None, no_filter);
+        if let Err(message) = check(error) {
+            dispose(jit);
+            return Err(message);
+        }
+        LLVMOrcJITDylibAddGenerator(LLVMOrcLLJITGetMainJITDylib(raw), generator);
+    }
+    Ok(jit)
+}
+
+/// Adds `object` to the JIT and resolves `symbol`.
+fn link(jit: NonNull<LLVMOrcOpaqueLLJIT>, object: &[u8], symbol: &CStr) -> Result<HostEntry, String> {
+    let mut address = 0;
+    // SAFETY: `jit` is live; the buffer is a copy, and the JIT takes ownership of it even when it fails.
+    unsafe {
+        let buffer =
+            LLVMCreateMemoryBufferWithMemoryRangeCopy(object.as_ptr().cast(), object.len(), c"kernel.o".as_ptr());
+        let library = LLVMOrcLLJITGetMainJITDylib(jit.as_ptr());
+        check(LLVMOrcLLJITAddObjectFile(jit.as_ptr(), library, buffer))?;
+        check(LLVMOrcLLJITLookup(jit.as_ptr(), &mut address, symbol.as_ptr()))?;
+    }
+    if address == 0 {
+        return Err("the entry resolved to address zero".to_string());
+    }
+    // SAFETY: the symbol is a function that our host lowering gave the signature of `HostEntry`.
+    Ok(unsafe { std::mem::transmute::<usize, HostEntry>(address as usize) })
+}
+
+fn dispose(jit: NonNull<LLVMOrcOpaqueLLJIT>) {
+    // SAFETY: called once for each JIT, by `Drop` or on the way out of a failed load.
+    unsafe {
+        let error = LLVMOrcDisposeLLJIT(jit.as_ptr());
+        if !error.is_null() {
+            LLVMConsumeError(error);
+        }
+    }
+}
+
+/// An LLVM error as its message; the error is consumed.
+fn check(error: LLVMErrorRef) -> Result<(), String> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a non-null error is ours; taking its message consumes it, and the message is freed once.
+    unsafe {
+        let raw = LLVMGetErrorMessage(error);
+        let text = CStr::from_ptr(raw).to_string_lossy().into_owned();
+        LLVMDisposeErrorMessage(raw);
+        Err(text)
+    }
+}
+
+extern "C" fn collect_error(messages: *mut c_void, error: LLVMErrorRef) {
+    if let Err(text) = check(error) {
+        // SAFETY: `messages` is the box that `create` registered; it outlives the JIT.
+        let messages = unsafe { &*(messages as *const Messages) };
+        messages.lock().unwrap_or_else(|e| e.into_inner()).push(text);
+    }
+}
