@@ -3,5 +3,7 @@
 //! No file, environment variable or device is touched in this crate: text and values go in, an
 //! [`Artifact`](target::Artifact) comes out.
 
+pub mod ir;
 pub mod llvm;
 pub mod target;
+pub mod text;

@@ -1,0 +1,229 @@
+//! Attributes: the compile-time parameters of ops, and their text form.
+
+use std::fmt;
+
+/// A value between `{` and `}` in the text of an op.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Attr {
+    Int(i64),
+    Float(f64),
+    Str(String),
+    /// A bare word: `true`, `false`, `none`, or a variant of an attribute enum.
+    Ident(String),
+    List(Vec<Attr>),
+}
+
+impl fmt::Display for Attr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Attr::Int(i) => write!(f, "{i}"),
+            // `{:?}` prints the shortest text that reads back as the same number, and always a point or an exponent.
+            Attr::Float(x) if x.is_finite() => write!(f, "{x:?}"),
+            Attr::Float(x) if x.is_nan() => f.write_str("nan"),
+            Attr::Float(x) if *x > 0.0 => f.write_str("inf"),
+            Attr::Float(_) => f.write_str("-inf"),
+            Attr::Str(s) => write!(f, "\"{}\"", s.escape_default()),
+            Attr::Ident(s) => f.write_str(s),
+            Attr::List(items) => {
+                f.write_str("[")?;
+                for (i, item) in items.iter().enumerate() {
+                    if i > 0 {
+                        f.write_str(", ")?;
+                    }
+                    write!(f, "{item}")?;
+                }
+                f.write_str("]")
+            }
+        }
+    }
+}
+
+/// A Rust value that can stand as an attribute.
+pub trait AttrValue: Sized {
+    fn to_attr(&self) -> Attr;
+    /// `None` where the attribute has another form than this type needs.
+    fn from_attr(attr: &Attr) -> Option<Self>;
+    /// What a person should write here.
+    fn expected() -> String;
+    /// Value of an attribute that the text leaves out; `None` makes the attribute mandatory.
+    fn missing() -> Option<Self> {
+        None
+    }
+}
+
+macro_rules! int_attr {
+    ($($ty:ty),*) => { $(
+        impl AttrValue for $ty {
+            fn to_attr(&self) -> Attr {
+                Attr::Int(*self as i64)
+            }
+            fn from_attr(attr: &Attr) -> Option<Self> {
+                match attr {
+                    Attr::Int(i) => <$ty>::try_from(*i).ok(),
+                    _ => None,
+                }
+            }
+            fn expected() -> String {
+                format!("an integer from {} to {}", <$ty>::MIN, <$ty>::MAX)
+            }
+        }
+    )* };
+}
+int_attr!(u32, usize, i32, i64);
+
+impl AttrValue for bool {
+    fn to_attr(&self) -> Attr {
+        Attr::Ident(self.to_string())
+    }
+    fn from_attr(attr: &Attr) -> Option<Self> {
+        match attr {
+            Attr::Ident(s) => s.parse().ok(),
+            _ => None,
+        }
+    }
+    fn expected() -> String {
+        "true or false".into()
+    }
+}
+
+impl AttrValue for String {
+    fn to_attr(&self) -> Attr {
+        Attr::Str(self.clone())
+    }
+    fn from_attr(attr: &Attr) -> Option<Self> {
+        match attr {
+            Attr::Str(s) => Some(s.clone()),
+            _ => None,
+        }
+    }
+    fn expected() -> String {
+        "a string".into()
+    }
+}
+
+impl<T: AttrValue> AttrValue for Vec<T> {
+    fn to_attr(&self) -> Attr {
+        Attr::List(self.iter().map(T::to_attr).collect())
+    }
+    fn from_attr(attr: &Attr) -> Option<Self> {
+        match attr {
+            Attr::List(items) => items.iter().map(T::from_attr).collect(),
+            _ => None,
+        }
+    }
+    fn expected() -> String {
+        format!("a list of {}", T::expected())
+    }
+}
+
+impl<T: AttrValue> AttrValue for Option<T> {
+    fn to_attr(&self) -> Attr {
+        match self {
+            Some(v) => v.to_attr(),
+            None => Attr::Ident("none".into()),
+        }
+    }
+    fn from_attr(attr: &Attr) -> Option<Self> {
+        match attr {
+            Attr::Ident(s) if s == "none" => Some(None),
+            other => T::from_attr(other).map(Some),
+        }
+    }
+    fn expected() -> String {
+        format!("none, or {}", T::expected())
+    }
+    fn missing() -> Option<Self> {
+        Some(None)
+    }
+}
+
+/// Payload of a `constant`: integers keep their bits (a u64 above `i64::MAX` is negative here), floats are f64.
+#[derive(Clone, Copy, Debug)]
+pub enum Literal {
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+}
+
+impl PartialEq for Literal {
+    /// Bitwise for floats, so that NaN equals itself and 0.0 differs from -0.0.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Literal::Bool(a), Literal::Bool(b)) => a == b,
+            (Literal::Int(a), Literal::Int(b)) => a == b,
+            (Literal::Float(a), Literal::Float(b)) => a.to_bits() == b.to_bits(),
+            (Literal::Bool(_) | Literal::Int(_) | Literal::Float(_), _) => false,
+        }
+    }
+}
+
+impl Eq for Literal {}
+
+impl std::hash::Hash for Literal {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        match self {
+            Literal::Bool(b) => b.hash(state),
+            Literal::Int(i) => i.hash(state),
+            Literal::Float(x) => x.to_bits().hash(state),
+        }
+    }
+}
+
+impl AttrValue for Literal {
+    fn to_attr(&self) -> Attr {
+        match self {
+            Literal::Bool(b) => b.to_attr(),
+            Literal::Int(i) => Attr::Int(*i),
+            Literal::Float(x) => Attr::Float(*x),
+        }
+    }
+    fn from_attr(attr: &Attr) -> Option<Self> {
+        match attr {
+            Attr::Int(i) => Some(Literal::Int(*i)),
+            Attr::Float(x) => Some(Literal::Float(*x)),
+            Attr::Ident(s) => s.parse().ok().map(Literal::Bool),
+            Attr::Str(_) | Attr::List(_) => None,
+        }
+    }
+    fn expected() -> String {
+        "a number, true or false".into()
+    }
+}
+
+/// Declares an enum whose variants are written as bare words in the text.
+macro_rules! attr_enum {
+    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$vmeta])* $variant),* }
+
+        impl $name {
+            pub const ALL: &'static [$name] = &[$($name::$variant),*];
+
+            /// The word that stands for it in the text.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text),* }
+            }
+
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($text => Some($name::$variant),)* _ => None }
+            }
+        }
+
+        impl $crate::ir::attr::AttrValue for $name {
+            fn to_attr(&self) -> $crate::ir::attr::Attr {
+                $crate::ir::attr::Attr::Ident(self.name().into())
+            }
+            fn from_attr(attr: &$crate::ir::attr::Attr) -> Option<Self> {
+                match attr {
+                    $crate::ir::attr::Attr::Ident(s) => Self::from_name(s),
+                    _ => None,
+                }
+            }
+            fn expected() -> String {
+                [$($text),*].join(" | ")
+            }
+        }
+    };
+}
+pub(crate) use attr_enum;

@@ -1,0 +1,325 @@
+//! Functions of Tile IR: values, ops and regions in arenas.
+
+use super::ops::{Effects, Op};
+use super::types::Type;
+use std::sync::Arc;
+
+/// An SSA value: a parameter of a block or a result of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub u32);
+
+/// An op in its function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u32);
+
+/// A region: parameters and a straight line of ops, the last of which is a terminator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+/// A place in the user's source.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Loc {
+    pub file: Arc<str>,
+    pub line: u32,
+    pub column: u32,
+}
+
+impl Loc {
+    /// Place of ops that no source line asked for, and of functions read from text.
+    pub fn unknown() -> Loc {
+        Loc { file: Arc::from(""), line: 0, column: 0 }
+    }
+
+    pub fn is_unknown(&self) -> bool {
+        self.line == 0
+    }
+}
+
+impl From<&std::panic::Location<'_>> for Loc {
+    fn from(l: &std::panic::Location<'_>) -> Loc {
+        Loc { file: Arc::from(l.file()), line: l.line(), column: l.column() }
+    }
+}
+
+impl std::fmt::Display for Loc {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_unknown() {
+            f.write_str("unknown")
+        } else {
+            write!(f, "{}:{}:{}", self.file, self.line, self.column)
+        }
+    }
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Def {
+    /// Result `index` of an op.
+    Result(OpId, usize),
+    /// Parameter `index` of a block.
+    Param(BlockId, usize),
+}
+
+#[derive(Clone, Debug)]
+pub struct ValueData {
+    pub ty: Type,
+    pub def: Def,
+    /// The user's name for it, where one is known; only for reading.
+    pub name: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct OpData {
+    pub op: Op,
+    pub operands: Vec<Value>,
+    pub results: Vec<Value>,
+    pub regions: Vec<BlockId>,
+    pub loc: Loc,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct BlockData {
+    pub params: Vec<Value>,
+    pub ops: Vec<OpId>,
+}
+
+/// A kernel argument: parameter `i` of the body block, with what the specialisation promises about it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Arg {
+    pub name: String,
+    /// The value (for pointers: the byte address) is a multiple of this; 1 promises nothing.
+    pub divisible_by: u64,
+    /// The value is this constant.
+    pub equal_to: Option<i64>,
+}
+
+/// A kernel.
+#[derive(Clone, Debug)]
+pub struct Func {
+    pub name: String,
+    /// One per parameter of [`Func::body`], in order.
+    pub args: Vec<Arg>,
+    pub body: BlockId,
+    pub loc: Loc,
+    values: Vec<ValueData>,
+    ops: Vec<OpData>,
+    blocks: Vec<BlockData>,
+}
+
+impl Func {
+    /// An empty kernel without arguments.
+    pub fn new(name: impl Into<String>) -> Func {
+        Func {
+            name: name.into(),
+            args: Vec::new(),
+            body: BlockId(0),
+            loc: Loc::unknown(),
+            values: Vec::new(),
+            ops: Vec::new(),
+            blocks: vec![BlockData::default()],
+        }
+    }
+
+    /// Appends a kernel argument and gives the value that stands for it.
+    pub fn add_arg(&mut self, arg: Arg, ty: Type) -> Value {
+        let name = Arc::from(arg.name.as_str());
+        self.args.push(arg);
+        let v = self.add_param(self.body, ty);
+        self.values[v.0 as usize].name = Some(name);
+        v
+    }
+
+    pub fn add_block(&mut self) -> BlockId {
+        self.blocks.push(BlockData::default());
+        BlockId(self.blocks.len() as u32 - 1)
+    }
+
+    pub fn add_param(&mut self, block: BlockId, ty: Type) -> Value {
+        let index = self.blocks[block.0 as usize].params.len();
+        let v = self.new_value(ty, Def::Param(block, index));
+        self.blocks[block.0 as usize].params.push(v);
+        v
+    }
+
+    fn new_value(&mut self, ty: Type, def: Def) -> Value {
+        self.values.push(ValueData { ty, def, name: None });
+        Value(self.values.len() as u32 - 1)
+    }
+
+    /// Creates an op outside any block; [`Func::append`] or [`Func::insert`] places it.
+    pub fn create_op(
+        &mut self,
+        op: Op,
+        operands: Vec<Value>,
+        result_types: Vec<Type>,
+        regions: Vec<BlockId>,
+        loc: Loc,
+    ) -> OpId {
+        let id = OpId(self.ops.len() as u32);
+        let results =
+            result_types.into_iter().enumerate().map(|(i, ty)| self.new_value(ty, Def::Result(id, i))).collect();
+        self.ops.push(OpData { op, operands, results, regions, loc });
+        id
+    }
+
+    /// Creates an op at the end of a block.
+    pub fn append(
+        &mut self,
+        block: BlockId,
+        op: Op,
+        operands: Vec<Value>,
+        result_types: Vec<Type>,
+        regions: Vec<BlockId>,
+        loc: Loc,
+    ) -> OpId {
+        let id = self.create_op(op, operands, result_types, regions, loc);
+        self.blocks[block.0 as usize].ops.push(id);
+        id
+    }
+
+    pub fn op(&self, id: OpId) -> &OpData {
+        &self.ops[id.0 as usize]
+    }
+
+    pub fn op_mut(&mut self, id: OpId) -> &mut OpData {
+        &mut self.ops[id.0 as usize]
+    }
+
+    pub fn block(&self, id: BlockId) -> &BlockData {
+        &self.blocks[id.0 as usize]
+    }
+
+    pub fn block_mut(&mut self, id: BlockId) -> &mut BlockData {
+        &mut self.blocks[id.0 as usize]
+    }
+
+    pub fn value(&self, v: Value) -> &ValueData {
+        &self.values[v.0 as usize]
+    }
+
+    pub fn value_mut(&mut self, v: Value) -> &mut ValueData {
+        &mut self.values[v.0 as usize]
+    }
+
+    pub fn ty(&self, v: Value) -> &Type {
+        &self.values[v.0 as usize].ty
+    }
+
+    pub fn set_ty(&mut self, v: Value, ty: Type) {
+        self.values[v.0 as usize].ty = ty;
+    }
+
+    /// The single result of an op. Panics where the op has none: a compiler bug.
+    pub fn result(&self, id: OpId) -> Value {
+        self.op(id).results[0]
+    }
+
+    /// The op that defines a value; `None` for block parameters.
+    pub fn def_op(&self, v: Value) -> Option<OpId> {
+        match self.value(v).def {
+            Def::Result(op, _) => Some(op),
+            Def::Param(..) => None,
+        }
+    }
+
+    /// Number of values ever made; a bound for tables indexed by [`Value`].
+    pub fn num_values(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Number of ops ever made; a bound for tables indexed by [`OpId`].
+    pub fn num_ops(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Number of blocks ever made; a bound for tables indexed by [`BlockId`].
+    pub fn num_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Every op in the function in text order, those of nested regions after the op that holds them.
+    pub fn walk(&self) -> Vec<OpId> {
+        let mut order = Vec::new();
+        self.walk_block(self.body, &mut order);
+        order
+    }
+
+    fn walk_block(&self, block: BlockId, order: &mut Vec<OpId>) {
+        for &op in &self.block(block).ops {
+            order.push(op);
+            for &region in &self.op(op).regions {
+                self.walk_block(region, order);
+            }
+        }
+    }
+
+    /// Ops of a block and everything nested in it, in text order.
+    pub fn walk_from(&self, block: BlockId) -> Vec<OpId> {
+        let mut order = Vec::new();
+        self.walk_block(block, &mut order);
+        order
+    }
+
+    /// Replaces every use of `old` by `new`.
+    pub fn replace_uses(&mut self, old: Value, new: Value) {
+        for op in &mut self.ops {
+            for operand in &mut op.operands {
+                if *operand == old {
+                    *operand = new;
+                }
+            }
+        }
+    }
+
+    /// How many placed ops use each value, by value number.
+    pub fn use_counts(&self) -> Vec<u32> {
+        let mut counts = vec![0; self.num_values()];
+        for id in self.walk() {
+            for v in &self.op(id).operands {
+                counts[v.0 as usize] += 1;
+            }
+        }
+        counts
+    }
+
+    /// Effects of an op, regions included: the strongest of what is inside.
+    pub fn effects(&self, id: OpId) -> Effects {
+        let data = self.op(id);
+        match data.op.effects() {
+            Effects::Regions => {
+                let mut strongest = Effects::Pure;
+                for &region in &data.regions {
+                    for &inner in &self.block(region).ops {
+                        match (self.op(inner).op.clone(), self.effects(inner)) {
+                            (Op::Yield | Op::Condition, _) | (_, Effects::Pure) => {}
+                            (_, Effects::Read) if strongest == Effects::Pure => strongest = Effects::Read,
+                            (_, Effects::Read) => {}
+                            (_, other) => strongest = other,
+                        }
+                    }
+                }
+                strongest
+            }
+            other => other,
+        }
+    }
+
+    /// The constant that a value is, looking through `splat`.
+    pub fn constant(&self, v: Value) -> Option<super::Literal> {
+        let id = self.def_op(v)?;
+        match &self.op(id).op {
+            Op::Constant { value } => Some(*value),
+            Op::Splat => self.constant(self.op(id).operands[0]),
+            _ => None,
+        }
+    }
+
+    /// The integer constant that a value is.
+    pub fn constant_int(&self, v: Value) -> Option<i64> {
+        match self.constant(v)? {
+            super::Literal::Int(i) => Some(i),
+            super::Literal::Bool(b) => Some(b as i64),
+            super::Literal::Float(_) => None,
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Tile IR: SSA over scalars, tiles and views, with structured control flow.
+//!
+//! A [`Func`] owns everything; [`Value`], [`OpId`] and [`BlockId`] are indices into it. Reading order: [`types`] (what a
+//! value is), [`ops`] (the op table), [`func`] (how they hang together), [`build`] (typed constructors).
+
+pub mod attr;
+pub mod build;
+pub mod func;
+pub mod ops;
+pub mod types;
+
+pub use attr::{Attr, Literal};
+pub use build::Builder;
+pub use func::{Arg, BlockData, BlockId, Def, Func, Loc, OpData, OpId, Value};
+pub use ops::{AtomicOp, BinaryOp, CmpOp, Effects, Eviction, Op, OpInfo, Padding, Precision, Stage, UnaryOp};
+pub use types::{DType, Elem, LayoutId, Type};

@@ -1,0 +1,92 @@
+//! Printer.
+
+use crate::ir::{BlockId, Func, OpId, Value};
+use std::collections::HashMap;
+use std::fmt::Write;
+
+/// The text of a function; ends with a newline.
+pub fn print(func: &Func) -> String {
+    let mut p = Printer { func, names: HashMap::new(), next: 0, out: String::new() };
+    p.function();
+    p.out
+}
+
+struct Printer<'f> {
+    func: &'f Func,
+    names: HashMap<Value, String>,
+    next: usize,
+    out: String,
+}
+
+impl Printer<'_> {
+    fn function(&mut self) {
+        let func = self.func;
+        let mut params = Vec::new();
+        for (arg, &v) in func.args.iter().zip(&func.block(func.body).params) {
+            self.names.insert(v, arg.name.clone());
+            let mut attrs = Vec::new();
+            if arg.divisible_by != 1 {
+                attrs.push(format!("divisible_by = {}", arg.divisible_by));
+            }
+            if let Some(n) = arg.equal_to {
+                attrs.push(format!("equal_to = {n}"));
+            }
+            let attrs = if attrs.is_empty() { String::new() } else { format!(" {{{}}}", attrs.join(", ")) };
+            params.push(format!("%{}: {}{attrs}", arg.name, func.ty(v)));
+        }
+        let _ = write!(self.out, "kernel @{}({}) ", func.name, params.join(", "));
+        self.block(func.body, 0);
+        self.out.push('\n');
+    }
+
+    fn name(&mut self, v: Value) -> String {
+        if let Some(name) = self.names.get(&v) {
+            return format!("%{name}");
+        }
+        let name = self.next.to_string();
+        self.next += 1;
+        self.names.insert(v, name.clone());
+        format!("%{name}")
+    }
+
+    /// The braces and what is between them.
+    fn block(&mut self, block: BlockId, depth: usize) {
+        self.out.push_str("{\n");
+        for &op in &self.func.block(block).ops {
+            self.op(op, depth + 1);
+        }
+        let _ = write!(self.out, "{}}}", "  ".repeat(depth));
+    }
+
+    fn op(&mut self, id: OpId, depth: usize) {
+        let data = self.func.op(id);
+        self.out.push_str(&"  ".repeat(depth));
+        // Operands are named before results: a use of a value that is not defined yet (a bug that the verifier
+        // reports) then still prints.
+        let operands: Vec<String> = data.operands.iter().map(|&v| self.name(v)).collect();
+        let results: Vec<String> = data.results.iter().map(|&v| self.name(v)).collect();
+        if !results.is_empty() {
+            let _ = write!(self.out, "{} = ", results.join(", "));
+        }
+        self.out.push_str(data.op.mnemonic());
+        if !operands.is_empty() {
+            let _ = write!(self.out, " {}", operands.join(", "));
+        }
+        let attrs: Vec<String> = data.op.attributes().iter().map(|(k, v)| format!("{k} = {v}")).collect();
+        if !attrs.is_empty() {
+            let _ = write!(self.out, " {{{}}}", attrs.join(", "));
+        }
+        if !data.results.is_empty() {
+            let types: Vec<String> = data.results.iter().map(|&v| self.func.ty(v).to_string()).collect();
+            let _ = write!(self.out, " : {}", types.join(", "));
+        }
+        for &region in &data.regions {
+            let params: Vec<Value> = self.func.block(region).params.clone();
+            let params: Vec<String> =
+                params.into_iter().map(|v| format!("{}: {}", self.name(v), self.func.ty(v))).collect();
+            let _ = write!(self.out, " ({}) ", params.join(", "));
+            self.block(region, depth);
+        }
+        self.out.push('\n');
+    }
+}

@@ -1,0 +1,53 @@
+use super::{parse, print};
+use crate::ir::*;
+
+/// A kernel with every kind of text: attributes, several regions, several results, literals of each kind.
+fn sample() -> Func {
+    let mut f = Func::new("sample");
+    let x = f.add_arg(Arg { name: "x".into(), divisible_by: 16, equal_to: None }, Type::Scalar(Elem::Ptr(DType::F32)));
+    let n = f.add_arg(Arg { name: "n".into(), divisible_by: 1, equal_to: Some(1) }, Type::scalar(DType::I32));
+    let body = f.body;
+    let mut b = Builder::new(&mut f, body, Loc::unknown());
+    let r = b.arange(0, 64);
+    let x = b.splat(x, &[64]);
+    let p = b.ptr_add(x, r);
+    let v = b.load(p, None, None, Eviction::First);
+    let v2 = b.expand_dims(v, 1);
+    let (lo, step) = (b.int(0, DType::I32), b.int(1, DType::I32));
+    let sums = b.for_loop(lo, n, step, &[v2], |b, _, c| {
+        let e = b.unary(UnaryOp::Exp2, c[0]);
+        let inf = b.constant(Literal::Float(f64::NEG_INFINITY), Type::tensor(&[64, 1], DType::F32));
+        vec![b.binary(BinaryOp::Max, e, inf)]
+    });
+    let flat = b.reduce_with(BinaryOp::Add, sums[0], 1);
+    b.store(p, flat, None, Eviction::Normal);
+    b.op(Op::DevicePrint { prefix: "a \"b\"\n".into() }, &[n], &[]);
+    b.ret();
+    f
+}
+
+#[test]
+fn print_parse_print_is_the_identity() {
+    let text = print(&sample());
+    let again = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    assert_eq!(print(&again), text);
+    assert!(
+        text.contains(
+            "%7 = for %5, %n, %6, %4 : tensor<64x1xf32> (%8: i32, %9: tensor<64x1xf32>) {
+"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn errors_name_the_place_and_what_was_expected() {
+    let error = |text: &str| parse(text).unwrap_err().to_string();
+    assert_eq!(error("kernel @f() {\n  %0 = neg %1 : f32\n}"), "line 2, column 12: `%1` is not defined here");
+    assert_eq!(error("kernel @f() {\n  %0 = bogus : f32\n}"), "line 2, column 8: unknown op `bogus`");
+    assert_eq!(
+        error("kernel @f() {\n  %0 = program_id : i32\n}"),
+        "line 2, column 8: `program_id` needs the attribute `axis`: an integer from 0 to 4294967295"
+    );
+    assert_eq!(error("kernel @f("), "line 1, column 1: expected an argument, as `%name: type`");
+}
