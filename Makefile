@@ -1,0 +1,35 @@
+# The commands that people and CI use. Each does one thing that can be read here; the work is in cargo and scripts/.
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help setup cuda-tools demo test lint gpu-test
+
+# The ptxas that tests assemble PTX with: yours, or the one that `make cuda-tools` fetches.
+PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
+
+help:
+	@echo 'make demo      run kernels on the GPU if there is one, else on the CPU'
+	@echo 'make test      run all tests; what needs a GPU says that it was skipped'
+	@echo 'make lint      check formatting, lints and documentation'
+	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
+	@echo 'make setup     install what a build needs (demo and test do this first)'
+
+setup:
+	@scripts/setup.sh
+
+cuda-tools:
+	@scripts/cuda-tools.sh
+
+demo: setup
+	cargo run --release --bin tilewright -- demo
+
+test: setup cuda-tools
+	@if [ -x "$(PTXAS)" ]; then export TILEWRIGHT_PTXAS="$(PTXAS)"; fi; \
+	set -x; cargo test --workspace
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+gpu-test: setup
+	@scripts/gpu-test.sh
