@@ -57,7 +57,8 @@ install_venv() {
 }
 
 if ! make_venv; then
-    { install_venv && make_venv; } || give_up "python3 with its venv module is missing (Debian: python3-venv), and could not be installed."
+    { install_venv && make_venv; } ||
+        give_up "python3 with its venv module is missing (Debian: python3-venv), and could not be installed."
 fi
 
 echo "cuda-tools: fetching ${wheels[*]}"
