@@ -17,7 +17,7 @@ trap 'rm -rf "$scratch"' EXIT
 
 # die WORDS...: one paragraph for the person at the terminal, then the end.
 die() {
-    printf 'setup: %s\n' "$*" | fold -s -w 110 >&2
+    printf 'setup: %s\n' "$*" | fold -s -w 110 | sed 's/ *$//' >&2
     exit 1
 }
 
@@ -33,13 +33,31 @@ llvm_config() {
     return 1
 }
 
-# LLVM 22 with headers and all its static libraries; llvm-config itself fails where an archive is missing.
+# LLVM 22 with headers and all its static libraries; otherwise `llvm_lacks` says what it found wrong. Debian's
+# llvm-config lists Polly's libraries even where their package is not installed: so each file is looked for.
 has_llvm() {
-    case $(llvm_config --version 2>/dev/null) in
+    local version archives file
+    version=$(llvm_config --version 2>&1) || {
+        llvm_lacks="there is no working bin/llvm-config${version:+ ($version)}"
+        return 1
+    }
+    case $version in
         22.*) ;;
-        *) return 1 ;;
+        *)
+            llvm_lacks="it is LLVM $version"
+            return 1
+            ;;
     esac
-    llvm_config --link-static --libnames >/dev/null 2>&1 && [ -e "$(llvm_config --includedir)/llvm-c/Core.h" ]
+    archives=$(llvm_config --link-static --libfiles 2>&1) || {
+        llvm_lacks="$archives"
+        return 1
+    }
+    for file in "$(llvm_config --includedir)/llvm-c/Core.h" $archives; do
+        [ -e "$file" ] || {
+            llvm_lacks="$file is missing"
+            return 1
+        }
+    done
 }
 
 # can_link FLAGS...: a C compiler is there, and finds the libraries that the flags name.
@@ -122,10 +140,8 @@ command -v cargo >/dev/null || die \
     "there is no cargo on PATH. Install Rust 1.95 or later (https://rustup.rs), then run this again."
 
 if [ "$llvm_prefix" != "$system_prefix" ] && ! has_llvm; then
-    die "LLVM_SYS_221_PREFIX is $llvm_prefix, and that is not a complete LLVM 22: expected bin/llvm-config of" \
-        "version 22, the headers (include/llvm-c) and every library that 'llvm-config --link-static --libnames'" \
-        "lists; found version $(llvm_config --version 2>/dev/null || echo none). Correct the variable, or unset it" \
-        "to use the packages of this system."
+    die "LLVM_SYS_221_PREFIX is $llvm_prefix, and that is not a complete LLVM 22 with headers and static libraries:" \
+        "$llvm_lacks. Correct the variable, or unset it to use the packages of this system."
 fi
 probe
 if [ ${#missing[@]} -gt 0 ]; then
