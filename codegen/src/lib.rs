@@ -4,6 +4,7 @@
 //! [`Artifact`](target::Artifact) comes out.
 
 pub mod ir;
+pub mod layout;
 pub mod llvm;
 pub mod target;
 pub mod text;

@@ -1,0 +1,81 @@
+//! How many elements a thread reads or writes at once.
+
+use super::gf2::{self, Span};
+use super::linear::{Dim, Index, LinearLayout};
+
+/// The registers of a thread, cut into vectors of neighbouring memory elements.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VectorAccess {
+    /// Elements of each vector, a power of two.
+    pub elements: usize,
+    /// For each access its registers in memory order. Every register occurs once. The memory offset of the
+    /// first one is a multiple of `elements` in every thread.
+    pub groups: Vec<Vec<usize>>,
+}
+
+impl LinearLayout {
+    /// The largest power-of-two `n` such that registers `0..n` of every thread are consecutive, aligned
+    /// coordinates along `axis`: the vector width in a memory where that axis is contiguous.
+    pub fn contiguous_run(&self, axis: usize) -> usize {
+        let places: Vec<Vec<u32>> =
+            Dim::ALL.map(|dim| self.bases(dim).iter().map(|basis| basis[axis]).collect()).to_vec();
+        let alone = |bit: usize| {
+            let basis = &self.bases(Dim::Register)[bit];
+            basis.iter().enumerate().all(|(other, &image)| other == axis || image == 0)
+        };
+        leading_run(&places, alone)
+    }
+
+    /// The largest power-of-two `n` such that registers `0..n` of every thread lie at consecutive, aligned
+    /// offsets of the shared layout `memory`.
+    pub fn contiguous_offsets(&self, memory: &LinearLayout) -> usize {
+        let map = self.locate_in(memory);
+        let places: Vec<Vec<u32>> =
+            Dim::ALL.map(|dim| map.images(dim).iter().map(|image| image.offset).collect()).to_vec();
+        leading_run(&places, |_| true)
+    }
+
+    /// The widest accesses, of at most `max_elements`, by which threads reach `memory` (a shared layout, or
+    /// global memory as [`LinearLayout::shared_row_major`] sees it), whichever registers they need.
+    pub fn vector_access(&self, memory: &LinearLayout, max_elements: usize) -> VectorAccess {
+        let map = self.locate_in(memory);
+        let offsets =
+            |dim| -> Vec<u64> { map.images(dim).iter().map(|image: &Index| u64::from(image.offset)).collect() };
+        let registers = offsets(Dim::Register);
+        let span = Span::of_columns(&registers);
+        let threads = [Dim::Lane, Dim::Warp, Dim::Block].iter().flat_map(|&dim| offsets(dim));
+        let moved_by_threads = threads.fold(0, |sum, offset| sum | offset);
+        // steps[i]: the register change that moves the offset by exactly 1 << i.
+        let mut steps: Vec<u64> = Vec::new();
+        while 2 << steps.len() <= max_elements && moved_by_threads >> steps.len() & 1 == 0 {
+            match span.solve(1 << steps.len()) {
+                Some(step) => steps.push(step),
+                None => break,
+            }
+        }
+        let elements = 1usize << steps.len();
+        let mut groups = Vec::new();
+        for register in 0..self.num_registers() as u64 {
+            let within = gf2::image(&registers, register) & (elements as u64 - 1);
+            // Each group is listed once, by its member at the aligned offset.
+            if within == 0 {
+                let member = |step| (register ^ gf2::image(&steps, step)) as usize;
+                groups.push((0..elements as u64).map(member).collect());
+            }
+        }
+        VectorAccess { elements, groups }
+    }
+}
+
+/// The length of the run of leading register bits that move `places` by 1, 2, 4, …, each bit moved by nothing
+/// else. `places` has one list per dim.
+fn leading_run(places: &[Vec<u32>], holds: impl Fn(usize) -> bool) -> usize {
+    let register = Dim::Register as usize;
+    let alone = |bit: usize| {
+        let mut movers = places.iter().enumerate().flat_map(|(dim, list)| {
+            list.iter().enumerate().map(move |(index, &place)| (dim == register && index == bit, place))
+        });
+        movers.all(|(own, place)| if own { place == 1 << bit } else { place >> bit & 1 == 0 })
+    };
+    1 << (0..places[register].len()).take_while(|&bit| holds(bit) && alone(bit)).count()
+}

@@ -1,0 +1,267 @@
+//! What it takes to go from one distributed layout to another: the quotient of two maps.
+
+use super::gf2::{self, Span};
+use super::linear::{Dim, LinearLayout, bug};
+
+/// Most shuffles that a conversion inside a warp may take before shared memory is the better way.
+const MAX_SHUFFLES: usize = 64;
+/// Most selects per shuffle. Shared memory costs a store, a load and a share of two barriers per value.
+const MAX_SELECTS_PER_SHUFFLE: usize = 8;
+
+/// The cheapest way to convert a tensor from one layout to another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Conversion {
+    /// Both layouts have every value in the same place.
+    Identity,
+    /// Every thread already holds its values: result register `r` is source register `map[r]`.
+    Registers(Vec<usize>),
+    /// Values stay inside their warp.
+    Lanes(LanePlan),
+    /// Values change warps (or shuffling would cost more): write to shared memory, barrier, read back. See
+    /// [`LinearLayout::conversion_scratch`].
+    Shared,
+    /// A block needs values that only another block of the cluster holds.
+    Blocks,
+}
+
+impl Conversion {
+    /// Classifies the conversion of a tensor from layout `src` to layout `dst`.
+    ///
+    /// # Panics
+    /// Where the two are not distributed layouts of one shape with as many lanes, warps and blocks: a mistake
+    /// of the compiler.
+    #[track_caller]
+    pub fn between(src: &LinearLayout, dst: &LinearLayout) -> Conversion {
+        let alike = [Dim::Lane, Dim::Warp, Dim::Block].iter().all(|&dim| src.bits(dim) == dst.bits(dim));
+        if src.shape() != dst.shape() || !src.is_distributed() || !dst.is_distributed() || !alike {
+            bug(format!("conversion from {src} to {dst}"));
+        }
+        if src == dst {
+            return Conversion::Identity;
+        }
+        let same_place = |dim| src.bases(dim) == dst.bases(dim);
+        if same_place(Dim::Lane)
+            && same_place(Dim::Warp)
+            && same_place(Dim::Block)
+            && let Some(map) = src.registers_of(dst)
+        {
+            return Conversion::Registers(map);
+        }
+        match LanePlan::find(src, dst) {
+            Some(plan) if plan.is_cheap() => Conversion::Lanes(plan),
+            _ if stays_in_block(src, dst) => Conversion::Shared,
+            _ => Conversion::Blocks,
+        }
+    }
+}
+
+/// Each block holds all that it needs.
+fn stays_in_block(src: &LinearLayout, dst: &LinearLayout) -> bool {
+    let dims = [Dim::Register, Dim::Lane, Dim::Warp];
+    let held: Vec<u64> = dims.iter().flat_map(|&dim| src.columns(dim)).collect();
+    let span = Span::of_columns(&held);
+    let moves = src.columns(Dim::Block).into_iter().zip(dst.columns(Dim::Block)).map(|(a, b)| a ^ b);
+    dims.iter().flat_map(|&dim| dst.columns(dim)).chain(moves).all(|column| span.contains(column))
+}
+
+/// One shuffle of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shuffle {
+    /// The (rotated) register that every lane offers.
+    pub register: usize,
+    /// XORed to the lane to read from.
+    pub lane: u32,
+}
+
+/// A conversion inside each warp, in three steps. Masks belong to lane bits and warp bits: a thread XORs the
+/// masks of the bits that are set in its lane and warp number, written `⊕mask` here.
+///
+/// 1. Rotate: `offer[s] = source[s ^ ⊕rotate_in]` — per set mask one select per register.
+/// 2. Shuffle: `taken[k] = shfl.idx(offer[shuffles[k].register], ⊕from ^ shuffles[k].lane)`.
+/// 3. Rotate: `value[k] = taken[k ^ ⊕rotate_out]`.
+///
+/// Result register `r` is then `value[registers[r]]`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LanePlan {
+    /// Register masks of the first rotation, per lane bit.
+    pub rotate_in_lane: Vec<u32>,
+    /// The same per warp bit.
+    pub rotate_in_warp: Vec<u32>,
+    /// One shuffle per distinct result register.
+    pub shuffles: Vec<Shuffle>,
+    /// Masks of the lane to read from, per lane bit (`1 << bit` everywhere: a lane starts from itself).
+    pub from_lane: Vec<u32>,
+    /// The same per warp bit.
+    pub from_warp: Vec<u32>,
+    /// Register masks of the second rotation, per lane bit.
+    pub rotate_out_lane: Vec<u32>,
+    /// Which distinct value each result register is.
+    pub registers: Vec<usize>,
+    /// Registers of the source.
+    pub source_registers: usize,
+}
+
+/// Which (register, lane) of the source holds what a bit of the result stands for.
+#[derive(Clone, Copy, Default)]
+struct Source {
+    register: u64,
+    lane: u64,
+}
+
+/// The lane part of a packed (register, lane) source begins here.
+const LANE_SHIFT: u32 = 32;
+
+impl LanePlan {
+    /// A plan, if every value is already in the right warp and shuffles can bring it to its lane.
+    ///
+    /// Let the element wanted in register `r` of lane `l` lie in source register `A·r + B·l`, lane `C·r + D·l`.
+    /// A shuffle needs each lane to offer one register to all who read from it. Numbering the shuffles
+    /// `k = r + E·l` makes the lane read `C·k + M·l` with `M = D + C·E`, where `E` is chosen to make `M`
+    /// injective; the register offered is then a function of the offering lane and `k` alone.
+    pub fn find(src: &LinearLayout, dst: &LinearLayout) -> Option<LanePlan> {
+        let distinct = dst.without_redundant_registers().layout;
+        let registers = distinct.registers_of(dst)?;
+        let sources = Sources::find(src, &distinct)?;
+        let a: Vec<u64> = sources.register.iter().map(|source| source.register).collect();
+        let c: Vec<u64> = sources.register.iter().map(|source| source.lane).collect();
+        let b: Vec<u64> = sources.lane.iter().map(|source| source.register).collect();
+        let d: Vec<u64> = sources.lane.iter().map(|source| source.lane).collect();
+
+        let e = spreading(&b, &c, &d)?;
+        let xor = |left: &[u64], right: Vec<u64>| -> Vec<u64> {
+            left.iter().zip(right).map(|(left, right)| left ^ right).collect()
+        };
+        let after = |outer: &[u64], inner: &[u64]| -> Vec<u64> {
+            inner.iter().map(|&vector| gf2::image(outer, vector)).collect()
+        };
+        // M, and the register N·l = (A·E + B)·l that lane l wants of shuffle 0, as a function of the lane
+        // M·l that offers it.
+        let m = xor(&d, after(&c, &e));
+        let n = xor(&b, after(&a, &e));
+        let inverse = Span::of_columns(&m);
+        let wanted_by = |lane: u64| gf2::image(&n, inverse.reduce(lane).1);
+        let lane_bits = src.bits(Dim::Lane);
+        let rotate_in_lane: Vec<u32> = (0..lane_bits).map(|bit| wanted_by(1 << bit) as u32).collect();
+        let shuffle = |k: u64| {
+            let lane = gf2::image(&c, k);
+            Shuffle { register: (gf2::image(&a, k) ^ wanted_by(lane)) as usize, lane: lane as u32 }
+        };
+        Some(LanePlan {
+            rotate_in_lane,
+            rotate_in_warp: sources
+                .warp
+                .iter()
+                .map(|source| (source.register ^ wanted_by(source.lane)) as u32)
+                .collect(),
+            shuffles: (0..distinct.num_registers() as u64).map(shuffle).collect(),
+            from_lane: m.iter().map(|&lane| lane as u32).collect(),
+            from_warp: sources.warp.iter().map(|source| source.lane as u32).collect(),
+            rotate_out_lane: e.iter().map(|&register| register as u32).collect(),
+            registers,
+            source_registers: src.num_registers(),
+        })
+    }
+
+    /// Every shuffle reads from the lane itself XOR a constant (`shfl.bfly`; no shuffle where it is zero).
+    pub fn is_butterfly(&self) -> bool {
+        let own = |(bit, &mask): (usize, &u32)| mask == 1 << bit;
+        self.from_lane.iter().enumerate().all(own) && self.from_warp.iter().all(|&mask| mask == 0)
+    }
+
+    /// Shuffle instructions per 32-bit value.
+    pub fn num_shuffles(&self) -> usize {
+        let needed = |shuffle: &&Shuffle| shuffle.lane != 0 || !self.is_butterfly();
+        self.shuffles.iter().filter(needed).count()
+    }
+
+    /// Select instructions of the two rotations.
+    pub fn num_selects(&self) -> usize {
+        let set = |masks: &[u32]| masks.iter().filter(|&&mask| mask != 0).count();
+        (set(&self.rotate_in_lane) + set(&self.rotate_in_warp)) * self.source_registers
+            + set(&self.rotate_out_lane) * self.shuffles.len()
+    }
+
+    /// Whether the plan beats a round trip through shared memory.
+    pub fn is_cheap(&self) -> bool {
+        self.num_shuffles() <= MAX_SHUFFLES
+            && self.num_selects() <= MAX_SELECTS_PER_SHUFFLE * self.shuffles.len().max(1)
+    }
+}
+
+/// Where the source keeps what each bit of the result stands for.
+struct Sources {
+    register: Vec<Source>,
+    lane: Vec<Source>,
+    warp: Vec<Source>,
+}
+
+impl Sources {
+    /// `None` where some value lies in another warp or block.
+    fn find(src: &LinearLayout, dst: &LinearLayout) -> Option<Sources> {
+        if src.bases(Dim::Block) != dst.bases(Dim::Block) {
+            return None;
+        }
+        let mut in_thread = Span::default();
+        let mut in_warp = Span::default();
+        for (bit, column) in src.columns(Dim::Register).into_iter().enumerate() {
+            in_thread.insert(column, 1 << bit);
+            in_warp.insert(column, 1 << bit);
+        }
+        // What an idle bit of the source lane number repeats: moving by it changes the place, not the value.
+        let mut idle: Vec<Option<u64>> = Vec::new();
+        for (bit, column) in src.columns(Dim::Lane).into_iter().enumerate() {
+            let tag = 1u64 << bit << LANE_SHIFT;
+            let repeated = in_warp.solve(column).map(|source| source ^ tag);
+            in_warp.insert(column, tag);
+            idle.push(repeated);
+        }
+        let unpack = |packed: u64| Source { register: packed & ((1 << LANE_SHIFT) - 1), lane: packed >> LANE_SHIFT };
+        let solve = |column| in_warp.solve(column).map(unpack);
+        let register = dst.columns(Dim::Register).into_iter().map(solve).collect::<Option<_>>()?;
+        let lane_pairs = src.columns(Dim::Lane).into_iter().zip(dst.columns(Dim::Lane)).enumerate();
+        let lane_source = |(bit, (held, wanted)): (usize, (u64, u64))| {
+            // Best from the lane itself; else, where the lane bit is idle, from lanes that share it, so that
+            // the reads spread over the copies.
+            if let Some(register) = in_thread.solve(held ^ wanted) {
+                return Some(Source { register, lane: 1 << bit });
+            }
+            in_warp.solve(wanted).map(|source| unpack(source ^ idle[bit].unwrap_or(0)))
+        };
+        let lane = lane_pairs.map(lane_source).collect::<Option<_>>()?;
+        let warp_pairs = src.columns(Dim::Warp).into_iter().zip(dst.columns(Dim::Warp));
+        let warp = warp_pairs.map(|(held, wanted)| solve(held ^ wanted)).collect::<Option<_>>()?;
+        Some(Sources { register, lane, warp })
+    }
+}
+
+/// `E`, per lane bit, such that lanes that read from one lane in one shuffle (`(D + C·E)·l = 0`) want the same
+/// register of it: such an `l` is made to have `D·l = 0`, `B·l = 0` and `E·l = 0`. `None` where the registers
+/// do not reach enough other lanes.
+fn spreading(b: &[u64], c: &[u64], d: &[u64]) -> Option<Vec<u64>> {
+    let mut e = vec![0; d.len()];
+    let mut read = Span::default();
+    let mut kernel: Vec<(usize, u64)> = Vec::new();
+    for (bit, &column) in d.iter().enumerate() {
+        match read.solve(column) {
+            // These lanes differ by a step that leads to the same source lane.
+            Some(lanes) => kernel.push((bit, lanes ^ 1 << bit)),
+            None => {
+                read.insert(column, 1 << bit);
+            }
+        }
+    }
+    let mut wanted = Span::default();
+    let mut spare = (0..c.len()).filter(|&register| read.insert(c[register], 0)).collect::<Vec<_>>().into_iter();
+    for (bit, step) in kernel {
+        // Tags of `wanted` are the values of E on the kernel steps inserted so far, so that E is linear.
+        let registers = gf2::image(b, step);
+        let (rest, known) = wanted.reduce(registers);
+        if rest == 0 {
+            e[bit] = known;
+        } else {
+            e[bit] = 1 << spare.next()?;
+            wanted.insert(registers, e[bit]);
+        }
+    }
+    Some(e)
+}

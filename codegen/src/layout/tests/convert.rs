@@ -1,0 +1,185 @@
+//! Conversions, by carrying out what they say.
+
+use super::*;
+
+/// What each thread holds before: the coordinates of its registers.
+fn held(layout: &LinearLayout, lane: u32, warp: u32) -> Vec<Vec<u32>> {
+    (0..layout.num_registers() as u32).map(|r| layout.apply(r, lane, warp, 0)).collect()
+}
+
+fn masks(lane_masks: &[u32], warp_masks: &[u32], lane: u32, warp: u32) -> u32 {
+    let sum = |masks: &[u32], number: u32| {
+        masks.iter().enumerate().filter(|&(bit, _)| number >> bit & 1 == 1).fold(0, |sum, (_, mask)| sum ^ mask)
+    };
+    sum(lane_masks, lane) ^ sum(warp_masks, warp)
+}
+
+/// The three documented steps of a plan, for one warp; values are the coordinates they came from.
+fn simulate(plan: &LanePlan, src: &LinearLayout, warp: u32) -> Vec<Vec<Vec<u32>>> {
+    let lanes = src.size(Dim::Lane) as u32;
+    let offers: Vec<Vec<Vec<u32>>> = (0..lanes)
+        .map(|lane| {
+            let source = held(src, lane, warp);
+            let mask = masks(&plan.rotate_in_lane, &plan.rotate_in_warp, lane, warp) as usize;
+            (0..source.len()).map(|s| source[s ^ mask].clone()).collect()
+        })
+        .collect();
+    (0..lanes)
+        .map(|lane| {
+            let from = masks(&plan.from_lane, &plan.from_warp, lane, warp);
+            let taken: Vec<&Vec<u32>> =
+                plan.shuffles.iter().map(|shuffle| &offers[(from ^ shuffle.lane) as usize][shuffle.register]).collect();
+            let mask = masks(&plan.rotate_out_lane, &[], lane, warp) as usize;
+            plan.registers.iter().map(|&k| taken[k ^ mask].clone()).collect()
+        })
+        .collect()
+}
+
+fn check_plan(plan: &LanePlan, src: &LinearLayout, dst: &LinearLayout) {
+    for warp in 0..src.num_warps() as u32 {
+        let got = simulate(plan, src, warp);
+        for lane in 0..src.size(Dim::Lane) as u32 {
+            assert_eq!(got[lane as usize], held(dst, lane, warp), "{src} to {dst}: {plan:?}");
+        }
+    }
+}
+
+/// Some thread lacks a value that the conversion must bring.
+fn threads_suffice(src: &LinearLayout, dst: &LinearLayout) -> bool {
+    places(dst).all(|(r, l, w, _)| held(src, l, w).contains(&dst.apply(r, l, w, 0)))
+}
+
+fn warps_suffice(src: &LinearLayout, dst: &LinearLayout) -> bool {
+    let in_warp: Vec<Vec<Vec<u32>>> = (0..src.num_warps() as u32)
+        .map(|w| (0..src.size(Dim::Lane) as u32).flat_map(|l| held(src, l, w)).collect())
+        .collect();
+    places(dst).all(|(r, l, w, _)| in_warp[w as usize].contains(&dst.apply(r, l, w, 0)))
+}
+
+fn check_conversion(src: &LinearLayout, dst: &LinearLayout) {
+    match Conversion::between(src, dst) {
+        Conversion::Identity => {
+            places(dst).for_each(|(r, l, w, b)| assert_eq!(src.apply(r, l, w, b), dst.apply(r, l, w, b)));
+        }
+        Conversion::Registers(map) => {
+            assert_eq!(map.len(), dst.num_registers());
+            places(dst).for_each(|(r, l, w, b)| {
+                assert_eq!(src.apply(map[r as usize] as u32, l, w, b), dst.apply(r, l, w, b));
+            });
+        }
+        Conversion::Lanes(plan) => {
+            assert!(warps_suffice(src, dst));
+            check_plan(&plan, src, dst);
+        }
+        Conversion::Shared => {
+            assert!(LanePlan::find(src, dst).is_none_or(|plan| !plan.is_cheap()));
+        }
+        Conversion::Blocks => panic!("one block holds the tensor"),
+    }
+    // A plan that is not worth it still has to be right.
+    if let Some(plan) = LanePlan::find(src, dst) {
+        check_plan(&plan, src, dst);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1024))]
+
+    #[test]
+    fn conversions_bring_every_value((src, dst) in any_pair()) {
+        check_conversion(&src, &dst);
+    }
+
+    /// Two layouts of a tensor that differ inside warps: the bits of registers and lanes mixed at random.
+    #[test]
+    fn mixing_registers_and_lanes_needs_no_shared_memory(
+        layout in shapes().prop_flat_map(blocked_of),
+        mixing in prop::collection::vec((0usize..16, 0usize..16), 0..24),
+    ) {
+        // Exchanging or adding bits keeps what each warp holds.
+        let registers = layout.bits(Dim::Register);
+        let mut bases = [layout.bases(Dim::Register), layout.bases(Dim::Lane)].concat();
+        for (i, j) in mixing {
+            let (i, j) = (i % bases.len(), j % bases.len());
+            if i < j {
+                bases.swap(i, j);
+            } else if i > j {
+                let add = bases[j].clone();
+                bases[i].iter_mut().zip(add).for_each(|(sum, part)| *sum ^= part);
+            }
+        }
+        let lanes = bases.split_off(registers);
+        let warps = layout.bases(Dim::Warp).to_vec();
+        let mixed = LinearLayout::distributed(layout.shape(), bases, lanes, warps, vec![]);
+        for (src, dst) in [(&layout, &mixed), (&mixed, &layout)] {
+            prop_assert!(warps_suffice(src, dst));
+            check_conversion(src, dst);
+            if layout.free_mask(Dim::Lane) == 0 {
+                prop_assert!(LanePlan::find(src, dst).is_some(), "{src} to {dst}");
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_do_not_move() {
+    // Four warps hold copies of the same 64 values; the other layout has the same lanes but two registers in
+    // the other order.
+    let src = LinearLayout::blocked(&[128], &[4], &[32], &[4], &[0]);
+    let dst = src.permute_registers(&[1, 0]).layout;
+    assert_eq!(Conversion::between(&src, &dst), Conversion::Registers(vec![0, 2, 1, 3]));
+    assert!(threads_suffice(&src, &dst));
+}
+
+#[test]
+fn a_value_that_every_lane_holds_is_only_selected() {
+    // Source: each thread holds all four values. Result: lane bit 0 and 1 choose one.
+    let src = LinearLayout::distributed(&[4], vec![vec![1], vec![2]], vec![vec![0]; 5], vec![], vec![]);
+    let lanes = vec![vec![1], vec![2], vec![0], vec![0], vec![0]];
+    let dst = LinearLayout::distributed(&[4], vec![], lanes, vec![], vec![]);
+    match Conversion::between(&src, &dst) {
+        Conversion::Lanes(plan) => {
+            assert_eq!((plan.num_shuffles(), plan.num_selects()), (0, 8));
+            check_plan(&plan, &src, &dst);
+        }
+        other => panic!("{other:?}"),
+    }
+    // And back: four broadcasts.
+    match Conversion::between(&dst, &src) {
+        Conversion::Lanes(plan) => {
+            assert_eq!((plan.num_shuffles(), plan.num_selects()), (4, 0));
+            check_plan(&plan, &dst, &src);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_transpose_of_lanes_and_registers_is_one_exchange() {
+    let src = LinearLayout::blocked(&[4, 32], &[4, 1], &[1, 32], &[1, 1], &[0, 1]);
+    let dst = LinearLayout::blocked(&[4, 32], &[1, 4], &[4, 8], &[1, 1], &[1, 0]);
+    match Conversion::between(&src, &dst) {
+        Conversion::Lanes(plan) => {
+            assert_eq!(plan.num_shuffles(), 4, "one shuffle for each value");
+            check_plan(&plan, &src, &dst);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn values_that_change_warps_go_through_shared_memory() {
+    let src = LinearLayout::blocked(&[64, 64], &[1, 4], &[8, 4], &[4, 1], &[1, 0]);
+    let dst = LinearLayout::blocked(&[64, 64], &[4, 1], &[4, 8], &[1, 4], &[0, 1]);
+    assert_eq!(Conversion::between(&src, &dst), Conversion::Shared);
+}
+
+#[test]
+fn values_of_another_block_are_told_apart() {
+    let blocks = |basis: u32| {
+        let lanes = (0..5).map(|bit| vec![1 << bit]).collect();
+        let other = vec![96 - basis];
+        LinearLayout::distributed(&[128], vec![other], lanes, vec![], vec![vec![basis]])
+    };
+    assert_eq!(Conversion::between(&blocks(32), &blocks(64)), Conversion::Blocks);
+}

@@ -1,0 +1,162 @@
+//! Shared layouts and the accesses to them.
+
+use super::*;
+
+/// Where TMA puts an element, by byte address: boxes one span wide, one behind the other; the 16-byte chunk
+/// XORed with the 128-byte line, as far as the mode has bits.
+fn tma_address(row: u32, column: u32, rows: u32, element_bytes: u32, span: u32) -> u32 {
+    let byte = column * element_bytes;
+    let address = byte / span * rows * span + row * span + byte % span;
+    let line = address / 128 % (span / 16);
+    address ^ (line * 16)
+}
+
+#[test]
+fn swizzles_agree_with_tma_addresses() {
+    for (rows, columns, element_bytes) in [(64, 64, 2), (128, 128, 2), (16, 128, 4), (8, 256, 1), (2, 256, 2)] {
+        for span in [32, 64, 128] {
+            let layout = LinearLayout::shared_swizzled(&[rows, columns], &[1, 0], element_bytes, span);
+            for offset in 0..rows * columns {
+                let at = layout.apply_offset(offset);
+                assert_eq!(tma_address(at[0], at[1], rows, element_bytes, span), offset * element_bytes);
+            }
+        }
+    }
+}
+
+/// The rule as it is usually told for full 128-byte rows: chunk XOR row modulo 8; narrower spans move every
+/// second, every fourth row.
+#[test]
+fn chunks_move_with_the_row() {
+    for (span, rows_per_step) in [(128, 1), (64, 2), (32, 4)] {
+        let columns = span / 2;
+        let layout = LinearLayout::shared_swizzled(&[64, columns], &[1, 0], 2, span);
+        for offset in 0..64 * columns {
+            let (row, chunk) = (offset / columns, offset % columns / 8);
+            let logical = (chunk ^ (row / rows_per_step % (span / 16))) * 8 + offset % 8;
+            assert_eq!(layout.apply_offset(offset), [row, logical]);
+        }
+    }
+}
+
+#[test]
+fn a_column_major_tile_swizzles_its_rows() {
+    let layout = LinearLayout::shared_swizzled(&[64, 16], &[0, 1], 2, 128);
+    let mirrored = LinearLayout::shared_swizzled(&[16, 64], &[1, 0], 2, 128).transpose(&[1, 0]).layout;
+    assert_eq!(layout, mirrored);
+    assert_eq!(Swizzle::widest_for(96), Swizzle::Bytes64);
+    assert_eq!(Swizzle::widest_for(8), Swizzle::None);
+}
+
+/// Cycles that a warp's vector accesses take over the least possible, at the worst: lanes are served in
+/// groups that move 128 bytes, a bank of four bytes serves one word per cycle.
+fn worst_conflict(layout: &LinearLayout, memory: &LinearLayout, element_bytes: u32) -> usize {
+    let map = layout.locate_in(memory);
+    let access = layout.vector_access(memory, (16 / element_bytes) as usize);
+    let bytes = access.elements as u32 * element_bytes;
+    let served = (128 / bytes).min(32);
+    let mut worst = 0;
+    for warp in 0..layout.num_warps() as u32 {
+        for group in &access.groups {
+            for first in (0..32).step_by(served as usize) {
+                let mut words: Vec<u32> = (first..first + served)
+                    .flat_map(|lane| {
+                        let start = map.offset(group[0] as u32, lane, warp, 0) * element_bytes;
+                        start / 4..(start + bytes).div_ceil(4)
+                    })
+                    .collect();
+                words.sort_unstable();
+                words.dedup();
+                let bank = |bank| words.iter().filter(|&&word| word % 32 == bank).count();
+                worst = worst.max((0..32).map(bank).max().unwrap_or(0));
+            }
+        }
+    }
+    worst
+}
+
+#[test]
+fn conversion_scratch_has_no_bank_conflicts() {
+    let row = LinearLayout::blocked(&[128, 64], &[1, 8], &[4, 8], &[4, 1], &[1, 0]);
+    let column = LinearLayout::blocked(&[128, 64], &[8, 1], &[16, 2], &[1, 4], &[0, 1]);
+    let mma = LinearLayout::mma_m16n8(&[128, 64], [2, 2]);
+    let wgmma = LinearLayout::wgmma_acc(&[128, 64], 64, [4, 1]);
+    let layouts = [row, column, mma, wgmma];
+    for src in &layouts {
+        for dst in &layouts {
+            for element_bytes in [2, 4] {
+                let scratch = LinearLayout::conversion_scratch(src, dst, element_bytes);
+                assert!(scratch.is_injective() && scratch.is_surjective());
+                let found = [src, dst].map(|side| worst_conflict(side, &scratch, element_bytes));
+                assert_eq!(found, [1, 1], "{src} to {dst} with {element_bytes} bytes: {scratch}");
+            }
+        }
+    }
+}
+
+#[test]
+fn row_major_scratch_would_conflict() {
+    // The measure itself: a thread reads its row four 4-byte elements at a time, and the eight lanes that are
+    // served at once all read from the same four banks.
+    let column = LinearLayout::blocked(&[32, 32], &[1, 1], &[32, 1], &[1, 1], &[0, 1]);
+    let memory = LinearLayout::shared_row_major(&[32, 32], &[1, 0]);
+    assert_eq!(worst_conflict(&column, &memory, 4), 8);
+    let scratch = LinearLayout::conversion_scratch(&column, &column.transpose(&[1, 0]).layout, 4);
+    assert_eq!(worst_conflict(&column, &scratch, 4), 1);
+}
+
+#[test]
+fn runs_count_aligned_neighbours() {
+    let layout = LinearLayout::blocked(&[16, 64], &[2, 8], &[4, 8], &[1, 1], &[1, 0]);
+    assert_eq!((layout.contiguous_run(1), layout.contiguous_run(0)), (8, 1));
+    let acc = LinearLayout::mma_m16n8(&[16, 64], [1, 1]);
+    assert_eq!(acc.contiguous_run(1), 2);
+    // A 128-byte swizzle keeps 16-byte chunks whole.
+    let swizzled = LinearLayout::shared_swizzled(&[16, 64], &[1, 0], 2, 128);
+    assert_eq!(layout.contiguous_offsets(&swizzled), 8);
+    assert_eq!(acc.contiguous_offsets(&swizzled), 2);
+    // Whole rows per thread: no more than the chunk stays together.
+    let rows = LinearLayout::blocked(&[16, 64], &[1, 64], &[16, 1], &[1, 1], &[1, 0]);
+    assert_eq!((rows.contiguous_run(1), rows.contiguous_offsets(&swizzled)), (64, 8));
+}
+
+proptest! {
+    #[test]
+    fn runs_are_what_they_say(layout in any_layout()) {
+        for axis in 0..layout.rank() {
+            let run = layout.contiguous_run(axis) as u32;
+            for (r, l, w, b) in places(&layout) {
+                let mut first = layout.apply(r - r % run, l, w, b);
+                prop_assert_eq!(first[axis] % run, 0);
+                first[axis] += r % run;
+                prop_assert_eq!(layout.apply(r, l, w, b), first);
+            }
+        }
+    }
+
+    #[test]
+    fn vectors_are_neighbours_in_memory((layout, other) in any_pair(), most in 0u32..5) {
+        let scratch = LinearLayout::conversion_scratch(&layout, &other, 4);
+        let order: Vec<usize> = (0..layout.rank()).rev().collect();
+        for memory in [scratch, LinearLayout::shared_row_major(layout.shape(), &order)] {
+            let access = layout.vector_access(&memory, 1 << most);
+            prop_assert!(access.elements <= 1 << most);
+            let map = layout.locate_in(&memory);
+            let mut seen: Vec<usize> = access.groups.concat();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..layout.num_registers()).collect::<Vec<_>>());
+            for (_, l, w, b) in places(&layout).filter(|place| place.0 == 0) {
+                for group in &access.groups {
+                    let start = map.offset(group[0] as u32, l, w, b);
+                    prop_assert_eq!(start as usize % access.elements, 0);
+                    for (i, &register) in group.iter().enumerate() {
+                        let offset = map.offset(register as u32, l, w, b);
+                        prop_assert_eq!(offset, start + i as u32);
+                        prop_assert_eq!(memory.apply_offset(offset), layout.apply(register as u32, l, w, b));
+                    }
+                }
+            }
+            prop_assert!(access.elements >= layout.contiguous_offsets(&memory).min(1 << most));
+        }
+    }
+}
