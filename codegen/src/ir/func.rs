@@ -146,7 +146,7 @@ impl Func {
         Value(self.values.len() as u32 - 1)
     }
 
-    /// Creates an op outside any block; [`Func::append`] or [`Func::insert`] places it.
+    /// Creates an op outside any block; [`Func::append`] makes one and places it.
     pub fn create_op(
         &mut self,
         op: Op,

@@ -166,7 +166,7 @@ impl fmt::Display for Elem {
     }
 }
 
-/// Index of a layout in [`crate::ir::Func::layouts`]; printed as `#l0`.
+/// Index of a layout in the layout table of its function; printed as `#l0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayoutId(pub u32);
 
