@@ -101,6 +101,8 @@ pub struct Func {
     pub args: Vec<Arg>,
     pub body: BlockId,
     pub loc: Loc,
+    /// Layouts that tensor and shared types refer to by index.
+    pub layouts: Vec<crate::layout::LinearLayout>,
     values: Vec<ValueData>,
     ops: Vec<OpData>,
     blocks: Vec<BlockData>,
@@ -114,6 +116,7 @@ impl Func {
             args: Vec::new(),
             body: BlockId(0),
             loc: Loc::unknown(),
+            layouts: Vec::new(),
             values: Vec::new(),
             ops: Vec::new(),
             blocks: vec![BlockData::default()],
@@ -235,6 +238,29 @@ impl Func {
     /// Number of blocks ever made; a bound for tables indexed by [`BlockId`].
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()
+    }
+
+    /// Index of a layout equal to this one, adding it where there is none.
+    pub fn intern_layout(&mut self, layout: crate::layout::LinearLayout) -> super::LayoutId {
+        let index = match self.layouts.iter().position(|l| *l == layout) {
+            Some(i) => i,
+            None => {
+                self.layouts.push(layout);
+                self.layouts.len() - 1
+            }
+        };
+        super::LayoutId(index as u32)
+    }
+
+    pub fn layout(&self, id: super::LayoutId) -> &crate::layout::LinearLayout {
+        &self.layouts[id.0 as usize]
+    }
+
+    /// The layout of a tensor or shared value. Panics where it has none: a compiler bug.
+    pub fn layout_of(&self, v: Value) -> &crate::layout::LinearLayout {
+        let id =
+            self.ty(v).layout().expect("internal compiler error: a value without a layout after layout assignment");
+        self.layout(id)
     }
 
     /// Every op in the function in text order, those of nested regions after the op that holds them.

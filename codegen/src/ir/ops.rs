@@ -401,11 +401,18 @@ op_table! {
     AsyncCommit = "async_commit" (0..0) -> 0, Control, Async;
     /// Waits until at most `pending` groups are under way.
     AsyncWait { pending: u32 } = "async_wait" (0..0) -> 0, Control, Async;
-    /// Starts a `wgmma` product. Operands: a (tile or shared), b (shared), accumulator. The result is not to be
-    /// touched before a `wgmma_wait` that lists it.
-    Wgmma = "wgmma" (3..3) -> 1, Control, Async;
+    /// `acc + a × b` in f32 by `mma.sync`. Operands: a and b in shared memory or in the layouts of the instruction's
+    /// operands, accumulator. `warps` stand along M and N.
+    MmaSync { precision: Precision, warps: Vec<u32> } = "mma_sync" (3..3) -> 1, Read, Laid;
+    /// `acc + a × b` by multiply-adds, each thread its own elements of the accumulator. Operands: a and b in shared
+    /// memory, accumulator.
+    FmaDot = "fma_dot" (3..3) -> 1, Read, Laid;
+    /// Starts a `wgmma` product. Operands: a (in shared memory, or a tile in the layout of the instruction's operand),
+    /// b (in shared memory), accumulator. The result is not to be touched before a `wgmma_wait` that lists it.
+    /// `warps` stand along M and N.
+    Wgmma { warps: Vec<u32> } = "wgmma" (3..3) -> 1, Control, Laid;
     /// Waits until at most `pending` products are under way. Operands are passed through.
-    WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Async;
+    WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Laid;
     /// Orders ordinary writes to shared memory before reads by `wgmma` and TMA.
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;
     /// `bar.sync`: all threads of the block, or `threads` of them on named barrier `id`.

@@ -1,6 +1,7 @@
 //! Parser: a tokenizer and one function per piece of the grammar in the module's documentation.
 
 use crate::ir::{Arg, Attr, BlockId, DType, Elem, Func, LayoutId, Loc, Op, Type, Value};
+use crate::layout::LayoutError;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -24,9 +25,30 @@ impl std::error::Error for ParseError {}
 
 /// Reads one function. Never panics, whatever the text.
 pub fn parse(text: &str) -> Result<Func, ParseError> {
-    let mut p = Parser { tokens: tokenize(text)?, at: 0, func: Func::new(""), values: HashMap::new(), depth: 0 };
+    let mut func = Func::new("");
+    let header = layouts(text, &mut func)?;
+    let mut p = Parser { tokens: tokenize(text, header)?, at: 0, func, values: HashMap::new(), depth: 0 };
     p.function()?;
     Ok(p.func)
+}
+
+/// Reads the lines `#l0 = linear<…>` before the kernel; gives the number of lines up to it.
+fn layouts(text: &str, func: &mut Func) -> Result<usize, ParseError> {
+    for (row, line) in text.lines().enumerate() {
+        let trimmed = line.trim();
+        if trimmed.is_empty() || trimmed.starts_with("//") {
+            continue;
+        }
+        let Some(rest) = trimmed.strip_prefix("#l") else { return Ok(row) };
+        let error = |message: String| ParseError { line: row + 1, column: 1, message };
+        let (number, layout) =
+            rest.split_once('=').ok_or_else(|| error("expected a layout, as `#l0 = linear<…>`".into()))?;
+        if number.trim().parse() != Ok(func.layouts.len()) {
+            return Err(error(format!("layouts are numbered in order: expected `#l{}`", func.layouts.len())));
+        }
+        func.layouts.push(layout.trim().parse().map_err(|e: LayoutError| error(e.to_string()))?);
+    }
+    Ok(0)
 }
 
 /// Regions nested deeper than this are refused, so that no text can overflow the stack.
@@ -66,9 +88,10 @@ struct Spanned {
     column: usize,
 }
 
-fn tokenize(text: &str) -> Result<Vec<Spanned>, ParseError> {
+/// Tokens of the text after the first `skip` lines.
+fn tokenize(text: &str, skip: usize) -> Result<Vec<Spanned>, ParseError> {
     let mut tokens = Vec::new();
-    for (row, line_text) in text.lines().enumerate() {
+    for (row, line_text) in text.lines().enumerate().skip(skip) {
         let chars: Vec<char> = line_text.chars().collect();
         let mut i = 0;
         while i < chars.len() {
@@ -533,7 +556,8 @@ impl Parser {
     fn layout_id(&mut self) -> Result<LayoutId> {
         match self.next() {
             Token::Hash(name) => match name.strip_prefix('l').and_then(|n| n.parse().ok()) {
-                Some(n) => Ok(LayoutId(n)),
+                Some(n) if (n as usize) < self.func.layouts.len() => Ok(LayoutId(n)),
+                Some(n) => self.error(format!("the layout `#l{n}` is not defined above")),
                 None => self.error("expected a layout, as `#l0`"),
             },
             _ => self.error("expected a layout, as `#l0`"),

@@ -21,6 +21,9 @@ struct Printer<'f> {
 impl Printer<'_> {
     fn function(&mut self) {
         let func = self.func;
+        for (i, layout) in func.layouts.iter().enumerate() {
+            let _ = writeln!(self.out, "#l{i} = {layout}");
+        }
         let mut params = Vec::new();
         for (arg, &v) in func.args.iter().zip(&func.block(func.body).params) {
             self.names.insert(v, arg.name.clone());

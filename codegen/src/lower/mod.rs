@@ -1,0 +1,3 @@
+//! Lowerings: from Tile IR to LLVM IR.
+
+pub mod nvptx;

@@ -1,0 +1,117 @@
+//! Layouts for memory accesses and for values that nothing else decides.
+
+use crate::analysis::axis::AxisAnalysis;
+use crate::ir::{Func, Op, OpData, Value};
+use crate::layout::LinearLayout;
+
+/// Widest access of one thread, in bytes.
+const MAX_VECTOR_BYTES: u64 = 16;
+
+/// Extents as layouts count them.
+pub fn extents(shape: &[usize]) -> Vec<u32> {
+    shape.iter().map(|&n| n as u32).collect()
+}
+
+/// Threads side by side along `order[0]`, each with `vector` neighbours (fewer where the tile has not enough elements for
+/// all threads).
+pub fn coalesced(shape: &[usize], order: &[usize], vector: u64, num_warps: u32) -> LinearLayout {
+    let threads = 32 * num_warps as usize;
+    let per_thread = (shape.iter().product::<usize>() / threads).max(1) as u64;
+    let mut size = vec![1; shape.len()];
+    size[order[0]] = vector.min(per_thread).min(shape[order[0]] as u64) as u32;
+    LinearLayout::blocked_filling(&extents(shape), &size, num_warps, order)
+}
+
+/// The layout of a value that nothing else decides: last dimension fastest, 4 elements a thread.
+pub fn default_layout(shape: &[usize], num_warps: u32) -> LinearLayout {
+    let order: Vec<usize> = (0..shape.len()).rev().collect();
+    coalesced(shape, &order, 4, num_warps)
+}
+
+/// Operands of a `make_view`, taken apart.
+pub struct ViewParts<'f> {
+    pub base: Value,
+    pub shape: &'f [Value],
+    pub strides: &'f [Value],
+    pub offsets: &'f [Value],
+    pub order: &'f [usize],
+}
+
+/// The parts of the `make_view` that defines a view.
+pub fn view_parts(func: &Func, view: Value) -> ViewParts<'_> {
+    let id = func.def_op(view).expect("internal compiler error: an unresolved view");
+    let OpData { op: Op::MakeView { order }, operands, .. } = func.op(id) else {
+        panic!("internal compiler error: an unresolved view")
+    };
+    let rank = order.len();
+    let part = |i: usize| &operands[1 + i * rank..1 + (i + 1) * rank];
+    ViewParts { base: operands[0], shape: part(0), strides: part(1), offsets: part(2), order }
+}
+
+/// How many neighbours along the fastest dimension of a view one access may cover, by alignment alone; 1 where that
+/// dimension is not contiguous.
+pub fn view_vector(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize]) -> u64 {
+    let parts = view_parts(func, view);
+    let crate::ir::Type::View { elem, block } = func.ty(view) else {
+        panic!("internal compiler error: a view of another type")
+    };
+    let bytes = elem.bytes() as u64;
+    let inner = parts.order[0];
+    if axis.scalar_constant(func, parts.strides[inner]) != Some(1) {
+        return 1;
+    }
+    let mut aligned = axis.scalar_divisor(func, parts.base);
+    for d in 0..block.len() {
+        let offset = axis.scalar_divisor(func, parts.offsets[d]);
+        let step = if d == inner { offset } else { axis.scalar_divisor(func, parts.strides[d]) };
+        aligned = aligned.min(step.saturating_mul(bytes));
+    }
+    let mut vector = (aligned / bytes).clamp(1, MAX_VECTOR_BYTES / bytes);
+    if boundary.contains(&inner) {
+        // An access must not straddle the boundary.
+        vector = vector.min(axis.scalar_divisor(func, parts.shape[inner]));
+    }
+    vector.max(1)
+}
+
+/// Dimensions of a pointer tile from the fastest-varying in memory to the slowest, and how many neighbours along the
+/// fastest one access may cover.
+pub fn pointer_vector(func: &Func, axis: &AxisAnalysis, pointers: Value, mask: Option<Value>) -> (Vec<usize>, u64) {
+    let info = axis.get(func, pointers);
+    let shape = func.ty(pointers).shape();
+    let mut order: Vec<usize> = (0..shape.len()).rev().collect();
+    order.sort_by_key(|&d| std::cmp::Reverse(info.contiguity[d]));
+    let inner = order[0];
+    let bytes = func.ty(pointers).elem().and_then(|e| e.pointee()).map_or(1, |d| d.bytes()) as u64;
+    let mut vector = info.contiguity[inner].min(info.divisibility[inner] / bytes).min(MAX_VECTOR_BYTES / bytes);
+    if let Some(mask) = mask {
+        vector = vector.min(axis.get(func, mask).constancy[inner]);
+    }
+    (order, vector.max(1))
+}
+
+/// The coalesced layout of a memory op's tile; `None` for scalars and other ops.
+pub fn memory_layout(func: &Func, axis: &AxisAnalysis, data: &OpData, num_warps: u32) -> Option<LinearLayout> {
+    match &data.op {
+        Op::LoadView { boundary, .. } | Op::StoreView { boundary, .. } | Op::AtomicView { boundary, .. } => {
+            let view = data.operands[0];
+            let vector = view_vector(func, axis, view, boundary);
+            let parts = view_parts(func, view);
+            Some(coalesced(func.ty(view).shape(), parts.order, vector, num_warps))
+        }
+        Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
+            let pointers = data.operands[0];
+            if !func.ty(pointers).is_tensor() {
+                return None;
+            }
+            let mask = match &data.op {
+                Op::Load { .. } => data.operands.get(1),
+                Op::Store { .. } | Op::AtomicRmw { .. } => data.operands.get(2),
+                _ => None,
+            };
+            let (order, vector) = pointer_vector(func, axis, pointers, mask.copied());
+            Some(coalesced(func.ty(pointers).shape(), &order, vector, num_warps))
+        }
+        _ => None,
+    }
+}

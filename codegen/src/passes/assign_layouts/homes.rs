@@ -1,0 +1,393 @@
+//! Where each tile lives: the decisions, without any rewriting.
+
+use super::choose::{default_layout, extents, memory_layout};
+use super::dot::{DotPlan, DotShape, plan_dot};
+use crate::analysis::axis::AxisAnalysis;
+use crate::ir::{BlockId, DType, Func, Op, OpId, Type, Value};
+use crate::layout::LinearLayout;
+use crate::target::GpuArch;
+use std::rc::Rc;
+
+/// A layout and how strongly it was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Home {
+    pub layout: Rc<LinearLayout>,
+    pub strength: Strength,
+}
+
+/// Where two homes meet, the stronger one wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Strength {
+    /// Nothing asked for it.
+    Default,
+    /// A memory access.
+    Memory,
+    /// A dot's accumulator, or something reduced from one.
+    Product,
+}
+
+/// The decisions for one function.
+pub struct Homes<'f> {
+    pub func: &'f Func,
+    pub axis: AxisAnalysis,
+    pub arch: GpuArch,
+    pub num_warps: u32,
+    /// By value number; `None` is flexible (or not a tile).
+    homes: Vec<Option<Home>>,
+    /// Uses of each value: (op, operand index).
+    uses: Vec<Vec<(OpId, usize)>>,
+}
+
+impl<'f> Homes<'f> {
+    pub fn choose(func: &'f Func, arch: GpuArch, num_warps: u32) -> Homes<'f> {
+        let mut uses = vec![Vec::new(); func.num_values()];
+        for id in func.walk() {
+            for (i, v) in func.op(id).operands.iter().enumerate() {
+                uses[v.0 as usize].push((id, i));
+            }
+        }
+        let axis = AxisAnalysis::new(func);
+        let mut homes = Homes { func, axis, arch, num_warps, homes: vec![None; func.num_values()], uses };
+        homes.block(func.body);
+        homes
+    }
+
+    /// The home of a tile; `None` where it is flexible.
+    pub fn home(&self, v: Value) -> Option<&Home> {
+        self.homes[v.0 as usize].as_ref()
+    }
+
+    /// The layout to compute a tile in when no user asks for one: its home, or the default of its shape.
+    pub fn layout_or_default(&self, v: Value) -> LinearLayout {
+        match self.home(v) {
+            Some(home) => (*home.layout).clone(),
+            None => default_layout(self.func.ty(v).shape(), self.num_warps),
+        }
+    }
+
+    /// The coalesced layout of a memory op's tile.
+    pub fn memory_layout(&self, id: OpId) -> Option<LinearLayout> {
+        memory_layout(self.func, &self.axis, self.func.op(id), self.num_warps)
+    }
+
+    /// Shape and instruction of a `dot`.
+    pub fn dot(&self, id: OpId) -> (DotShape, DotPlan) {
+        let data = self.func.op(id);
+        let Op::Dot { precision } = data.op else { panic!("internal compiler error: not a dot") };
+        let a = self.func.ty(data.operands[0]);
+        let acc = self.func.ty(data.operands[2]);
+        let operands = match a.dtype() {
+            // The 8-bit floats are exact in f16.
+            Some(DType::F8E4M3 | DType::F8E5M2) => DType::F16,
+            Some(d) => d,
+            None => panic!("internal compiler error: a dot of pointers"),
+        };
+        let shape = DotShape {
+            m: acc.shape()[0],
+            n: acc.shape()[1],
+            k: a.shape()[1],
+            operands,
+            acc: acc.dtype().unwrap_or(DType::F32),
+            precision,
+        };
+        let plan = plan_dot(shape, self.arch, self.num_warps);
+        (shape, plan)
+    }
+
+    fn set(&mut self, v: Value, home: Option<Home>) {
+        self.homes[v.0 as usize] = home;
+    }
+
+    fn set_layout(&mut self, v: Value, layout: LinearLayout, strength: Strength) {
+        self.set(v, Some(Home { layout: Rc::new(layout), strength }));
+    }
+
+    fn block(&mut self, block: BlockId) {
+        let func = self.func;
+        for &id in &func.block(block).ops {
+            self.op(id);
+        }
+    }
+
+    fn op(&mut self, id: OpId) {
+        let func = self.func;
+        let data = func.op(id);
+        match &data.op {
+            Op::For { .. } => self.for_loop(id),
+            Op::While => self.while_loop(id),
+            Op::If => {
+                for &r in &data.regions {
+                    self.block(r);
+                }
+                for (i, &v) in data.results.iter().enumerate() {
+                    let yields: Vec<Value> =
+                        data.regions.iter().filter_map(|&r| self.terminator(r).get(i).copied()).collect();
+                    let home = self.strongest(&yields).or_else(|| self.fallback(v));
+                    self.set(v, home);
+                }
+            }
+            Op::LoadView { .. } | Op::Load { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
+                if let Some(layout) = self.memory_layout(id) {
+                    self.set_layout(data.results[0], layout, Strength::Memory);
+                }
+            }
+            Op::Dot { .. } => {
+                let (shape, plan) = self.dot(id);
+                self.set_layout(data.results[0], plan.acc_layout(shape.m, shape.n), Strength::Product);
+            }
+            Op::Reduce { axis } => {
+                let home = self.strongest(&data.operands);
+                let strength = home.as_ref().map_or(Strength::Default, |h| h.strength);
+                let layout = home.map_or_else(|| self.layout_or_default(data.operands[0]), |h| (*h.layout).clone());
+                let sliced = layout.slice(*axis).layout;
+                for &v in &data.results {
+                    if func.ty(v).is_tensor() {
+                        self.set_layout(v, sliced.clone(), strength);
+                    }
+                }
+            }
+            Op::Scan { axis, .. } => {
+                let layout = scan_layout(func.ty(data.operands[0]).shape(), *axis, self.num_warps);
+                for &v in &data.results {
+                    self.set_layout(v, layout.clone(), Strength::Default);
+                }
+            }
+            Op::ExpandDims { axis } => self.derive(id, |l| l.expand_dims(*axis).layout),
+            Op::Trans { perm } => self.derive(id, |l| l.transpose(perm).layout),
+            Op::Reshape => {
+                let shape = extents(func.ty(data.results[0]).shape());
+                self.derive(id, |l| l.reshape(&shape).layout);
+            }
+            Op::Join => self.derive(id, |l| l.join().layout),
+            Op::Split => {
+                if let Some(home) = self.home(data.operands[0]).cloned() {
+                    let splittable = home.layout.splittable();
+                    if let Some(half) = splittable.split() {
+                        for &v in &data.results {
+                            self.set_layout(v, half.layout.clone(), home.strength);
+                        }
+                    }
+                }
+                for &v in &data.results {
+                    if self.home(v).is_none() {
+                        let fallback = self.fallback(v);
+                        self.set(v, fallback);
+                    }
+                }
+            }
+            Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Cmp(_)
+            | Op::Fma
+            | Op::Select
+            | Op::Cast
+            | Op::Bitcast
+            | Op::PtrAdd
+            | Op::Hint { .. } => {
+                let home = self.strongest(&data.operands);
+                self.set(data.results[0], home);
+            }
+            Op::InlineAsm { .. } => {
+                // Not to be computed twice, so it always has a home.
+                for &v in &data.results {
+                    let home = self.strongest(&data.operands).or_else(|| self.fallback(v));
+                    self.set(v, home);
+                }
+            }
+            // Flexible, scalar, or without results.
+            Op::Constant { .. }
+            | Op::Arange { .. }
+            | Op::Splat
+            | Op::Broadcast
+            | Op::ProgramId { .. }
+            | Op::NumPrograms { .. }
+            | Op::MakeView { .. }
+            | Op::Advance
+            | Op::StoreView { .. }
+            | Op::AtomicView { .. }
+            | Op::Store { .. }
+            | Op::Yield
+            | Op::Condition
+            | Op::Return
+            | Op::Assume
+            | Op::DevicePrint { .. }
+            | Op::DeviceAssert { .. } => {}
+            Op::ConvertLayout
+            | Op::LocalAlloc
+            | Op::LocalLoad
+            | Op::LocalStore
+            | Op::LocalSlot
+            | Op::LocalTrans { .. }
+            | Op::AsyncCopy { .. }
+            | Op::AsyncCommit
+            | Op::AsyncWait { .. }
+            | Op::MmaSync { .. }
+            | Op::FmaDot
+            | Op::Wgmma { .. }
+            | Op::WgmmaWait { .. }
+            | Op::FenceAsyncShared
+            | Op::BlockBarrier { .. } => {
+                panic!("internal compiler error: `{}` before layout assignment", data.op.mnemonic())
+            }
+        }
+    }
+
+    /// The home of an op with one tile operand whose layout determines the result's.
+    fn derive(&mut self, id: OpId, f: impl FnOnce(&LinearLayout) -> LinearLayout) {
+        let data = self.func.op(id);
+        let home = data.operands.iter().find_map(|&v| self.home(v).cloned());
+        if let Some(home) = home {
+            let layout = f(&home.layout);
+            self.set_layout(data.results[0], layout, home.strength);
+        }
+    }
+
+    fn strongest(&self, values: &[Value]) -> Option<Home> {
+        // The first of the strongest: `max_by_key` would give the last.
+        let mut best: Option<&Home> = None;
+        for home in values.iter().filter_map(|&v| self.home(v)) {
+            if best.is_none_or(|b| home.strength > b.strength) {
+                best = Some(home);
+            }
+        }
+        best.cloned()
+    }
+
+    fn terminator(&self, block: BlockId) -> &'f [Value] {
+        match self.func.block(block).ops.last() {
+            Some(&id) => &self.func.op(id).operands,
+            None => &[],
+        }
+    }
+
+    fn for_loop(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let region = data.regions[0];
+        let params = &self.func.block(region).params[1..];
+        let inits = &data.operands[3..];
+        self.carried(inits, params, region, 0);
+        for (&result, &param) in data.results.iter().zip(params) {
+            let home = self.home(param).cloned();
+            self.set(result, home);
+        }
+    }
+
+    fn while_loop(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let (before, after) = (data.regions[0], data.regions[1]);
+        let params = &self.func.block(before).params;
+        for (&param, &init) in params.iter().zip(&data.operands) {
+            let home = self.home(init).cloned().or_else(|| self.fallback(param));
+            self.set(param, home);
+        }
+        self.block(before);
+        // `condition` forwards its operands to *after* and to the results.
+        let forwarded = &self.terminator(before)[1..];
+        let after_params = &self.func.block(after).params;
+        for (i, &v) in forwarded.iter().enumerate() {
+            let home = self.home(v).cloned().or_else(|| self.fallback(v));
+            self.set(after_params[i], home.clone());
+            self.set(data.results[i], home);
+        }
+        self.block(after);
+    }
+
+    /// Homes of loop-carried values: those of the initial values, until the body yields a stronger one.
+    fn carried(&mut self, inits: &[Value], params: &[Value], region: BlockId, skip: usize) {
+        for (&param, &init) in params.iter().zip(inits) {
+            let home = self.home(init).cloned();
+            self.set(param, home);
+        }
+        // A home only grows stronger, so that this ends: once per strength and value at most.
+        loop {
+            self.block(region);
+            let yields = self.terminator(region);
+            let mut changed = false;
+            for (&param, &next) in params.iter().zip(&yields[skip..]) {
+                let next = self.home(next).cloned();
+                let stronger = match (self.home(param), &next) {
+                    (None, Some(_)) => true,
+                    (Some(old), Some(new)) => new.strength > old.strength,
+                    (_, None) => false,
+                };
+                if stronger {
+                    self.set(param, next);
+                    changed = true;
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        let flexible: Vec<Value> =
+            params.iter().copied().filter(|&p| self.func.ty(p).is_tensor() && self.home(p).is_none()).collect();
+        if !flexible.is_empty() {
+            for p in flexible {
+                let home = self.fallback(p);
+                self.set(p, home);
+            }
+            self.block(region);
+        }
+    }
+
+    /// The layout that the first memory access reached through arithmetic wants, else the default; `None` for scalars.
+    fn fallback(&self, v: Value) -> Option<Home> {
+        let ty = self.func.ty(v);
+        if !ty.is_tensor() {
+            return None;
+        }
+        let mut visited = Vec::new();
+        let (layout, strength) = match self.wanted_by_memory(v, ty, &mut visited) {
+            Some(layout) => (layout, Strength::Memory),
+            None => (default_layout(ty.shape(), self.num_warps), Strength::Default),
+        };
+        Some(Home { layout: Rc::new(layout), strength })
+    }
+
+    fn wanted_by_memory(&self, v: Value, ty: &Type, visited: &mut Vec<Value>) -> Option<LinearLayout> {
+        if visited.contains(&v) {
+            return None;
+        }
+        visited.push(v);
+        for &(id, index) in &self.uses[v.0 as usize] {
+            let data = self.func.op(id);
+            let memory = match data.op {
+                Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => true,
+                Op::StoreView { .. } | Op::AtomicView { .. } => index == 1,
+                _ => false,
+            };
+            if memory {
+                return self.memory_layout(id);
+            }
+            let elementwise = matches!(
+                data.op,
+                Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd
+            );
+            if elementwise && self.func.ty(data.results[0]).shape() == ty.shape() {
+                if let Some(layout) = self.wanted_by_memory(data.results[0], ty, visited) {
+                    return Some(layout);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Each warp holds whole lines along `axis`: neighbours in registers, then lanes. Other dimensions run over warps.
+pub fn scan_layout(shape: &[usize], axis: usize, num_warps: u32) -> LinearLayout {
+    let rank = shape.len();
+    let lanes = 32.min(shape[axis]);
+    let mut size = vec![1; rank];
+    size[axis] = (shape[axis] / lanes) as u32;
+    let mut threads = vec![1; rank];
+    threads[axis] = 32;
+    let mut warps = vec![1; rank];
+    if let Some(other) = (0..rank).rev().find(|&d| d != axis) {
+        warps[other] = num_warps;
+    } else {
+        warps[axis] = num_warps;
+    }
+    let mut order = vec![axis];
+    order.extend((0..rank).rev().filter(|&d| d != axis));
+    LinearLayout::blocked(&extents(shape), &size, &threads, &warps, &order)
+}

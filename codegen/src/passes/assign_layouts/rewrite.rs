@@ -1,0 +1,512 @@
+//! Rebuilds the function with the layouts that [`Homes`] chose.
+
+use super::choose::extents;
+use super::dot::DotPlan;
+use super::homes::{Homes, scan_layout};
+use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpId, Type, Value};
+use crate::layout::LinearLayout;
+use std::collections::HashMap;
+
+/// A value of the old function, in one layout (`None` for scalars and views).
+type Key = (Value, Option<LayoutId>);
+
+pub fn rewrite(homes: &Homes) -> Func {
+    let old = homes.func;
+    let mut new = Func::new(old.name.clone());
+    new.loc = old.loc.clone();
+    let mut scope = HashMap::new();
+    for (arg, &v) in old.args.iter().zip(&old.block(old.body).params) {
+        let copy = new.add_arg(arg.clone(), old.ty(v).clone());
+        scope.insert((v, None), copy);
+    }
+    let body = new.body;
+    let mut r = Rewrite { homes, old, new, scopes: vec![scope], block: body, loc: Loc::unknown() };
+    r.ops(old.body);
+    r.new
+}
+
+struct Rewrite<'h, 'f> {
+    homes: &'h Homes<'f>,
+    old: &'f Func,
+    new: Func,
+    /// What has been computed so far, innermost region last.
+    scopes: Vec<HashMap<Key, Value>>,
+    block: BlockId,
+    loc: Loc,
+}
+
+impl Rewrite<'_, '_> {
+    fn lookup(&self, key: Key) -> Option<Value> {
+        self.scopes.iter().rev().find_map(|s| s.get(&key).copied())
+    }
+
+    fn define(&mut self, key: Key, v: Value) {
+        self.scopes.last_mut().expect("internal compiler error: no scope").insert(key, v);
+        let name = self.old.value(key.0).name.clone();
+        self.new.value_mut(v).name = name;
+    }
+
+    fn emit(&mut self, op: Op, operands: Vec<Value>, results: Vec<Type>, regions: Vec<BlockId>) -> OpId {
+        self.new.append(self.block, op, operands, results, regions, self.loc.clone())
+    }
+
+    fn emit_one(&mut self, op: Op, operands: Vec<Value>, result: Type) -> Value {
+        let id = self.emit(op, operands, vec![result], Vec::new());
+        self.new.result(id)
+    }
+
+    fn intern(&mut self, layout: &LinearLayout) -> LayoutId {
+        self.new.intern_layout(layout.clone())
+    }
+
+    fn layout(&self, id: LayoutId) -> LinearLayout {
+        self.new.layout(id).clone()
+    }
+
+    /// A value that has no layout.
+    fn plain(&self, v: Value) -> Value {
+        self.lookup((v, None)).expect("internal compiler error: a scalar used before its definition")
+    }
+
+    /// A tile in a layout, a scalar as it is.
+    fn get(&mut self, v: Value, layout: LayoutId) -> Value {
+        if !self.old.ty(v).is_tensor() {
+            return self.plain(v);
+        }
+        if let Some(found) = self.lookup((v, Some(layout))) {
+            return found;
+        }
+        let value = match self.homes.home(v) {
+            Some(home) => {
+                let home = self.intern(&home.layout);
+                let at_home =
+                    self.lookup((v, Some(home))).expect("internal compiler error: a tile used before its definition");
+                let ty = self.new.ty(at_home).with_layout(Some(layout));
+                self.emit_one(Op::ConvertLayout, vec![at_home], ty)
+            }
+            None => self.materialise(v, layout),
+        };
+        self.define((v, Some(layout)), value);
+        value
+    }
+
+    /// A tile in its home, or in the default layout of its shape.
+    fn get_anywhere(&mut self, v: Value) -> Value {
+        if !self.old.ty(v).is_tensor() {
+            return self.plain(v);
+        }
+        let layout = self.homes.layout_or_default(v);
+        let id = self.intern(&layout);
+        self.get(v, id)
+    }
+
+    /// Computes a flexible tile in the given layout.
+    fn materialise(&mut self, v: Value, layout: LayoutId) -> Value {
+        let id = self.old.def_op(v).expect("internal compiler error: a flexible block parameter");
+        let data = self.old.op(id);
+        let ty = self.old.ty(v).with_layout(Some(layout));
+        let l = self.layout(layout);
+        let loc = std::mem::replace(&mut self.loc, data.loc.clone());
+        let operand_layout = match &data.op {
+            Op::Constant { .. } | Op::Arange { .. } | Op::Splat => None,
+            Op::Broadcast => {
+                let from = self.old.ty(data.operands[0]).shape();
+                let mut operand = l;
+                for (axis, (&from, &to)) in from.iter().zip(ty.shape()).enumerate() {
+                    if from != to {
+                        operand = operand.unbroadcast(axis).layout;
+                    }
+                }
+                Some(operand)
+            }
+            Op::ExpandDims { axis } => Some(l.slice(*axis).layout),
+            Op::Trans { perm } => {
+                let mut inverse = vec![0; perm.len()];
+                perm.iter().enumerate().for_each(|(i, &p)| inverse[p] = i);
+                Some(l.transpose(&inverse).layout)
+            }
+            Op::Reshape => Some(l.reshape(&extents(self.old.ty(data.operands[0]).shape())).layout),
+            Op::Join => {
+                let half = l.split().unwrap_or_else(|| {
+                    l.splittable().split().expect("internal compiler error: a splittable layout does not split")
+                });
+                let joined = half.layout.join().layout;
+                if joined != l {
+                    let joined = self.intern(&joined);
+                    let there = self.get(v, joined);
+                    let converted = self.emit_one(Op::ConvertLayout, vec![there], ty);
+                    self.loc = loc;
+                    return converted;
+                }
+                Some(half.layout)
+            }
+            // Elementwise: operands where the result is.
+            _ => Some(l),
+        };
+        let operands: Vec<Value> = match operand_layout {
+            Some(l) => {
+                let id = self.intern(&l);
+                data.operands.iter().map(|&v| self.get(v, id)).collect()
+            }
+            None => data.operands.iter().map(|&v| self.plain(v)).collect(),
+        };
+        let value = self.emit_one(data.op.clone(), operands, ty);
+        self.loc = loc;
+        value
+    }
+
+    fn ops(&mut self, block: BlockId) {
+        for &id in &self.old.block(block).ops {
+            self.loc = self.old.op(id).loc.clone();
+            self.op(id);
+        }
+    }
+
+    /// Rebuilds a region whose parameters have the given types.
+    fn region(
+        &mut self,
+        old: BlockId,
+        params: &[(Value, Type)],
+        end: impl FnOnce(&mut Self, &[Value]) -> Vec<Value>,
+    ) -> BlockId {
+        let block = self.new.add_block();
+        let outer = std::mem::replace(&mut self.block, block);
+        self.scopes.push(HashMap::new());
+        for (v, ty) in params {
+            let p = self.new.add_param(block, ty.clone());
+            self.define((*v, ty.layout()), p);
+        }
+        let ops = &self.old.block(old).ops;
+        let (&last, body) = ops.split_last().expect("internal compiler error: an empty region");
+        for &id in body {
+            self.loc = self.old.op(id).loc.clone();
+            self.op(id);
+        }
+        let terminator = self.old.op(last);
+        self.loc = terminator.loc.clone();
+        let operands = end(self, &terminator.operands);
+        self.emit(terminator.op.clone(), operands, Vec::new(), Vec::new());
+        self.scopes.pop();
+        self.block = outer;
+        block
+    }
+
+    /// The type that a value of the old function has at home.
+    fn home_type(&mut self, v: Value) -> Type {
+        let ty = self.old.ty(v).clone();
+        if !ty.is_tensor() {
+            return ty;
+        }
+        let layout = self.homes.layout_or_default(v);
+        let id = self.intern(&layout);
+        ty.with_layout(Some(id))
+    }
+
+    /// A value under a type: in the type's layout if it has one.
+    fn get_as(&mut self, v: Value, ty: &Type) -> Value {
+        match ty.layout() {
+            Some(layout) => self.get(v, layout),
+            None => self.plain(v),
+        }
+    }
+
+    fn define_results(&mut self, old: OpId, new: OpId) {
+        let results = self.new.op(new).results.clone();
+        for (&v, value) in self.old.op(old).results.iter().zip(results) {
+            let layout = self.new.ty(value).layout();
+            self.define((v, layout), value);
+        }
+    }
+
+    /// Rebuilds an op with all operands in `layout` and results at home.
+    fn same_layout(&mut self, id: OpId, layout: LayoutId) {
+        let data = self.old.op(id);
+        let operands = data.operands.iter().map(|&v| self.get(v, layout)).collect();
+        let types = data.results.iter().map(|&v| self.old.ty(v).with_layout(Some(layout))).collect();
+        let new = self.emit(data.op.clone(), operands, types, Vec::new());
+        self.define_results(id, new);
+    }
+
+    fn op(&mut self, id: OpId) {
+        let data = self.old.op(id);
+        match &data.op {
+            Op::For { .. } => self.for_loop(id),
+            Op::While => self.while_loop(id),
+            Op::If => {
+                let condition = self.plain(data.operands[0]);
+                let types: Vec<Type> = data.results.iter().map(|&v| self.home_type(v)).collect();
+                let regions = data
+                    .regions
+                    .iter()
+                    .map(|&r| {
+                        self.region(r, &[], |this, values| {
+                            values.iter().zip(&types).map(|(&v, ty)| this.get_as(v, ty)).collect()
+                        })
+                    })
+                    .collect();
+                self.loc = data.loc.clone();
+                let new = self.emit(data.op.clone(), vec![condition], types, regions);
+                self.define_results(id, new);
+            }
+            Op::Reduce { .. } | Op::Scan { .. } => self.contraction(id),
+            Op::Dot { .. } => self.dot(id),
+            Op::LoadView { .. } => {
+                let view = self.plain(data.operands[0]);
+                let ty = self.home_type(data.results[0]);
+                let new = self.emit(data.op.clone(), vec![view], vec![ty], Vec::new());
+                self.define_results(id, new);
+            }
+            Op::StoreView { .. } | Op::AtomicView { .. } => {
+                let view = self.plain(data.operands[0]);
+                let layout = self.store_layout(id, data.operands[1]);
+                let tile = self.get(data.operands[1], layout);
+                self.emit(data.op.clone(), vec![view, tile], Vec::new(), Vec::new());
+            }
+            Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
+                match self.homes.memory_layout(id) {
+                    Some(layout) => {
+                        let layout = self.intern(&layout);
+                        self.same_layout(id, layout);
+                    }
+                    None => self.unchanged(id),
+                }
+            }
+            Op::Split => {
+                let half = self.homes.layout_or_default(data.results[0]);
+                let joined = half.join().layout;
+                let joined = self.intern(&joined);
+                let operand = self.get(data.operands[0], joined);
+                let half = self.intern(&half);
+                let types = data.results.iter().map(|&v| self.old.ty(v).with_layout(Some(half))).collect();
+                let new = self.emit(Op::Split, vec![operand], types, Vec::new());
+                self.define_results(id, new);
+            }
+            Op::DevicePrint { .. } | Op::DeviceAssert { .. } => {
+                let operands = data.operands.iter().map(|&v| self.get_anywhere(v)).collect();
+                self.emit(data.op.clone(), operands, Vec::new(), Vec::new());
+            }
+            Op::InlineAsm { .. } => {
+                match data.results.iter().chain(&data.operands).find(|&&v| self.old.ty(v).is_tensor()) {
+                    Some(&v) => {
+                        let layout = self.homes.layout_or_default(v);
+                        let layout = self.intern(&layout);
+                        self.same_layout(id, layout);
+                    }
+                    None => self.unchanged(id),
+                }
+            }
+            _ => match data.results.first() {
+                Some(&result) if self.old.ty(result).is_tensor() => {
+                    // Flexible tiles wait until somebody asks for them.
+                    if let Some(home) = self.homes.home(result) {
+                        let layout = self.intern(&home.layout.clone());
+                        let value = self.materialise(result, layout);
+                        self.define((result, Some(layout)), value);
+                    }
+                }
+                _ => self.unchanged(id),
+            },
+        }
+    }
+
+    /// Rebuilds an op on scalars and views.
+    fn unchanged(&mut self, id: OpId) {
+        let data = self.old.op(id);
+        let operands = data.operands.iter().map(|&v| self.plain(v)).collect();
+        let types = data.results.iter().map(|&v| self.old.ty(v).clone()).collect();
+        let new = self.emit(data.op.clone(), operands, types, Vec::new());
+        self.define_results(id, new);
+    }
+
+    /// The layout to write a tile from: where it is, if threads write at least four bytes side by side there (or as much
+    /// as memory allows), else the coalesced one.
+    fn store_layout(&mut self, id: OpId, tile: Value) -> LayoutId {
+        let memory = self.homes.memory_layout(id).expect("internal compiler error: a store without a layout");
+        let layout = match self.homes.home(tile) {
+            Some(home) => {
+                let bytes = self.old.ty(tile).elem().map_or(8, Elem::bits) / 8;
+                let inner = super::choose::view_parts(self.old, self.old.op(id).operands[0]).order[0];
+                let run = |l: &LinearLayout| l.contiguous_run(inner) * bytes;
+                let small = self.old.ty(tile).numel() <= 32 * 32 * self.homes.num_warps as usize / 8;
+                if run(&home.layout) >= run(&memory).min(16) || (small && self.old.ty(tile).shape().len() == 1) {
+                    (*home.layout).clone()
+                } else {
+                    memory
+                }
+            }
+            None => memory,
+        };
+        self.intern(&layout)
+    }
+
+    fn for_loop(&mut self, id: OpId) {
+        let data = self.old.op(id);
+        let region = data.regions[0];
+        let old_params = &self.old.block(region).params;
+        let params: Vec<(Value, Type)> = old_params.iter().map(|&p| (p, self.home_type(p))).collect();
+        let types: Vec<Type> = params[1..].iter().map(|(_, ty)| ty.clone()).collect();
+        let mut operands: Vec<Value> = data.operands[..3].iter().map(|&v| self.plain(v)).collect();
+        for (&v, ty) in data.operands[3..].iter().zip(&types) {
+            let v = self.get_as(v, ty);
+            operands.push(v);
+        }
+        let block = self.region(region, &params, |this, values| {
+            values.iter().zip(&types).map(|(&v, ty)| this.get_as(v, ty)).collect()
+        });
+        self.loc = data.loc.clone();
+        let new = self.emit(data.op.clone(), operands, types, vec![block]);
+        self.define_results(id, new);
+    }
+
+    fn while_loop(&mut self, id: OpId) {
+        let data = self.old.op(id);
+        let (before, after) = (data.regions[0], data.regions[1]);
+        let carried: Vec<(Value, Type)> =
+            self.old.block(before).params.iter().map(|&p| (p, self.home_type(p))).collect();
+        let forwarded: Vec<(Value, Type)> =
+            self.old.block(after).params.iter().map(|&p| (p, self.home_type(p))).collect();
+        let operands: Vec<Value> = data.operands.iter().zip(&carried).map(|(&v, (_, ty))| self.get_as(v, ty)).collect();
+        let before = self.region(before, &carried, |this, values| {
+            let mut out = vec![this.plain(values[0])];
+            for (&v, (_, ty)) in values[1..].iter().zip(&forwarded) {
+                let v = this.get_as(v, ty);
+                out.push(v);
+            }
+            out
+        });
+        let after = self.region(after, &forwarded, |this, values| {
+            values.iter().zip(&carried).map(|(&v, (_, ty))| this.get_as(v, ty)).collect()
+        });
+        self.loc = data.loc.clone();
+        let types = forwarded.into_iter().map(|(_, ty)| ty).collect();
+        let new = self.emit(Op::While, operands, types, vec![before, after]);
+        self.define_results(id, new);
+    }
+
+    /// `reduce` and `scan`: all operands in one layout, the region copied as it is.
+    fn contraction(&mut self, id: OpId) {
+        let data = self.old.op(id);
+        let (layout, result) = match &data.op {
+            Op::Scan { axis, .. } => {
+                let l = scan_layout(self.old.ty(data.operands[0]).shape(), *axis, self.homes.num_warps);
+                (l.clone(), l)
+            }
+            Op::Reduce { axis } => {
+                let strongest = data.operands.iter().filter_map(|&v| self.homes.home(v)).max_by_key(|h| h.strength);
+                let l = match strongest {
+                    // The first of the strongest, as `Homes` chose.
+                    Some(best) => {
+                        let first = data
+                            .operands
+                            .iter()
+                            .filter_map(|&v| self.homes.home(v))
+                            .find(|h| h.strength == best.strength);
+                        first.map_or_else(|| (*best.layout).clone(), |h| (*h.layout).clone())
+                    }
+                    None => self.homes.layout_or_default(data.operands[0]),
+                };
+                let sliced = l.slice(*axis).layout;
+                (l, sliced)
+            }
+            _ => panic!("internal compiler error: not a contraction"),
+        };
+        let (layout, result) = (self.intern(&layout), self.intern(&result));
+        let operands: Vec<Value> = data.operands.iter().map(|&v| self.get(v, layout)).collect();
+        let types: Vec<Type> = data.results.iter().map(|&v| self.old.ty(v).with_layout(Some(result))).collect();
+        let old_region = data.regions[0];
+        let params: Vec<(Value, Type)> =
+            self.old.block(old_region).params.iter().map(|&p| (p, self.old.ty(p).clone())).collect();
+        let region = self.region(old_region, &params, |this, values| values.iter().map(|&v| this.plain(v)).collect());
+        self.loc = data.loc.clone();
+        let new = self.emit(data.op.clone(), operands, types, vec![region]);
+        self.define_results(id, new);
+    }
+
+    fn dot(&mut self, id: OpId) {
+        let data = self.old.op(id);
+        let (shape, plan) = self.homes.dot(id);
+        let acc_layout = self.intern(&plan.acc_layout(shape.m, shape.n));
+        let acc_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
+        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
+        let a = match plan.a_layout(shape.m, shape.k, shape.operands) {
+            Some(layout) if !self.comes_from_memory(a) => self.in_registers(a, &layout, shape.operands),
+            _ => self.in_shared(a, shape.operands),
+        };
+        let b = match plan.b_layout(shape.k, shape.n, shape.operands) {
+            Some(layout) if !self.comes_from_memory(b) => self.in_registers(b, &layout, shape.operands),
+            _ => self.in_shared(b, shape.operands),
+        };
+        let acc = self.get(acc, acc_layout);
+        let result = match &plan {
+            DotPlan::Wgmma { warps, .. } => {
+                let started = self.emit_one(Op::Wgmma { warps: warps.to_vec() }, vec![a, b, acc], acc_ty.clone());
+                self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty)
+            }
+            DotPlan::MmaSync { warps } => {
+                let op = Op::MmaSync { precision: shape.precision, warps: warps.to_vec() };
+                self.emit_one(op, vec![a, b, acc], acc_ty)
+            }
+            DotPlan::Fma { .. } => self.emit_one(Op::FmaDot, vec![a, b, acc], acc_ty),
+        };
+        self.define((data.results[0], Some(acc_layout)), result);
+    }
+
+    /// The tile is what a load gave, perhaps transposed.
+    fn comes_from_memory(&self, v: Value) -> bool {
+        match self.old.def_op(v).map(|id| self.old.op(id)) {
+            Some(data) => match data.op {
+                Op::LoadView { .. } | Op::Load { .. } => true,
+                Op::Trans { .. } => self.comes_from_memory(data.operands[0]),
+                _ => false,
+            },
+            None => false,
+        }
+    }
+
+    fn in_registers(&mut self, v: Value, layout: &LinearLayout, dtype: DType) -> Value {
+        let layout = self.intern(layout);
+        let tile = self.get(v, layout);
+        self.cast(tile, dtype)
+    }
+
+    fn cast(&mut self, tile: Value, dtype: DType) -> Value {
+        let ty = self.new.ty(tile).clone();
+        if ty.dtype() == Some(dtype) { tile } else { self.emit_one(Op::Cast, vec![tile], ty.with_elem(dtype)) }
+    }
+
+    /// The tile in a shared buffer; a transposed one as a transposed view of what it was made from.
+    fn in_shared(&mut self, v: Value, dtype: DType) -> Value {
+        if let Some(id) = self.old.def_op(v) {
+            let data = self.old.op(id);
+            if let (Op::Trans { perm }, true) = (&data.op, self.comes_from_memory(v)) {
+                let inner = self.in_shared(data.operands[0], dtype);
+                let layout = self.new.layout_of(inner).transpose(perm).layout;
+                let layout = self.intern(&layout);
+                let ty = Type::Shared { shape: self.old.ty(v).shape().to_vec(), elem: dtype, layout };
+                return self.emit_one(Op::LocalTrans { perm: perm.clone() }, vec![inner], ty);
+            }
+        }
+        let tile = self.get_anywhere(v);
+        let tile = self.cast(tile, dtype);
+        let shape = self.old.ty(v).shape().to_vec();
+        let layout = shared_layout(self.new.layout_of(tile), &shape, dtype);
+        let layout = self.intern(&layout);
+        let ty = Type::Shared { shape, elem: dtype, layout };
+        self.emit_one(Op::LocalAlloc, vec![tile], ty)
+    }
+}
+
+/// The layout of an operand in shared memory: the fastest dimension of the tile that fills it stays fastest, swizzled as
+/// far as a row reaches.
+fn shared_layout(tile: &LinearLayout, shape: &[usize], dtype: DType) -> LinearLayout {
+    let runs: Vec<usize> = (0..shape.len()).map(|axis| tile.contiguous_run(axis)).collect();
+    let mut order: Vec<usize> = (0..shape.len()).rev().collect();
+    order.sort_by_key(|&axis| std::cmp::Reverse(runs[axis]));
+    let bytes = dtype.bytes() as u32;
+    let row = shape[order[0]] as u32 * bytes;
+    let shape = extents(shape);
+    match crate::layout::Swizzle::widest_for(row).bytes() {
+        0..=16 => LinearLayout::shared_row_major(&shape, &order),
+        swizzle => LinearLayout::shared_swizzled(&shape, &order, bytes, swizzle),
+    }
+}
