@@ -11,22 +11,22 @@ const LANE_BITS: usize = 5;
 /// Builds a distributed layout from the inside out: each step covers a larger box of the tensor.
 #[derive(Clone, Debug)]
 pub struct LayoutBuilder {
-    shape: Vec<usize>,
+    shape: Vec<u32>,
     /// Extent that the bits so far cover along each axis.
-    covered: Vec<usize>,
+    covered: Vec<u32>,
     bases: [Vec<Basis>; 4],
 }
 
 impl LayoutBuilder {
     /// Starts with one element of a tensor of this shape.
-    pub fn new(shape: &[usize]) -> Self {
+    pub fn new(shape: &[u32]) -> Self {
         LayoutBuilder { shape: shape.to_vec(), covered: vec![1; shape.len()], bases: Default::default() }
     }
 
     /// The next bits of `dim` run along `axis`, over `extent` copies of the box so far. Bits that lead out of
     /// the tensor wrap to its start: lanes and warps then hold copies, and registers are left out.
     #[must_use]
-    pub fn along(mut self, dim: Dim, axis: usize, extent: usize) -> Self {
+    pub fn along(mut self, dim: Dim, axis: usize, extent: u32) -> Self {
         if !extent.is_power_of_two() || axis >= self.shape.len() || dim == Dim::Offset {
             bug(format!("{extent} steps of {dim:?} along axis {axis} of {:?}", self.shape));
         }
@@ -34,7 +34,7 @@ impl LayoutBuilder {
             let mut basis = vec![0; self.shape.len()];
             let inside = self.covered[axis] < self.shape[axis];
             if inside {
-                basis[axis] = self.covered[axis] as u32;
+                basis[axis] = self.covered[axis];
                 self.covered[axis] *= 2;
             }
             if inside || dim != Dim::Register {
@@ -46,7 +46,7 @@ impl LayoutBuilder {
 
     /// The next `extent` values of `dim` hold copies.
     #[must_use]
-    pub fn copies(mut self, dim: Dim, extent: usize) -> Self {
+    pub fn copies(mut self, dim: Dim, extent: u32) -> Self {
         let zero = vec![0; self.shape.len()];
         self.bases[dim as usize].extend(vec![zero; extent.ilog2() as usize]);
         self
@@ -68,10 +68,10 @@ impl LinearLayout {
     /// `warps_per_cta` of those the program's box. `order` lists the axes, fastest first. A larger tensor
     /// repeats the program's box in further registers; on a smaller one lanes and warps hold copies.
     pub fn blocked(
-        shape: &[usize],
-        size_per_thread: &[usize],
-        threads_per_warp: &[usize],
-        warps_per_cta: &[usize],
+        shape: &[u32],
+        size_per_thread: &[u32],
+        threads_per_warp: &[u32],
+        warps_per_cta: &[u32],
         order: &[usize],
     ) -> Self {
         let rank = shape.len();
@@ -91,13 +91,13 @@ impl LinearLayout {
 
     /// The blocked layout that spreads `num_warps` warps over a tensor with this box per thread: lanes, then
     /// warps, fill the axes in `order`; what is left over runs along the slowest axis, as copies.
-    pub fn blocked_filling(shape: &[usize], size_per_thread: &[usize], num_warps: usize, order: &[usize]) -> Self {
+    pub fn blocked_filling(shape: &[u32], size_per_thread: &[u32], num_warps: u32, order: &[usize]) -> Self {
         if shape.is_empty() {
             return LayoutBuilder::new(shape).copies(Dim::Lane, 32).copies(Dim::Warp, num_warps).wrap(order);
         }
-        let mut room: Vec<usize> =
+        let mut room: Vec<u32> =
             shape.iter().zip(size_per_thread).map(|(extent, size)| (extent / size).max(1)).collect();
-        let mut fill = |mut count: usize| {
+        let mut fill = |mut count: u32| {
             let mut sizes = vec![1; shape.len()];
             for (i, &axis) in order.iter().enumerate() {
                 sizes[axis] = if i + 1 == order.len() { count } else { count.min(room[axis]) };
@@ -114,7 +114,7 @@ impl LinearLayout {
     /// The accumulator of `mma.sync.m16n8` with 32-bit elements over a tensor `[m, n]`: c0, c1 in row lane/4,
     /// columns 2·(lane%4)+{0,1}; c2, c3 eight rows below. Warps tile `[m, n]`, those along m first; further
     /// instructions run along n, then m, four registers each.
-    pub fn mma_m16n8(shape: &[usize], warps_per_cta: [usize; 2]) -> Self {
+    pub fn mma_m16n8(shape: &[u32], warps_per_cta: [u32; 2]) -> Self {
         check_matrix(shape, [16, 8]);
         accumulator_tile(LayoutBuilder::new(shape))
             .along(Dim::Warp, 0, warps_per_cta[0])
@@ -124,7 +124,7 @@ impl LinearLayout {
 
     /// The A operand `[m, k]` of `mma.sync.m16n8`: k16 for 16-bit elements, k8 for tf32, k32 for 8-bit. The
     /// warps along n hold copies. Instructions run along k, then m.
-    pub fn mma_m16n8_a(shape: &[usize], element_bits: usize, warps_per_cta: [usize; 2]) -> Self {
+    pub fn mma_m16n8_a(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [16, 8 * per_word]);
         a_tile(LayoutBuilder::new(shape), per_word)
@@ -135,7 +135,7 @@ impl LinearLayout {
 
     /// The B operand `[k, n]` of `mma.sync.m16n8`, see [`Self::mma_m16n8_a`]. The warps along m hold copies.
     /// Instructions run along k, then n.
-    pub fn mma_m16n8_b(shape: &[usize], element_bits: usize, warps_per_cta: [usize; 2]) -> Self {
+    pub fn mma_m16n8_b(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [8 * per_word, 8]);
         // Each lane holds words of neighbouring k in column lane/4; the second word four words further on.
@@ -153,7 +153,7 @@ impl LinearLayout {
     /// sixteen rows each, and each holds the columns as `mma_m16n8` does, N/2 registers per instruction.
     /// `warps_per_cta[0]` is a multiple of four: further warpgroups stand along m, `warps_per_cta[1]` along n.
     /// Further instructions run along n, then m.
-    pub fn wgmma_acc(shape: &[usize], n_instr: usize, warps_per_cta: [usize; 2]) -> Self {
+    pub fn wgmma_acc(shape: &[u32], n_instr: u32, warps_per_cta: [u32; 2]) -> Self {
         check_matrix(shape, [64, n_instr]);
         if !(8..=256).contains(&n_instr) || !n_instr.is_power_of_two() {
             bug(format!("wgmma with n = {n_instr}"));
@@ -166,7 +166,7 @@ impl LinearLayout {
     }
 
     /// The A operand `[m, k]` of `wgmma` in registers, element widths as for [`Self::mma_m16n8_a`].
-    pub fn wgmma_a_operand(shape: &[usize], element_bits: usize, warps_per_cta: [usize; 2]) -> Self {
+    pub fn wgmma_a_operand(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [64, 8 * per_word]);
         a_tile(LayoutBuilder::new(shape), per_word)
@@ -183,7 +183,7 @@ fn accumulator_tile(builder: LayoutBuilder) -> LayoutBuilder {
 
 /// The box of an A operand: a word of neighbouring k per lane, eight rows of four lanes, the lower half, and
 /// then the second half of k.
-fn a_tile(builder: LayoutBuilder, per_word: usize) -> LayoutBuilder {
+fn a_tile(builder: LayoutBuilder, per_word: u32) -> LayoutBuilder {
     builder
         .along(Dim::Register, 1, per_word)
         .along(Dim::Lane, 1, 4)
@@ -192,21 +192,21 @@ fn a_tile(builder: LayoutBuilder, per_word: usize) -> LayoutBuilder {
         .along(Dim::Register, 1, 2)
 }
 
-fn elements_per_word(element_bits: usize) -> usize {
+fn elements_per_word(element_bits: u32) -> u32 {
     match element_bits {
         8 | 16 | 32 => 32 / element_bits,
         _ => bug(format!("a tensor-core operand with {element_bits}-bit elements")),
     }
 }
 
-fn warpgroup_warps(warps_per_cta: [usize; 2]) -> usize {
+fn warpgroup_warps(warps_per_cta: [u32; 2]) -> u32 {
     if !warps_per_cta[0].is_multiple_of(4) {
         bug(format!("wgmma with {warps_per_cta:?} warps: a warpgroup is four warps along m"));
     }
     warps_per_cta[0]
 }
 
-fn check_matrix(shape: &[usize], instruction: [usize; 2]) {
+fn check_matrix(shape: &[u32], instruction: [u32; 2]) {
     let fits = shape.len() == 2 && shape.iter().zip(instruction).all(|(&extent, least)| extent >= least);
     if !fits {
         bug(format!("a tensor of shape {shape:?} for a tensor-core instruction of {instruction:?}"));

@@ -104,11 +104,11 @@ pub enum LayoutError {
     #[error("a layout has at most {MAX_RANK} axes, found {0}")]
     Rank(usize),
     #[error("axis {axis} has extent {extent}, expected a power of two of at most 2^31")]
-    Extent { axis: usize, extent: usize },
+    Extent { axis: usize, extent: u32 },
     #[error("{dim:?} basis {bit} is {found:?}, expected one coordinate for each of the {rank} axes")]
     BasisRank { dim: Dim, bit: usize, found: Basis, rank: usize },
     #[error("{dim:?} basis {bit} is {found:?}, which lies outside the shape {shape:?}")]
-    BasisRange { dim: Dim, bit: usize, found: Basis, shape: Vec<usize> },
+    BasisRange { dim: Dim, bit: usize, found: Basis, shape: Vec<u32> },
     #[error("{dim:?} has {found} bits, expected at most {limit}")]
     Bits { dim: Dim, found: usize, limit: usize },
     #[error("expected {expected} at byte {at} of the layout, found {found}")]
@@ -119,7 +119,7 @@ pub enum LayoutError {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct LinearLayout {
     space: Space,
-    shape: Vec<usize>,
+    shape: Vec<u32>,
     /// One list per `Dim`, in the order of `Dim::ALL`; the dims of the other space are empty.
     bases: [Vec<Basis>; 5],
 }
@@ -133,7 +133,7 @@ pub(super) fn bug(message: impl std::fmt::Display) -> ! {
 impl LinearLayout {
     /// A distributed layout from the images of its bits.
     pub fn try_distributed(
-        shape: &[usize],
+        shape: &[u32],
         register: Vec<Basis>,
         lane: Vec<Basis>,
         warp: Vec<Basis>,
@@ -148,7 +148,7 @@ impl LinearLayout {
     /// Where the parts do not fit each other: a mistake of the compiler.
     #[track_caller]
     pub fn distributed(
-        shape: &[usize],
+        shape: &[u32],
         register: Vec<Basis>,
         lane: Vec<Basis>,
         warp: Vec<Basis>,
@@ -158,7 +158,7 @@ impl LinearLayout {
     }
 
     /// A shared layout from the images of its offset bits.
-    pub fn try_shared(shape: &[usize], offset: Vec<Basis>) -> Result<Self, LayoutError> {
+    pub fn try_shared(shape: &[u32], offset: Vec<Basis>) -> Result<Self, LayoutError> {
         let [a, b, c, d] = Default::default();
         Self::checked(Space::Shared, shape, [a, b, c, d, offset])
     }
@@ -168,16 +168,16 @@ impl LinearLayout {
     /// # Panics
     /// Where the parts do not fit each other: a mistake of the compiler.
     #[track_caller]
-    pub fn shared(shape: &[usize], offset: Vec<Basis>) -> Self {
+    pub fn shared(shape: &[u32], offset: Vec<Basis>) -> Self {
         Self::try_shared(shape, offset).unwrap_or_else(|error| bug(error))
     }
 
-    fn checked(space: Space, shape: &[usize], bases: [Vec<Basis>; 5]) -> Result<Self, LayoutError> {
+    fn checked(space: Space, shape: &[u32], bases: [Vec<Basis>; 5]) -> Result<Self, LayoutError> {
         let rank = shape.len();
         if rank > MAX_RANK {
             return Err(LayoutError::Rank(rank));
         }
-        if let Some(axis) = shape.iter().position(|extent| !extent.is_power_of_two() || *extent > 1 << 31) {
+        if let Some(axis) = shape.iter().position(|extent| !extent.is_power_of_two()) {
             return Err(LayoutError::Extent { axis, extent: shape[axis] });
         }
         for dim in Dim::ALL {
@@ -191,7 +191,7 @@ impl LinearLayout {
                 if basis.len() != rank {
                     return Err(LayoutError::BasisRank { dim, bit, found: basis.clone(), rank });
                 }
-                if basis.iter().zip(shape).any(|(&coordinate, &extent)| coordinate as usize >= extent) {
+                if basis.iter().zip(shape).any(|(coordinate, extent)| coordinate >= extent) {
                     let (found, shape) = (basis.clone(), shape.to_vec());
                     return Err(LayoutError::BasisRange { dim, bit, found, shape });
                 }
@@ -205,7 +205,7 @@ impl LinearLayout {
     }
 
     /// The same space with other coordinates; every basis goes through `image`.
-    pub(super) fn map_bases(&self, shape: &[usize], image: impl Fn(&Basis) -> Basis) -> Self {
+    pub(super) fn map_bases(&self, shape: &[u32], image: impl Fn(&Basis) -> Basis) -> Self {
         let bases = self.bases.each_ref().map(|list| list.iter().map(&image).collect());
         Self::checked(self.space, shape, bases).unwrap_or_else(|error| bug(error))
     }
@@ -218,7 +218,7 @@ impl LinearLayout {
     }
 
     /// The extents of the tensor, one per axis.
-    pub fn shape(&self) -> &[usize] {
+    pub fn shape(&self) -> &[u32] {
         &self.shape
     }
 
@@ -240,7 +240,7 @@ impl LinearLayout {
 
     /// Elements of the tensor.
     pub fn num_elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().map(|&extent| extent as usize).product()
     }
 
     /// The images of the bits of `dim`, lowest bit first.
@@ -386,14 +386,14 @@ impl LinearLayout {
     }
 }
 
-pub(super) fn flatten(shape: &[usize], coordinates: &[u32]) -> u64 {
+pub(super) fn flatten(shape: &[u32], coordinates: &[u32]) -> u64 {
     shape.iter().zip(coordinates).fold(0, |flat, (&extent, &coordinate)| flat << extent.ilog2() | u64::from(coordinate))
 }
 
-pub(super) fn unflatten(shape: &[usize], mut flat: u64) -> Vec<u32> {
+pub(super) fn unflatten(shape: &[u32], mut flat: u64) -> Vec<u32> {
     let mut coordinates = vec![0; shape.len()];
     for (coordinate, extent) in coordinates.iter_mut().zip(shape).rev() {
-        *coordinate = flat as u32 & (extent - 1) as u32;
+        *coordinate = (flat & u64::from(extent - 1)) as u32;
         flat >>= extent.ilog2();
     }
     coordinates
@@ -402,7 +402,7 @@ pub(super) fn unflatten(shape: &[usize], mut flat: u64) -> Vec<u32> {
 /// A linear map from tensor coordinates to places.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct InverseLayout {
-    shape: Vec<usize>,
+    shape: Vec<u32>,
     /// Per axis, per coordinate bit.
     bases: Vec<Vec<Index>>,
 }

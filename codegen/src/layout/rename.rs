@@ -77,7 +77,8 @@ impl LinearLayout {
     /// Axis `i` of the result is axis `permutation[i]` of the operand.
     pub fn transpose(&self, permutation: &[usize]) -> Renaming {
         check_permutation(permutation, self.rank());
-        self.unchanged(self.map_bases(&picked(self.shape(), permutation), |basis| picked(basis, permutation)))
+        let pick = |list: &[u32]| -> Vec<u32> { permutation.iter().map(|&axis| list[axis]).collect() };
+        self.unchanged(self.map_bases(&pick(self.shape()), |basis| pick(basis)))
     }
 
     /// The layout of a reduction over `axis`: that coordinate is forgotten. Registers that then repeat others
@@ -85,7 +86,8 @@ impl LinearLayout {
     /// [`Self::registers_meeting`]); lanes and warps along the axis stay, holding copies.
     pub fn slice(&self, axis: usize) -> Renaming {
         self.check_axis(axis, self.rank());
-        self.map_bases(&without(self.shape(), axis), |basis| without(basis, axis)).without_redundant_registers()
+        let drop = |list: &[u32]| without(list, axis);
+        self.map_bases(&drop(self.shape()), |basis| drop(basis)).without_redundant_registers()
     }
 
     /// For each register of `self.slice(axis)`, the operand registers of the thread that fall together in it,
@@ -112,8 +114,12 @@ impl LinearLayout {
     /// Inserts an axis of extent one before `axis` (`0..=rank`).
     pub fn expand_dims(&self, axis: usize) -> Renaming {
         self.check_axis(axis, self.rank() + 1);
-        let shape = with(self.shape(), axis, 1);
-        self.unchanged(self.map_bases(&shape, |basis| with(basis, axis, 0)))
+        let insert = |list: &[u32], value| {
+            let mut list = list.to_vec();
+            list.insert(axis, value);
+            list
+        };
+        self.unchanged(self.map_bases(&insert(self.shape(), 1), |basis| insert(basis, 0)))
     }
 
     /// The layout that a tensor of extent one along `axis` must have so that broadcasting it along the axis
@@ -136,8 +142,8 @@ impl LinearLayout {
     }
 
     /// Row-major reinterpretation as another shape of as many elements.
-    pub fn reshape(&self, shape: &[usize]) -> Renaming {
-        let elements: usize = shape.iter().product();
+    pub fn reshape(&self, shape: &[u32]) -> Renaming {
+        let elements: usize = shape.iter().map(|&extent| extent as usize).product();
         if elements != self.num_elements() {
             bug(format!("reshape of {:?} to {shape:?}", self.shape()));
         }
@@ -204,17 +210,7 @@ fn check_permutation(order: &[usize], length: usize) {
     }
 }
 
-fn picked<T: Copy>(list: &[T], axes: &[usize]) -> Vec<T> {
-    axes.iter().map(|&axis| list[axis]).collect()
-}
-
-fn with<T: Copy>(list: &[T], axis: usize, value: T) -> Vec<T> {
-    let mut list = list.to_vec();
-    list.insert(axis, value);
-    list
-}
-
-fn without<T: Copy>(list: &[T], axis: usize) -> Vec<T> {
+fn without(list: &[u32], axis: usize) -> Vec<u32> {
     let mut list = list.to_vec();
     list.remove(axis);
     list

@@ -20,7 +20,7 @@ impl Swizzle {
     pub const ALL: [Swizzle; 4] = [Swizzle::Bytes128, Swizzle::Bytes64, Swizzle::Bytes32, Swizzle::None];
 
     /// Width of the span in bytes; without a swizzle, the 16 bytes of one chunk.
-    pub fn bytes(self) -> usize {
+    pub fn bytes(self) -> u32 {
         16 << self.chunk_bits()
     }
 
@@ -35,24 +35,24 @@ impl Swizzle {
     }
 
     /// Alignment of the buffer that the address bits assume: the period of the pattern.
-    pub fn alignment(self) -> usize {
+    pub fn alignment(self) -> u32 {
         128 << self.chunk_bits()
     }
 
     /// The mode of this width: 32, 64 or 128.
-    pub fn of_bytes(bytes: usize) -> Option<Swizzle> {
+    pub fn of_bytes(bytes: u32) -> Option<Swizzle> {
         Swizzle::ALL.into_iter().find(|&swizzle| swizzle != Swizzle::None && swizzle.bytes() == bytes)
     }
 
     /// The widest mode whose span a row of this many bytes fills.
-    pub fn widest_for(row_bytes: usize) -> Swizzle {
+    pub fn widest_for(row_bytes: u32) -> Swizzle {
         Swizzle::ALL.into_iter().find(|swizzle| swizzle.bytes() <= row_bytes).unwrap_or(Swizzle::None)
     }
 }
 
 impl LinearLayout {
     /// Offsets run along the axes in `order`, fastest first, without padding or swizzle.
-    pub fn shared_row_major(shape: &[usize], order: &[usize]) -> Self {
+    pub fn shared_row_major(shape: &[u32], order: &[usize]) -> Self {
         let mut offset = Vec::new();
         for &axis in order {
             offset.extend(axis_bases(shape, axis, 1, shape[axis]));
@@ -71,7 +71,7 @@ impl LinearLayout {
     ///
     /// # Panics
     /// Where the contiguous axis is narrower than the span ([`Swizzle::widest_for`]).
-    pub fn shared_swizzled(shape: &[usize], order: &[usize], element_bytes: usize, swizzle_bytes: usize) -> Self {
+    pub fn shared_swizzled(shape: &[u32], order: &[usize], element_bytes: u32, swizzle_bytes: u32) -> Self {
         let Some(swizzle) = Swizzle::of_bytes(swizzle_bytes) else {
             bug(format!("a swizzle of {swizzle_bytes} bytes"));
         };
@@ -106,7 +106,7 @@ impl LinearLayout {
     /// combination of them may be the distance between two lanes that are served at once, on either side. They
     /// are taken from what no lane reaches, then from sums of a lane of one side and a lane of the other. What
     /// remains are the bank bits.
-    pub fn conversion_scratch(src: &LinearLayout, dst: &LinearLayout, element_bytes: usize) -> Self {
+    pub fn conversion_scratch(src: &LinearLayout, dst: &LinearLayout, element_bytes: u32) -> Self {
         let shape = src.shape();
         if dst.shape() != shape || !src.is_distributed() || !dst.is_distributed() {
             bug(format!("conversion from {src} to {dst}"));
@@ -156,7 +156,7 @@ impl LinearLayout {
 }
 
 /// The bases of steps `from, 2·from, … < to` along an axis.
-fn axis_bases(shape: &[usize], axis: usize, from: usize, to: usize) -> Vec<Basis> {
+fn axis_bases(shape: &[u32], axis: usize, from: u32, to: u32) -> Vec<Basis> {
     (from.ilog2()..to.ilog2())
         .map(|bit| {
             let mut basis = vec![0; shape.len()];

@@ -26,8 +26,8 @@ impl fmt::Display for LinearLayout {
     }
 }
 
-fn numbers<T: ToString>(list: &[T]) -> String {
-    let list: Vec<String> = list.iter().map(T::to_string).collect();
+fn numbers(list: &[u32]) -> String {
+    let list: Vec<String> = list.iter().map(u32::to_string).collect();
     format!("[{}]", list.join(","))
 }
 
@@ -120,7 +120,7 @@ impl Reader<'_> {
         }
     }
 
-    fn numbers<T: FromStr>(&mut self) -> Result<Vec<T>, LayoutError> {
+    fn numbers(&mut self) -> Result<Vec<u32>, LayoutError> {
         self.list(|reader| {
             reader.skip_spaces();
             let rest = &reader.text[reader.at..];

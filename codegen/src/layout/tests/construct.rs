@@ -98,7 +98,6 @@ fn mma_fragments_agree_with_the_ptx_manual() {
         let a = LinearLayout::mma_m16n8_a(&[64, 2 * k], bits, warps);
         let b = LinearLayout::mma_m16n8_b(&[2 * k, 32], bits, warps);
         assert!(covers(&acc) && covers(&a) && covers(&b));
-        let (bits, k) = (bits as u32, k as u32);
         for (r, l, w, _) in places(&acc) {
             let [row, column] = accumulator(r % 4, l);
             let (n, m) = (r / 4 % 2, r / 8);
@@ -127,7 +126,6 @@ fn wgmma_fragments_agree_with_the_ptx_manual() {
     for n in [8, 64, 256] {
         let acc = LinearLayout::wgmma_acc(&[256, 2 * n], n, [8, 1]);
         assert!(covers(&acc));
-        let n = n as u32;
         for (r, l, w, _) in places(&acc) {
             let (i, column_step, row_step) = (r % (n / 2), r / (n / 2) % 2, r / n);
             let row = 16 * (w % 4) + l / 4 + 8 * (i / 2 % 2) + 64 * (w / 4) + 128 * row_step;
@@ -139,7 +137,6 @@ fn wgmma_fragments_agree_with_the_ptx_manual() {
         let k = 256 / bits;
         let a = LinearLayout::wgmma_a_operand(&[128, 2 * k], bits, [4, 2]);
         assert!(covers(&a));
-        let (bits, k) = (bits as u32, k as u32);
         let per_lane = 64 * k / 128;
         for (r, l, w, _) in places(&a) {
             let [row, column] = a_operand(bits, r % per_lane, l);

@@ -115,10 +115,10 @@ proptest! {
 
     #[test]
     fn reshapes_keep_the_row_major_position(layout in any_layout(), cut in 0usize..4) {
-        let position = |shape: &[usize], at: &[u32]| {
-            shape.iter().zip(at).fold(0u64, |sum, (&extent, &i)| sum * extent as u64 + u64::from(i))
+        let position = |shape: &[u32], at: &[u32]| {
+            shape.iter().zip(at).fold(0u64, |sum, (&extent, &i)| sum * u64::from(extent) + u64::from(i))
         };
-        let elements = layout.num_elements();
+        let elements = layout.num_elements() as u32;
         let first = 1 << (cut as u32).min(elements.ilog2());
         let shape = [first, elements / first];
         let reshaped = layout.reshape(&shape);

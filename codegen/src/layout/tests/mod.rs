@@ -3,7 +3,6 @@
 mod construct;
 mod convert;
 mod laws;
-mod reduce;
 mod shared;
 mod text;
 
@@ -21,24 +20,21 @@ fn places(layout: &LinearLayout) -> impl Iterator<Item = (u32, u32, u32, u32)> +
 }
 
 /// Every coordinate of a shape, row-major.
-fn coordinates(shape: &[usize]) -> Vec<Vec<u32>> {
+fn coordinates(shape: &[u32]) -> Vec<Vec<u32>> {
     shape.iter().fold(vec![vec![]], |prefixes, &extent| {
-        prefixes
-            .into_iter()
-            .flat_map(|prefix| (0..extent as u32).map(move |i| [prefix.as_slice(), &[i]].concat()))
-            .collect()
+        prefixes.into_iter().flat_map(|prefix| (0..extent).map(move |i| [prefix.as_slice(), &[i]].concat())).collect()
     })
 }
 
 /// Small shapes: rank 1 to 3, at most 1024 elements.
-fn shapes() -> impl Strategy<Value = Vec<usize>> {
+fn shapes() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(0u32..6, 1..4)
         .prop_filter("small", |logs| logs.iter().sum::<u32>() <= 10)
         .prop_map(|logs| logs.into_iter().map(|log| 1 << log).collect())
 }
 
 /// Splits `bits` among `parts` factors, as powers of two.
-fn factors(bits: u32, parts: usize) -> impl Strategy<Value = Vec<usize>> {
+fn factors(bits: u32, parts: usize) -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(0..parts, bits as usize).prop_map(move |choice| {
         let mut sizes = vec![1; parts];
         choice.into_iter().for_each(|part| sizes[part] *= 2);
@@ -47,7 +43,7 @@ fn factors(bits: u32, parts: usize) -> impl Strategy<Value = Vec<usize>> {
 }
 
 /// A blocked layout of a given shape with 32 lanes and four warps.
-fn blocked_of(shape: Vec<usize>) -> impl Strategy<Value = LinearLayout> {
+fn blocked_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
     let rank = shape.len();
     let order = Just((0..rank).collect::<Vec<_>>()).prop_shuffle();
     (factors(3, rank), factors(5, rank), factors(2, rank), order)
@@ -55,15 +51,15 @@ fn blocked_of(shape: Vec<usize>) -> impl Strategy<Value = LinearLayout> {
 }
 
 /// A layout whose bases are any vectors at all: swizzled, overlapping, partly idle, not always covering.
-fn anything_of(shape: Vec<usize>) -> impl Strategy<Value = LinearLayout> {
-    let basis = shape.iter().map(|&extent| 0..extent as u32).collect::<Vec<_>>();
+fn anything_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
+    let basis = shape.iter().map(|&extent| 0..extent).collect::<Vec<_>>();
     let list = |bits: std::ops::Range<usize>| prop::collection::vec(basis.clone(), bits);
     (list(0..5), list(5..6), list(2..3))
         .prop_map(move |(register, lane, warp)| LinearLayout::distributed(&shape, register, lane, warp, vec![]))
 }
 
 /// Any layout with registers appended until it covers the tensor.
-fn covering_of(shape: Vec<usize>) -> impl Strategy<Value = LinearLayout> {
+fn covering_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
     anything_of(shape).prop_map(|layout| {
         let build = |registers: &[Basis]| {
             let [lane, warp] = [Dim::Lane, Dim::Warp].map(|dim| layout.bases(dim).to_vec());
@@ -91,7 +87,7 @@ fn any_layout() -> impl Strategy<Value = LinearLayout> {
 /// Two layouts of one shape.
 fn any_pair() -> impl Strategy<Value = (LinearLayout, LinearLayout)> {
     shapes().prop_flat_map(|shape| {
-        let one = |shape: &Vec<usize>| prop_oneof![blocked_of(shape.clone()), covering_of(shape.clone())];
+        let one = |shape: &Vec<u32>| prop_oneof![blocked_of(shape.clone()), covering_of(shape.clone())];
         (one(&shape), one(&shape))
     })
 }
