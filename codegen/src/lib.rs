@@ -11,3 +11,7 @@ pub mod lower;
 pub mod passes;
 pub mod target;
 pub mod text;
+
+/// Version of the compiler: the package's, and a hash of the sources that this build was made from. Part of every cache
+/// key.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("TILEWRIGHT_SOURCE_HASH"));
