@@ -1,1 +1,35 @@
-//! Part of Tilewright.
+//! Running compiled kernels: devices, buffers, launches, streams, the artifact cache and benchmarks.
+//!
+//! This crate is the only place of Tilewright that talks to the CUDA driver, the file system and the environment. It
+//! knows compiled code by its [`Manifest`](tilewright_codegen::target::Manifest) alone, and nothing of how it was made.
+//!
+//! A launch, from the outside in:
+//!
+//! 1. [`Device::best`] picks a GPU where a driver answers, else the CPU.
+//! 2. [`Cache`] finds the [`Artifact`](tilewright_codegen::target::Artifact) of an earlier compilation, or stores a new one.
+//! 3. [`Device::load`] hands the code to the driver or links it into this process: a [`CompiledKernel`].
+//! 4. [`CompiledKernel::launch`] checks the arguments against the manifest and starts the grid.
+//!
+//! Environment variables are read once, in [`env`], which lists them all.
+
+pub mod bench;
+mod buffer;
+pub mod cache;
+mod device;
+mod element;
+pub mod env;
+mod error;
+mod launch;
+pub mod probe;
+mod stream;
+
+pub use buffer::{Buffer, Strided, View, ViewMut};
+pub use cache::Cache;
+pub use device::{Device, DeviceInfo};
+pub use element::{Dtype, Element, F8E4M3, F8E5M2};
+pub use error::{CudaFailure, Error, Result};
+pub use launch::{CompiledKernel, LaunchArg, Resources};
+pub use stream::{Event, Stream};
+
+/// The CUDA bindings that this crate uses, for callers that hand it streams or pointers of their own.
+pub use cudarc;

@@ -1,0 +1,436 @@
+//! Typed memory of a device, and borrowed parts of it.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+
+use crate::device::{Device, Memory, same_device};
+use crate::element::Element;
+use crate::error::{Error, Result};
+
+/// `len` elements of `T` on a device. On the CPU the memory is 64-byte aligned, on a GPU 256-byte.
+///
+/// On a GPU everything that a buffer does is queued on its device's stream; reading waits.
+pub struct Buffer<T: Element> {
+    memory: Memory,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+/// A shared borrow of consecutive elements of a [`Buffer`].
+pub struct View<'a, T: Element> {
+    device: &'a Device,
+    address: u64,
+    len: usize,
+    elements: PhantomData<&'a [T]>,
+}
+
+/// An exclusive borrow of consecutive elements of a [`Buffer`].
+pub struct ViewMut<'a, T: Element> {
+    device: &'a Device,
+    address: u64,
+    len: usize,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+impl<T: Element> Buffer<T> {
+    /// `len` elements with unspecified values, for outputs that a kernel writes whole.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn uninit(device: &Device, len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(Error::HostMemory { requested: u64::MAX })?;
+        Ok(Buffer { memory: Memory::new(device, bytes)?, len, elements: PhantomData })
+    }
+
+    /// `len` zeros.
+    pub fn zeros(device: &Device, len: usize) -> Result<Self> {
+        let mut buffer = Self::uninit(device, len)?;
+        // The CPU's memory comes zeroed.
+        if device.is_cuda() {
+            buffer.fill_bytes(0)?;
+        }
+        Ok(buffer)
+    }
+
+    /// `len` elements of all-ones bytes: NaN for every float type, -1 or the largest value for integers. What a kernel
+    /// forgets to write is then seen in its output.
+    pub fn poisoned(device: &Device, len: usize) -> Result<Self> {
+        let mut buffer = Self::uninit(device, len)?;
+        buffer.poison()?;
+        Ok(buffer)
+    }
+
+    /// A copy of `values`.
+    pub fn from_slice(device: &Device, values: &[T]) -> Result<Self> {
+        let mut buffer = Self::uninit(device, values.len())?;
+        buffer.copy_from_slice(values)?;
+        Ok(buffer)
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device that the memory belongs to.
+    pub fn device(&self) -> &Device {
+        self.memory.device()
+    }
+
+    /// Address of the first element, for kernels. Valid while the buffer lives.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// All elements, copied to the host.
+    ///
+    /// # Errors
+    /// On a GPU, also those of the kernels that were queued before.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        self.view().to_vec()
+    }
+
+    /// Overwrites all elements with `values`, which must be as many.
+    pub fn copy_from_slice(&mut self, values: &[T]) -> Result<()> {
+        self.view_mut().copy_from_slice(values)
+    }
+
+    /// Overwrites all elements with those of `source`, as many and on the same device.
+    pub fn copy_from(&mut self, source: View<'_, T>) -> Result<()> {
+        self.view_mut().copy_from(source)
+    }
+
+    /// A second buffer with the same contents.
+    pub fn try_clone(&self) -> Result<Self> {
+        let mut copy = Self::uninit(self.device(), self.len)?;
+        copy.copy_from(self.view())?;
+        Ok(copy)
+    }
+
+    /// The contents on another device, through the host.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        Self::from_slice(device, &self.to_vec()?)
+    }
+
+    /// Sets all elements to zero.
+    pub fn fill_zero(&mut self) -> Result<()> {
+        self.fill_bytes(0)
+    }
+
+    /// Sets all bytes to ones, as [`Buffer::poisoned`] does.
+    pub fn poison(&mut self) -> Result<()> {
+        self.fill_bytes(0xff)
+    }
+
+    /// All elements, shared.
+    pub fn view(&self) -> View<'_, T> {
+        View { device: self.device(), address: self.address(), len: self.len, elements: PhantomData }
+    }
+
+    /// All elements, exclusive.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut { device: self.memory.device(), address: self.memory.address(), len: self.len, elements: PhantomData }
+    }
+
+    /// The elements in `range`, shared.
+    ///
+    /// # Errors
+    /// The range leaves the buffer.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'_, T>> {
+        self.view().slice(range)
+    }
+
+    /// The elements in `range`, exclusive.
+    ///
+    /// # Errors
+    /// The range leaves the buffer.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
+        self.view_mut().slice(range)
+    }
+
+    fn fill_bytes(&mut self, value: u8) -> Result<()> {
+        self.view_mut().fill_bytes(value)
+    }
+}
+
+impl<T: Element> Clone for View<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: Element> Copy for View<'_, T> {}
+
+impl<'a, T: Element> View<'a, T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// Address of the first element.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The elements in `range` of this view.
+    ///
+    /// # Errors
+    /// The range leaves the view.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'a, T>> {
+        let (start, end) = resolve(range, self.len)?;
+        Ok(View { address: self.address + (start * size_of::<T>()) as u64, len: end - start, ..*self })
+    }
+
+    /// The elements, copied to the host.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        // SAFETY: the view borrows `len` live elements, and no exclusive borrow of them exists.
+        T::from_bytes(self.len, |bytes| unsafe { self.device.read(self.address, bytes) })
+    }
+}
+
+impl<T: Element> ViewMut<'_, T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn device(&self) -> &Device {
+        self.device
+    }
+
+    /// Address of the first element.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The same elements, shared, for as long as this is borrowed.
+    pub fn as_view(&self) -> View<'_, T> {
+        View { device: self.device, address: self.address, len: self.len, elements: PhantomData }
+    }
+
+    /// The same elements, for as long as this is borrowed.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        ViewMut { device: self.device, address: self.address, len: self.len, elements: PhantomData }
+    }
+
+    /// Elements before and from `middle`.
+    ///
+    /// # Errors
+    /// `middle` is beyond the end.
+    pub fn split_at(self, middle: usize) -> Result<(Self, Self)> {
+        resolve(..middle, self.len)?;
+        let address = self.address + (middle * size_of::<T>()) as u64;
+        let (device, elements) = (self.device, PhantomData);
+        let left = ViewMut { device, address: self.address, len: middle, elements };
+        Ok((left, ViewMut { device, address, len: self.len - middle, elements }))
+    }
+
+    /// The elements in `range` of this view.
+    ///
+    /// # Errors
+    /// The range leaves the view.
+    pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (start, end) = resolve(range, self.len)?;
+        Ok(ViewMut { address: self.address + (start * size_of::<T>()) as u64, len: end - start, ..self })
+    }
+
+    /// Overwrites the elements with `values`, which must be as many.
+    pub fn copy_from_slice(&mut self, values: &[T]) -> Result<()> {
+        self.check_len("the source of a copy", values.len())?;
+        // SAFETY: the view borrows `len` live elements exclusively.
+        unsafe { self.device.write(self.address, T::as_bytes(values)) }
+    }
+
+    /// Overwrites the elements with those of `source`, as many and on the same device.
+    pub fn copy_from(&mut self, source: View<'_, T>) -> Result<()> {
+        self.check_len("the source of a copy", source.len)?;
+        same_device("a copy between buffers", self.device, source.device)?;
+        // SAFETY: one range is borrowed exclusively and the other shared, so they are live and do not overlap.
+        unsafe { self.device.copy(self.address, source.address, self.len * size_of::<T>()) }
+    }
+
+    fn fill_bytes(&mut self, value: u8) -> Result<()> {
+        // SAFETY: the view borrows `len` live elements exclusively; every byte pattern can be read back.
+        unsafe { self.device.fill(self.address, value, self.len * size_of::<T>()) }
+    }
+
+    fn check_len(&self, what: &'static str, found: usize) -> Result<()> {
+        if found == self.len {
+            return Ok(());
+        }
+        Err(Error::Length { what, expected: self.len, found })
+    }
+}
+
+fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => end.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    if start <= end && end <= len {
+        return Ok((start, end));
+    }
+    Err(Error::OutOfRange { start, end, len })
+}
+
+/// Shape and strides, in elements, of a tensor inside a buffer: what a kernel's shape and stride arguments say.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Strided {
+    /// Extent of each dimension.
+    pub shape: Vec<i64>,
+    /// Distance between neighbours along each dimension, in elements.
+    pub strides: Vec<i64>,
+}
+
+impl Strided {
+    /// Densely packed, last dimension fastest.
+    pub fn row_major(shape: &[i64]) -> Strided {
+        let mut strides = vec![1; shape.len()];
+        for axis in (1..shape.len()).rev() {
+            strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        }
+        Strided { shape: shape.to_vec(), strides }
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().map(|&extent| extent.max(0) as usize).product()
+    }
+
+    /// The same elements with two dimensions swapped.
+    pub fn transposed(mut self, a: usize, b: usize) -> Strided {
+        self.shape.swap(a, b);
+        self.strides.swap(a, b);
+        self
+    }
+
+    /// Checks that every element lies among the `len` elements from the tensor's base on.
+    ///
+    /// # Errors
+    /// Names the lowest and highest element that are reached.
+    pub fn check_fits(&self, len: usize) -> Result<()> {
+        if self.shape.iter().any(|&extent| extent <= 0) {
+            return Ok(());
+        }
+        let (mut lowest, mut highest) = (0_i128, 0_i128);
+        for (&extent, &stride) in self.shape.iter().zip(&self.strides) {
+            let reach = (extent as i128 - 1) * stride as i128;
+            lowest += reach.min(0);
+            highest += reach.max(0);
+        }
+        if lowest >= 0 && highest < len as i128 {
+            return Ok(());
+        }
+        Err(Error::StridesOutOfRange { shape: self.shape.clone(), strides: self.strides.clone(), lowest, highest, len })
+    }
+}
+
+impl<T: Element> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer<{}>({} elements on {})", T::DTYPE, self.len, self.device())
+    }
+}
+
+impl<T: Element> fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "View<{}>({} elements on {})", T::DTYPE, self.len, self.device)
+    }
+}
+
+impl<T: Element> fmt::Debug for ViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ViewMut<{}>({} elements on {})", T::DTYPE, self.len, self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn contents_survive_the_round_trip_through_the_cpu() {
+        let device = Device::cpu();
+        let values: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+        let buffer = Buffer::from_slice(&device, &values).unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), values);
+        assert_eq!(buffer.address() % 64, 0);
+        assert_eq!(buffer.slice(10..13).unwrap().to_vec().unwrap(), [10.0, 11.0, 12.0]);
+        let clone = buffer.try_clone().unwrap();
+        assert_eq!(clone.to_vec().unwrap(), values);
+        assert_ne!(clone.address(), buffer.address());
+    }
+
+    #[test]
+    fn fresh_buffers_are_zeros_or_poison() {
+        let device = Device::cpu();
+        assert_eq!(Buffer::<i16>::zeros(&device, 5).unwrap().to_vec().unwrap(), [0; 5]);
+        let poison = Buffer::<bf16>::poisoned(&device, 5).unwrap().to_vec().unwrap();
+        assert!(poison.iter().all(|x| x.is_nan()));
+        assert_eq!(Buffer::<bool>::poisoned(&device, 2).unwrap().to_vec().unwrap(), [true; 2]);
+        let empty = Buffer::<f64>::zeros(&device, 0).unwrap();
+        assert!(empty.is_empty() && empty.to_vec().unwrap().is_empty());
+    }
+
+    #[test]
+    fn parts_are_written_apart() {
+        let mut buffer = Buffer::<i32>::zeros(&Device::cpu(), 6).unwrap();
+        let (mut left, right) = buffer.view_mut().split_at(2).unwrap();
+        left.copy_from_slice(&[1, 2]).unwrap();
+        right.slice(1..=2).unwrap().copy_from_slice(&[3, 4]).unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), [1, 2, 0, 3, 4, 0]);
+    }
+
+    #[test]
+    fn mistakes_name_both_numbers() {
+        let mut buffer = Buffer::<i32>::zeros(&Device::cpu(), 6).unwrap();
+        let message = buffer.slice(4..8).unwrap_err().to_string();
+        assert!(message.contains("4..8") && message.contains('6'), "{message}");
+        #[expect(clippy::reversed_empty_ranges, reason = "the mistake under test")]
+        let reversed = buffer.slice(3..2);
+        assert!(reversed.is_err());
+        let message = buffer.copy_from_slice(&[0; 5]).unwrap_err().to_string();
+        assert!(message.contains("expected 6") && message.contains("found 5"), "{message}");
+        assert!(Buffer::<f64>::uninit(&Device::cpu(), usize::MAX / 4).is_err());
+    }
+
+    #[test]
+    fn strides_reach_what_they_say() {
+        let dense = Strided::row_major(&[3, 4, 5]);
+        assert_eq!(dense.strides, [20, 5, 1]);
+        assert_eq!(dense.elements(), 60);
+        dense.check_fits(60).unwrap();
+        let message = dense.check_fits(59).unwrap_err().to_string();
+        assert!(message.contains("0..=59"), "{message}");
+        let transposed = dense.transposed(0, 2);
+        assert_eq!(
+            (transposed.shape.as_slice(), transposed.strides.as_slice()),
+            ([5, 4, 3].as_slice(), [1, 5, 20].as_slice())
+        );
+        assert!(Strided { shape: vec![2, 2], strides: vec![-2, 1] }.check_fits(10).is_err());
+        Strided { shape: vec![0, 9], strides: vec![1000, 1] }.check_fits(1).unwrap();
+    }
+}

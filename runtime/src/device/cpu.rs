@@ -1,0 +1,39 @@
+//! This machine's CPU as a device.
+
+use std::sync::OnceLock;
+
+use tilewright_codegen::target::HostCpu;
+
+use super::DeviceInfo;
+
+pub(crate) struct Cpu {
+    pub(super) info: DeviceInfo,
+}
+
+impl Cpu {
+    pub(super) fn new() -> Cpu {
+        let info = DeviceInfo {
+            name: format!("CPU ({})", std::env::consts::ARCH),
+            compute_capability: None,
+            driver_version: None,
+            memory_bytes: memory_bytes().unwrap_or(0),
+            processors: rayon::current_num_threads() as u32,
+            l2_bytes: 0,
+            max_shared_bytes: 0,
+        };
+        Cpu { info }
+    }
+
+    /// Asked of LLVM at the first use: a device that only holds buffers needs no compiler.
+    pub(super) fn host_cpu(&self) -> &HostCpu {
+        static HOST_CPU: OnceLock<HostCpu> = OnceLock::new();
+        HOST_CPU.get_or_init(HostCpu::native)
+    }
+}
+
+/// The line `MemTotal: N kB` of Linux's `/proc/meminfo`.
+fn memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}

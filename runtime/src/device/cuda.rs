@@ -1,0 +1,179 @@
+//! One GPU as a device.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use tilewright_codegen::target::GpuArch;
+
+use super::DeviceInfo;
+use super::driver::{driver_version, gpu_count};
+use crate::error::{CudaFailure, Doing, Error, Result};
+
+pub(crate) struct Cuda {
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) arch: GpuArch,
+    pub(crate) info: DeviceInfo,
+    /// `GPU 0 (NVIDIA H200)`.
+    pub(crate) label: String,
+    recent: Mutex<VecDeque<Arc<str>>>,
+}
+
+/// How many launches a failure names.
+const RECENT_LAUNCHES: usize = 6;
+
+impl Cuda {
+    pub(super) fn new(ordinal: usize) -> Result<Cuda> {
+        driver_version()?;
+        let count = gpu_count()?;
+        if ordinal >= count {
+            return Err(Error::NoSuchGpu { ordinal, count });
+        }
+        let context = CudaContext::new(ordinal).doing(&format!("opening GPU {ordinal}"))?;
+        // SAFETY: our buffers are ordered by their stream, not by cudarc's events: nothing here relies on its tracking.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().doing(&format!("making a stream on GPU {ordinal}"))?;
+        let cuda = Cuda::from_stream(stream)?;
+        cuda.keep_freed_memory()?;
+        Ok(cuda)
+    }
+
+    pub(super) fn from_stream(stream: Arc<CudaStream>) -> Result<Cuda> {
+        let context = stream.context().clone();
+        let ordinal = context.ordinal();
+        let info = query_info(&context).doing(&format!("asking GPU {ordinal} about itself"))?;
+        let info = DeviceInfo { driver_version: Some(driver_version()?), ..info };
+        let label = format!("GPU {ordinal} ({})", info.name);
+        let (major, minor) = info.compute_capability.unwrap_or((0, 0));
+        let arch = GpuArch::for_compute_capability(major, minor).ok_or_else(|| Error::UnsupportedGpu {
+            device: label.clone(),
+            major,
+            minor,
+        })?;
+        Ok(Cuda { context, stream, arch, info, label, recent: Mutex::default() })
+    }
+
+    /// Makes this GPU's context current on the calling thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        self.context.bind_to_thread().map_err(|error| Error::cuda(format!("selecting {}", self.label), error))
+    }
+
+    /// Remembers a launch, so that a later failure can name it.
+    pub(crate) fn note_launch(&self, kernel: &Arc<str>) {
+        let mut recent = self.recent.lock().unwrap_or_else(|e| e.into_inner());
+        if recent.len() == RECENT_LAUNCHES {
+            recent.pop_front();
+        }
+        recent.push_back(kernel.clone());
+    }
+
+    /// `error` with the launches that may have caused it, where it comes from running code.
+    pub(crate) fn failure(&self, doing: &str, error: DriverError) -> Error {
+        let failure = CudaFailure::from(error);
+        let recent = self.recent.lock().unwrap_or_else(|e| e.into_inner());
+        if !failure.is_sticky() || recent.is_empty() {
+            return Error::Cuda { doing: doing.to_string(), failure };
+        }
+        let names: Vec<&str> = recent.iter().rev().map(|name| &**name).collect();
+        Error::Cuda { doing: format!("{doing} (last launches, newest first: {})", names.join(", ")), failure }
+    }
+
+    pub(crate) fn synchronize(&self, stream: &CudaStream) -> Result<()> {
+        stream.synchronize().map_err(|error| self.failure(&format!("running kernels on {}", self.label), error))
+    }
+
+    /// Allocates on the device's stream. Waits for pending frees and tries again before it gives up.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.bind()?;
+        let attempt = || {
+            // SAFETY: the stream is live; the memory's contents are never read as anything but plain bytes.
+            unsafe {
+                match self.context.has_async_alloc() {
+                    true => result::malloc_async(self.stream.cu_stream(), bytes),
+                    false => result::malloc_sync(bytes),
+                }
+            }
+        };
+        let is_full = |error: &DriverError| error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let outcome = match attempt() {
+            Err(error) if is_full(&error) => {
+                self.synchronize(&self.stream)?;
+                self.trim_pool()?;
+                attempt()
+            }
+            other => other,
+        };
+        outcome.map_err(|error| {
+            if is_full(&error)
+                && let Ok((free, total)) = self.free_and_total()
+            {
+                return Error::OutOfMemory { device: self.label.clone(), requested: bytes as u64, free, total };
+            }
+            self.failure(&format!("allocating {bytes} bytes on {}", self.label), error)
+        })
+    }
+
+    /// Frees what [`Cuda::allocate`] returned, after the work that is queued on the stream now.
+    pub(super) fn free(&self, address: u64) {
+        let outcome = self.bind().and_then(|()| {
+            // SAFETY: `address` came from `allocate` and its only owner is being dropped.
+            let freed = unsafe {
+                match self.context.has_async_alloc() {
+                    true => result::free_async(address, self.stream.cu_stream()),
+                    false => result::free_sync(address),
+                }
+            };
+            freed.map_err(|error| self.failure("freeing a buffer", error))
+        });
+        if let Err(error) = outcome {
+            tracing::debug!("{}: {error}", self.label);
+        }
+    }
+
+    pub(super) fn free_and_total(&self) -> Result<(u64, u64)> {
+        let (free, total) = self.context.mem_get_info().doing(&format!("asking {} for its memory", self.label))?;
+        Ok((free as u64, total as u64))
+    }
+
+    pub(super) fn trim_pool(&self) -> Result<()> {
+        let Some(pool) = self.pool()? else { return Ok(()) };
+        // SAFETY: the pool is the device's default pool, which lives as long as the driver.
+        unsafe { result::mem_pool::trim_to(pool, 0) }.doing(&format!("trimming the memory pool of {}", self.label))
+    }
+
+    /// By default the pool returns freed memory at every synchronisation, which makes the next allocation slow.
+    fn keep_freed_memory(&self) -> Result<()> {
+        let Some(pool) = self.pool()? else { return Ok(()) };
+        let mut threshold = u64::MAX;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: this attribute takes a pointer to a u64 (CUDA Driver API, cuMemPoolSetAttribute).
+        unsafe { result::mem_pool::set_attribute(pool, attribute, &raw mut threshold as *mut c_void) }
+            .doing(&format!("setting up the memory pool of {}", self.label))
+    }
+
+    fn pool(&self) -> Result<Option<sys::CUmemoryPool>> {
+        if !self.context.has_async_alloc() {
+            return Ok(None);
+        }
+        self.bind()?;
+        // SAFETY: the device handle is that of a live context.
+        let pool = unsafe { result::device::get_mem_pool(self.context.cu_device()) };
+        pool.doing(&format!("finding the memory pool of {}", self.label)).map(Some)
+    }
+}
+
+fn query_info(context: &CudaContext) -> Result<DeviceInfo, DriverError> {
+    let attribute = |which| context.attribute(which).map(|value| value.max(0) as u32);
+    Ok(DeviceInfo {
+        name: context.name()?,
+        compute_capability: Some(context.compute_capability()?),
+        driver_version: None,
+        memory_bytes: context.total_mem()? as u64,
+        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64,
+        max_shared_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+    })
+}

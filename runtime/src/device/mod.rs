@@ -1,0 +1,226 @@
+//! A place where kernels run: one GPU, or the CPU.
+
+mod cpu;
+mod cuda;
+mod driver;
+mod memory;
+
+use std::fmt;
+use std::sync::Arc;
+
+use tilewright_codegen::target::{CompileOptions, GpuArch, HostCpu, Target};
+
+pub(crate) use cpu::Cpu;
+pub(crate) use cuda::Cuda;
+pub(crate) use driver::{driver_version, gpu_count};
+pub(crate) use memory::{HostMemory, Memory};
+
+use crate::env::{DeviceChoice, Env};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+
+/// A GPU or the CPU. Cloning is cheap and gives the same device, with the same stream.
+///
+/// Work on a GPU is asynchronous: launches and fills queue on the device's own stream, in order; reading a buffer waits
+/// for what it needs. Work on the CPU is done when the call returns.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+pub(crate) enum Inner {
+    Cpu(Cpu),
+    Cuda(Cuda),
+}
+
+/// What a device is and has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The vendor's name of it.
+    pub name: String,
+    /// Compute capability, on a GPU.
+    pub compute_capability: Option<(i32, i32)>,
+    /// CUDA version of the driver as major × 1000 + minor × 10 (12.8 is 12080), on a GPU.
+    pub driver_version: Option<i32>,
+    /// Memory in bytes; 0 where it is unknown.
+    pub memory_bytes: u64,
+    /// Streaming multiprocessors of a GPU, worker threads of the CPU.
+    pub processors: u32,
+    /// L2 cache of a GPU in bytes; 0 on the CPU.
+    pub l2_bytes: u64,
+    /// Shared memory that one block can have, in bytes; 0 on the CPU.
+    pub max_shared_bytes: u32,
+}
+
+impl Device {
+    /// The GPU with this ordinal, counted from 0 among those that `CUDA_VISIBLE_DEVICES` leaves visible.
+    ///
+    /// It gets a stream of its own, and the device's memory pool keeps freed memory for reuse.
+    ///
+    /// # Errors
+    /// No driver, no such GPU, or a GPU older than compute capability 8.0.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Ok(Device(Arc::new(Inner::Cuda(Cuda::new(ordinal)?))))
+    }
+
+    /// The GPU of `stream`, whose launches and copies then go to that stream: the way to run kernels in order with
+    /// another library's work.
+    ///
+    /// # Errors
+    /// A GPU older than compute capability 8.0, or a driver that does not answer.
+    pub fn from_cuda_stream(stream: Arc<cudarc::driver::CudaStream>) -> Result<Device> {
+        Ok(Device(Arc::new(Inner::Cuda(Cuda::from_stream(stream)?))))
+    }
+
+    /// This machine's CPU: the grid of a kernel runs on rayon's thread pool.
+    pub fn cpu() -> Device {
+        Device(Arc::new(Inner::Cpu(Cpu::new())))
+    }
+
+    /// The device that `TILEWRIGHT_DEVICE` names; without it, GPU 0 where a driver answers and there is one that can run
+    /// our kernels, else the CPU.
+    ///
+    /// # Errors
+    /// A bad `TILEWRIGHT_DEVICE`, or a device that it asks for and that does not work. Without the variable it never
+    /// fails.
+    pub fn best() -> Result<Device> {
+        match Env::get()?.device {
+            Some(DeviceChoice::Cpu) => Ok(Device::cpu()),
+            Some(DeviceChoice::Cuda(ordinal)) => Device::cuda(ordinal),
+            None => Ok(Device::cuda(0).unwrap_or_else(|error| {
+                tracing::debug!("running on the CPU: {error}");
+                Device::cpu()
+            })),
+        }
+    }
+
+    /// Whether this is a GPU.
+    pub fn is_cuda(&self) -> bool {
+        matches!(*self.0, Inner::Cuda(_))
+    }
+
+    /// What the device is and has.
+    pub fn info(&self) -> &DeviceInfo {
+        match &*self.0 {
+            Inner::Cpu(cpu) => &cpu.info,
+            Inner::Cuda(cuda) => &cuda.info,
+        }
+    }
+
+    /// What the compiler should aim at.
+    pub fn target(&self) -> Target {
+        match &*self.0 {
+            Inner::Cpu(cpu) => Target::Host(cpu.host_cpu().clone()),
+            Inner::Cuda(cuda) => Target::Nvptx(cuda.arch),
+        }
+    }
+
+    /// The GPU architecture that kernels are compiled for; `None` on the CPU.
+    pub fn gpu_arch(&self) -> Option<GpuArch> {
+        match &*self.0 {
+            Inner::Cpu(_) => None,
+            Inner::Cuda(cuda) => Some(cuda.arch),
+        }
+    }
+
+    /// The CPU that native code is compiled for; `None` on a GPU.
+    pub fn host_cpu(&self) -> Option<&HostCpu> {
+        match &*self.0 {
+            Inner::Cpu(cpu) => Some(cpu.host_cpu()),
+            Inner::Cuda(_) => None,
+        }
+    }
+
+    /// The newest PTX version that the driver accepts, as major × 10 + minor; `None` on the CPU.
+    pub fn max_ptx_version(&self) -> Option<u32> {
+        self.info().driver_version.map(driver::ptx_version_of_driver)
+    }
+
+    /// `options` with the PTX version lowered to what the driver accepts.
+    pub fn fit_options(&self, options: &CompileOptions) -> CompileOptions {
+        let mut options = options.clone();
+        if let Some(newest) = self.max_ptx_version() {
+            options.ptx_version = options.ptx_version.min(newest);
+        }
+        options
+    }
+
+    /// Waits until all work on the device's stream is done.
+    ///
+    /// # Errors
+    /// What went wrong in that work, a failed `device_assert` for example; after most such errors the driver refuses
+    /// further work in this process.
+    pub fn synchronize(&self) -> Result<()> {
+        match &*self.0 {
+            Inner::Cpu(_) => Ok(()),
+            Inner::Cuda(cuda) => cuda.synchronize(&cuda.stream),
+        }
+    }
+
+    /// The stream that launches and copies use unless told otherwise.
+    pub fn stream(&self) -> Stream {
+        Stream::default_of(self)
+    }
+
+    /// Another stream of this device. Order between streams is the caller's to keep, with [`Stream::wait`].
+    pub fn new_stream(&self) -> Result<Stream> {
+        Stream::new(self)
+    }
+
+    /// Gives memory that freed buffers left in the device's pool back to the system.
+    pub fn release_unused_memory(&self) -> Result<()> {
+        match &*self.0 {
+            Inner::Cpu(_) => Ok(()),
+            Inner::Cuda(cuda) => cuda.trim_pool(),
+        }
+    }
+
+    /// Free and total memory in bytes, now; `None` on the CPU.
+    pub fn memory_in_use(&self) -> Result<Option<(u64, u64)>> {
+        match &*self.0 {
+            Inner::Cpu(_) => Ok(None),
+            Inner::Cuda(cuda) => cuda.free_and_total().map(Some),
+        }
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl fmt::Display for Device {
+    /// `GPU 0 (NVIDIA H200)`, or `the CPU`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.0 {
+            Inner::Cpu(_) => f.write_str("the CPU"),
+            Inner::Cuda(cuda) => f.write_str(&cuda.label),
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({self})")
+    }
+}
+
+/// Two handles are equal if they reach the same memory in the same order: the CPU, or the same stream of the same GPU.
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        match (&*self.0, &*other.0) {
+            (Inner::Cpu(_), Inner::Cpu(_)) => true,
+            (Inner::Cuda(a), Inner::Cuda(b)) => {
+                a.stream.cu_stream() == b.stream.cu_stream() && a.context.cu_ctx() == b.context.cu_ctx()
+            }
+            (Inner::Cpu(_), Inner::Cuda(_)) | (Inner::Cuda(_), Inner::Cpu(_)) => false,
+        }
+    }
+}
+
+impl Eq for Device {}
+
+/// Fails unless both are the same device.
+pub(crate) fn same_device(what: &'static str, left: &Device, right: &Device) -> Result<()> {
+    if left == right {
+        return Ok(());
+    }
+    Err(Error::DifferentDevices { what, left: left.to_string(), right: right.to_string() })
+}

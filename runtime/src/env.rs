@@ -1,0 +1,186 @@
+//! The environment, read once.
+//!
+//! | variable | values | meaning |
+//! |---|---|---|
+//! | `TILEWRIGHT_DEVICE` | `cpu`, `cuda`, `cuda:N` | the device that [`Device::best`](crate::Device::best) picks; without it, the first GPU where a driver answers, else the CPU |
+//! | `TILEWRIGHT_CACHE` | a directory, or `off` | where compiled kernels are kept; without it, `tilewright` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`) |
+//! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, several with commas | print the IR after that stage or pass, of that kernel or of all |
+//! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass there, with the options |
+//! | `PTXAS` | a file | the `ptxas` that tests and `doctor` use; without it, the first on `PATH` |
+//!
+//! An empty value counts as unset.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+
+/// What the variables of the table above say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Env {
+    /// `TILEWRIGHT_DEVICE`.
+    pub device: Option<DeviceChoice>,
+    /// Directory of the artifact cache; `None` where it is off or where there is no place for it.
+    pub cache_dir: Option<PathBuf>,
+    /// `TILEWRIGHT_DUMP`.
+    pub dump: Vec<DumpRequest>,
+    /// `TILEWRIGHT_REPRO`.
+    pub repro_dir: Option<PathBuf>,
+    /// `PTXAS`, or what `PATH` offers.
+    pub ptxas: Option<PathBuf>,
+}
+
+/// A device by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    Cpu,
+    /// An NVIDIA GPU by ordinal.
+    Cuda(usize),
+}
+
+/// One entry of `TILEWRIGHT_DUMP`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DumpRequest {
+    /// Name of a stage or a pass.
+    pub stage: String,
+    /// Only this kernel; `None` means all.
+    pub kernel: Option<String>,
+}
+
+impl DumpRequest {
+    /// Whether this asks for `stage` of `kernel`.
+    pub fn matches(&self, stage: &str, kernel: &str) -> bool {
+        self.stage == stage && self.kernel.as_deref().is_none_or(|wanted| wanted == kernel)
+    }
+}
+
+impl Env {
+    /// The environment of this process, read at the first call.
+    ///
+    /// # Errors
+    /// Names the variable whose value makes no sense, and what it accepts.
+    pub fn get() -> Result<&'static Env> {
+        static ENV: OnceLock<Result<Env>> = OnceLock::new();
+        ENV.get_or_init(|| Env::parse(|name| std::env::var_os(name))).as_ref().map_err(Clone::clone)
+    }
+
+    /// Whether `TILEWRIGHT_DUMP` asks for `stage` of `kernel`.
+    pub fn dumps(&self, stage: &str, kernel: &str) -> bool {
+        self.dump.iter().any(|request| request.matches(stage, kernel))
+    }
+
+    /// Reads the variables through `lookup`.
+    fn parse(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Env> {
+        let path = |name: &str| lookup(name).filter(|v| !v.is_empty());
+        let text = |name: &'static str, expected: &'static str| match path(name) {
+            None => Ok(None),
+            Some(value) => match value.into_string() {
+                Ok(text) => Ok(Some(text)),
+                Err(raw) => Err(Error::BadVariable { name, value: raw.to_string_lossy().into_owned(), expected }),
+            },
+        };
+        let device = text("TILEWRIGHT_DEVICE", DEVICE_VALUES)?.map(|value| parse_device(&value)).transpose()?;
+        let dump = text("TILEWRIGHT_DUMP", DUMP_VALUES)?.map(|value| parse_dump(&value)).transpose()?;
+        let cache_dir = match path("TILEWRIGHT_CACHE") {
+            Some(value) if value == "off" => None,
+            Some(value) => Some(PathBuf::from(value)),
+            None => user_cache_dir(&path).map(|dir| dir.join("tilewright")),
+        };
+        let on_path = || {
+            let dirs = path("PATH")?;
+            std::env::split_paths(&dirs).map(|dir| dir.join("ptxas")).find(|candidate| candidate.is_file())
+        };
+        Ok(Env {
+            device,
+            cache_dir,
+            dump: dump.unwrap_or_default(),
+            repro_dir: path("TILEWRIGHT_REPRO").map(PathBuf::from),
+            ptxas: path("PTXAS").map(PathBuf::from).or_else(on_path),
+        })
+    }
+}
+
+const DEVICE_VALUES: &str = "cpu, cuda or cuda:N (N counts GPUs from 0)";
+const DUMP_VALUES: &str = "STAGE or STAGE:KERNEL, several separated by commas";
+
+fn parse_device(value: &str) -> Result<DeviceChoice> {
+    let bad = || Error::BadVariable { name: "TILEWRIGHT_DEVICE", value: value.to_string(), expected: DEVICE_VALUES };
+    match value.trim().to_ascii_lowercase().as_str() {
+        "cpu" => Ok(DeviceChoice::Cpu),
+        "cuda" => Ok(DeviceChoice::Cuda(0)),
+        other => {
+            let ordinal = other.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+            ordinal.map(DeviceChoice::Cuda).ok_or_else(bad)
+        }
+    }
+}
+
+fn parse_dump(value: &str) -> Result<Vec<DumpRequest>> {
+    let bad = || Error::BadVariable { name: "TILEWRIGHT_DUMP", value: value.to_string(), expected: DUMP_VALUES };
+    let parse_one = |entry: &str| {
+        let (stage, kernel) = match entry.trim().split_once(':') {
+            Some((stage, kernel)) => (stage.trim(), Some(kernel.trim())),
+            None => (entry.trim(), None),
+        };
+        if stage.is_empty() || kernel.is_some_and(str::is_empty) {
+            return Err(bad());
+        }
+        Ok(DumpRequest { stage: stage.to_string(), kernel: kernel.map(str::to_string) })
+    };
+    value.split(',').map(parse_one).collect()
+}
+
+/// The directory that the XDG Base Directory Specification gives caches. Relative values are to be ignored, it says.
+fn user_cache_dir(path: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let absolute = |name: &str| path(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(vars: &[(&str, &str)]) -> Result<Env> {
+        Env::parse(|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v)))
+    }
+
+    #[test]
+    fn nothing_set_means_defaults() {
+        assert_eq!(parse(&[]).unwrap(), Env::default());
+        assert_eq!(parse(&[("TILEWRIGHT_DEVICE", ""), ("TILEWRIGHT_DUMP", "")]).unwrap(), Env::default());
+    }
+
+    #[test]
+    fn devices() {
+        let device = |value| parse(&[("TILEWRIGHT_DEVICE", value)]).map(|env| env.device.unwrap());
+        assert_eq!(device("cpu").unwrap(), DeviceChoice::Cpu);
+        assert_eq!(device("CUDA").unwrap(), DeviceChoice::Cuda(0));
+        assert_eq!(device("cuda:3").unwrap(), DeviceChoice::Cuda(3));
+        for bad in ["gpu", "cuda:", "cuda:-1", "cuda:x", "cpu0"] {
+            let message = device(bad).unwrap_err().to_string();
+            assert!(message.contains("TILEWRIGHT_DEVICE") && message.contains(bad), "{message}");
+            assert!(message.contains("cuda:N"), "{message}");
+        }
+    }
+
+    #[test]
+    fn cache_directories() {
+        let dir = |vars: &[(&str, &str)]| parse(vars).unwrap().cache_dir;
+        assert_eq!(dir(&[("TILEWRIGHT_CACHE", "/c"), ("HOME", "/h")]), Some(PathBuf::from("/c")));
+        assert_eq!(dir(&[("TILEWRIGHT_CACHE", "off"), ("HOME", "/h")]), None);
+        assert_eq!(dir(&[("HOME", "/h")]), Some(PathBuf::from("/h/.cache/tilewright")));
+        assert_eq!(dir(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Some(PathBuf::from("/x/tilewright")));
+        assert_eq!(dir(&[("HOME", "/h"), ("XDG_CACHE_HOME", "rel")]), Some(PathBuf::from("/h/.cache/tilewright")));
+    }
+
+    #[test]
+    fn dumps() {
+        let env = parse(&[("TILEWRIGHT_DUMP", "ptx, laid:matmul")]).unwrap();
+        assert!(env.dumps("ptx", "anything") && env.dumps("laid", "matmul"));
+        assert!(!env.dumps("laid", "softmax") && !env.dumps("tile", "matmul"));
+        for bad in [":k", "ptx:", "ptx,,laid"] {
+            assert!(parse(&[("TILEWRIGHT_DUMP", bad)]).unwrap_err().to_string().contains("STAGE:KERNEL"));
+        }
+    }
+}

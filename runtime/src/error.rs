@@ -1,0 +1,218 @@
+//! Everything that can go wrong in this crate, in words for the person at the keyboard: what, where, what was expected,
+//! what was found, and what to do.
+
+use std::fmt;
+
+use cudarc::driver::DriverError;
+use tilewright_codegen::llvm::JitError;
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong. Fields named `kernel` hold the kernel's name and source place, as in "`matmul` (src/lib.rs:12)".
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("the environment variable {name} is `{value}`: expected {expected}")]
+    BadVariable { name: &'static str, value: String, expected: &'static str },
+
+    #[error("no CUDA device: {reason}\n  help: set TILEWRIGHT_DEVICE=cpu to run on the CPU")]
+    NoDriver { reason: String },
+
+    #[error(
+        "there is no GPU {ordinal}: the driver knows {count} (counted from 0)\n  help: CUDA_VISIBLE_DEVICES may hide some"
+    )]
+    NoSuchGpu { ordinal: usize, count: usize },
+
+    #[error(
+        "{device} has compute capability {major}.{minor}: kernels need 8.0 (Ampere) or newer\n  help: set TILEWRIGHT_DEVICE=cpu to run on the CPU"
+    )]
+    UnsupportedGpu { device: String, major: i32, minor: i32 },
+
+    #[error("{doing}: {failure}")]
+    Cuda { doing: String, failure: CudaFailure },
+
+    #[error("out of memory on {device}: {requested} bytes were asked for, {free} of {total} are free")]
+    OutOfMemory { device: String, requested: u64, free: u64, total: u64 },
+
+    #[error("out of memory on the CPU: {requested} bytes were asked for")]
+    HostMemory { requested: u64 },
+
+    #[error(
+        "kernel {kernel}: the driver on {device} rejected its PTX ({failure})\n{log}\n  \
+         help: TILEWRIGHT_DUMP=ptx prints the PTX; a newer driver may accept it"
+    )]
+    JitRejected { kernel: String, device: String, failure: CudaFailure, log: String },
+
+    #[error("kernel {kernel} is compiled for {found}, but {device} runs {expected}")]
+    WrongTarget { kernel: String, device: String, expected: String, found: String },
+
+    #[error(transparent)]
+    Link(#[from] JitError),
+
+    #[error(
+        "kernel {kernel} needs {needed} bytes of shared memory per block: {device} offers {available}\n  \
+         help: smaller tiles or fewer pipeline stages need less"
+    )]
+    SharedMemory { kernel: String, device: String, needed: u32, available: u32 },
+
+    #[error(
+        "kernel {kernel} runs {needed} threads per block, but with {registers} registers per thread \
+         {device} can start {available}\n  help: fewer warps or smaller tiles need fewer registers"
+    )]
+    TooManyThreads { kernel: String, device: String, needed: u32, available: u32, registers: u32 },
+
+    #[error("kernel {kernel} takes {expected} arguments: found {found}")]
+    ArgCount { kernel: String, expected: usize, found: usize },
+
+    #[error("kernel {kernel}, argument {index} (`{name}`): expected {expected}, found {found}")]
+    ArgType { kernel: String, index: usize, name: String, expected: &'static str, found: &'static str },
+
+    #[error(
+        "kernel {kernel}, argument {index} (`{name}`): this variant was compiled for {assumption}, found \
+         {found}\n  help: compile a variant for this value"
+    )]
+    Assumption { kernel: String, index: usize, name: String, assumption: String, found: i128 },
+
+    #[error("kernel {kernel}: the grid's {axis} extent is {found}, the limit is {limit}")]
+    GridLimit { kernel: String, axis: char, found: u32, limit: u32 },
+
+    #[error("kernel {kernel}: no tensor map can describe `{tensor}`: {reason}")]
+    TensorMap { kernel: String, tensor: String, reason: String },
+
+    #[error("kernel {kernel}, program ({}, {}, {}): device_assert failed: {message}", pid[0], pid[1], pid[2])]
+    DeviceAssert { kernel: String, pid: [i32; 3], message: String },
+
+    #[error("{what}: expected {expected} elements, found {found}")]
+    Length { what: &'static str, expected: usize, found: usize },
+
+    #[error("a view of elements {start}..{end} does not fit a buffer of {len} elements")]
+    OutOfRange { start: usize, end: usize, len: usize },
+
+    #[error(
+        "a tensor of shape {shape:?} and strides {strides:?} reaches elements {lowest}..={highest}, outside 0..{len}"
+    )]
+    StridesOutOfRange { shape: Vec<i64>, strides: Vec<i64>, lowest: i128, highest: i128, len: usize },
+
+    #[error("{what}: one operand is on {left}, the other on {right}")]
+    DifferentDevices { what: &'static str, left: String, right: String },
+
+    #[error("cannot {doing} {path}: {message}")]
+    Io { doing: &'static str, path: String, message: String },
+}
+
+impl Error {
+    pub(crate) fn cuda(doing: impl Into<String>, error: DriverError) -> Error {
+        Error::Cuda { doing: doing.into(), failure: CudaFailure::from(error) }
+    }
+}
+
+/// Gives a driver call's failure the words for what was being done.
+pub(crate) trait Doing<T> {
+    fn doing(self, what: &str) -> Result<T>;
+}
+
+impl<T> Doing<T> for Result<T, DriverError> {
+    fn doing(self, what: &str) -> Result<T> {
+        self.map_err(|error| Error::cuda(what, error))
+    }
+}
+
+/// An error code of the CUDA driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaFailure {
+    /// The code's number, for example 700.
+    pub code: u32,
+    /// The driver API's name of it, for example `CUDA_ERROR_ILLEGAL_ADDRESS`.
+    pub name: String,
+}
+
+impl From<DriverError> for CudaFailure {
+    fn from(error: DriverError) -> Self {
+        CudaFailure { code: error.0 as u32, name: format!("{:?}", error.0) }
+    }
+}
+
+impl CudaFailure {
+    /// What the code means for someone who writes kernels, and what to do; empty where the name says it all.
+    ///
+    /// Meanings: CUDA Driver API, "Data types used by CUDA driver", `CUresult`.
+    pub fn hint(&self) -> &'static str {
+        match self.code {
+            1 => "an argument of the call is out of its range",
+            2 => "the GPU's memory is full: free buffers, or use smaller ones",
+            3 | 4 => "the driver is not initialised, or the process is ending",
+            100 => "no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES",
+            101 => "this ordinal is not a GPU: check CUDA_VISIBLE_DEVICES",
+            200 | 218 => "the PTX is not valid: please report it with the log above",
+            209 => "the code is for another GPU architecture",
+            222 => "the driver is older than the PTX: update it, or compile for an older PTX version",
+            700 => {
+                "a kernel accessed memory outside of its buffers: run the program under compute-sanitizer, which names the access; \
+                 no further call in this process can use the GPU"
+            }
+            701 => {
+                "the launch needs more registers or shared memory than a block can have: use fewer warps or smaller tiles"
+            }
+            702 => "a kernel ran longer than the display driver allows, or is waiting forever",
+            710 => {
+                "a device_assert failed; the driver printed its message to standard error; no further call in this process can use \
+                 the GPU"
+            }
+            715 => {
+                "a kernel executed an illegal instruction, or trapped after a failed device_assert; no further call in this process \
+                 can use the GPU"
+            }
+            716 => {
+                "a kernel accessed a misaligned address: a pointer or stride is not the multiple that the kernel was compiled for; \
+                 run the program under compute-sanitizer; no further call in this process can use the GPU"
+            }
+            717 | 718 => "a kernel went astray: run the program under compute-sanitizer",
+            719 => {
+                "a kernel failed, for example by a trap after a failed device_assert: run the program under compute-sanitizer; no \
+                 further call in this process can use the GPU"
+            }
+            802 => "the GPUs are still being set up: is the fabric manager running?",
+            803 | 804 => "the driver's library and its kernel module do not match: reboot, or reinstall the driver",
+            999 => "the driver does not know either: check dmesg for Xid lines",
+            _ => "",
+        }
+    }
+
+    /// Whether the context is lost: every later call fails with the same code.
+    pub fn is_sticky(&self) -> bool {
+        matches!(self.code, 700 | 702 | 710 | 713..=719)
+    }
+}
+
+impl fmt::Display for CudaFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.code)?;
+        match self.hint() {
+            "" => Ok(()),
+            hint => write!(f, "\n  help: {hint}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cudarc::driver::sys::CUresult;
+
+    #[test]
+    fn driver_errors_are_named_and_explained() {
+        let error = Error::cuda("synchronising GPU 0", DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+        let text = error.to_string();
+        for part in ["synchronising GPU 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "compute-sanitizer"] {
+            assert!(text.contains(part), "`{part}` is missing in: {text}");
+        }
+    }
+
+    #[test]
+    fn lost_contexts_are_known() {
+        let sticky = |result| CudaFailure::from(DriverError(result)).is_sticky();
+        assert!(sticky(CUresult::CUDA_ERROR_ASSERT) && sticky(CUresult::CUDA_ERROR_LAUNCH_FAILED));
+        assert!(!sticky(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    }
+}

@@ -1,0 +1,76 @@
+//! What can be known to be wrong before a launch.
+
+use tilewright_codegen::target::{ArgDesc, ArgType, Manifest};
+
+use super::arg::declared_type_name;
+use super::{Kernel, LaunchArg, Slots};
+use crate::error::{Error, Result};
+
+/// Largest grid on a GPU (CUDA C Programming Guide, "Technical Specifications"); the CPU keeps to it, so that what runs
+/// here runs there.
+const GRID_LIMITS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+
+/// Indices of the arguments that the caller passes.
+pub(super) fn passed_arguments(manifest: &Manifest) -> Vec<usize> {
+    let is_passed = |(index, arg): (usize, &ArgDesc)| (arg.ty != ArgType::TensorMap).then_some(index);
+    manifest.args.iter().enumerate().filter_map(is_passed).collect()
+}
+
+/// Checks `args` against the manifest and puts their values into slots.
+pub(super) fn bind_arguments(kernel: &Kernel, args: &[LaunchArg]) -> Result<Slots> {
+    if args.len() != kernel.passed.len() {
+        return Err(Error::ArgCount {
+            kernel: kernel.label.to_string(),
+            expected: kernel.passed.len(),
+            found: args.len(),
+        });
+    }
+    let mut slots = Slots::from_elem(0, kernel.manifest.args.len());
+    for (position, (arg, &index)) in args.iter().zip(&kernel.passed).enumerate() {
+        let declared = &kernel.manifest.args[index];
+        if !arg.is(declared.ty) {
+            return Err(Error::ArgType {
+                kernel: kernel.label.to_string(),
+                index: position,
+                name: declared.name.clone(),
+                expected: declared_type_name(declared.ty),
+                found: arg.type_name(),
+            });
+        }
+        check_assumptions(kernel, position, declared, arg)?;
+        slots[index] = arg.bits();
+    }
+    Ok(slots)
+}
+
+/// The compiler may have assumed that a value is a multiple of something, or is exactly something.
+fn check_assumptions(kernel: &Kernel, position: usize, declared: &ArgDesc, arg: &LaunchArg) -> Result<()> {
+    let Some(found) = arg.integer() else { return Ok(()) };
+    let fail = |assumption: String| {
+        Err(Error::Assumption {
+            kernel: kernel.label.to_string(),
+            index: position,
+            name: declared.name.clone(),
+            assumption,
+            found,
+        })
+    };
+    if declared.divisible_by > 1 && found % declared.divisible_by as i128 != 0 {
+        let what = if declared.ty == ArgType::Ptr { "addresses" } else { "values" };
+        return fail(format!("{what} divisible by {}", declared.divisible_by));
+    }
+    match declared.equal_to {
+        Some(value) if value as i128 != found => fail(format!("the value {value}")),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Checks the grid's extents.
+pub(super) fn grid(kernel: &Kernel, grid: [u32; 3]) -> Result<()> {
+    for ((found, limit), axis) in grid.into_iter().zip(GRID_LIMITS).zip(['x', 'y', 'z']) {
+        if found > limit {
+            return Err(Error::GridLimit { kernel: kernel.label.to_string(), axis, found, limit });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Compiled kernels on a device, and their launch.
+
+mod arg;
+mod check;
+mod cuda;
+mod host;
+mod tensor_map;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use smallvec::SmallVec;
+use tilewright_codegen::llvm::JitModule;
+use tilewright_codegen::target::{Artifact, Code, Manifest};
+
+pub use arg::LaunchArg;
+pub use cuda::Resources;
+
+use crate::device::{Cuda, Device, Inner};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+
+/// Values of the kernel's arguments, one 8-byte slot for each in the manifest's order.
+type Slots = SmallVec<[u64; 32]>;
+
+/// An artifact that is loaded on a device and ready to run. Cloning is cheap.
+#[derive(Clone)]
+pub struct CompiledKernel(Arc<Kernel>);
+
+struct Kernel {
+    manifest: Manifest,
+    /// "`matmul` (src/matmul.rs:12)", for messages.
+    label: Arc<str>,
+    /// Index in the manifest of each argument that the caller passes: all but the tensor maps.
+    passed: Vec<usize>,
+    code: Loaded,
+    /// Dropped after the code, which needs its context.
+    device: Device,
+}
+
+enum Loaded {
+    Host(JitModule),
+    Cuda(cuda::Function),
+}
+
+impl Device {
+    /// Hands the code to the driver, or links it into this process.
+    ///
+    /// # Errors
+    /// The artifact is for another target; the driver rejects the PTX (its log is in the message); the kernel needs more
+    /// shared memory or registers than the device has.
+    pub fn load(&self, artifact: &Artifact) -> Result<CompiledKernel> {
+        let manifest = artifact.manifest.clone();
+        let label = format!("`{}` ({})", manifest.kernel, manifest.source);
+        let code = match (&artifact.code, self.inner()) {
+            (Code::Object(object), Inner::Cpu(_)) => Loaded::Host(JitModule::load(object, &manifest.entry)?),
+            (Code::Ptx(ptx), Inner::Cuda(cuda)) => Loaded::Cuda(cuda::Function::load(cuda, &manifest, &label, ptx)?),
+            (Code::Object(_), Inner::Cuda(_)) | (Code::Ptx(_), Inner::Cpu(_)) => {
+                return Err(Error::WrongTarget {
+                    kernel: label,
+                    device: self.to_string(),
+                    expected: self.target().to_string(),
+                    found: manifest.target,
+                });
+            }
+        };
+        let passed = check::passed_arguments(&manifest);
+        Ok(CompiledKernel(Arc::new(Kernel { manifest, label: label.into(), passed, code, device: self.clone() })))
+    }
+}
+
+impl CompiledKernel {
+    /// Starts `grid` program instances on the device's stream: [`CompiledKernel::launch_on`].
+    ///
+    /// # Safety
+    /// As for [`CompiledKernel::launch_on`].
+    pub unsafe fn launch(&self, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(None, grid, args) }
+    }
+
+    /// Starts `grid` program instances (x, y, z) on `stream`. On the CPU they have run when this returns.
+    ///
+    /// `args` are the kernel's arguments in the manifest's order, without the tensor maps, which are encoded here. A grid
+    /// with a zero extent does nothing, after the same checks.
+    ///
+    /// # Errors
+    /// Everything that can be known before the launch: number and types of arguments, alignment and values that this
+    /// variant of the kernel was compiled for, grid limits, tensors that no tensor map describes. On the CPU also a failed
+    /// `device_assert`; on a GPU that appears at [`Device::synchronize`].
+    ///
+    /// # Safety
+    /// Every pointer argument must be the address of live memory of this kernel's device that holds what the kernel
+    /// reads and writes through it, and stay so until the launch is done. Nobody else may write what the kernel reads, nor
+    /// access what it writes, until then; work on other streams must be ordered by events.
+    pub unsafe fn launch_on(&self, stream: &Stream, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(Some(stream), grid, args) }
+    }
+
+    /// # Safety
+    /// As for [`CompiledKernel::launch_on`].
+    unsafe fn launch_with(&self, stream: Option<&Stream>, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
+        let kernel = &*self.0;
+        let slots = check::bind_arguments(kernel, args)?;
+        check::grid(kernel, grid)?;
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        match (&kernel.code, kernel.device.inner()) {
+            (Loaded::Host(module), _) => {
+                // SAFETY: the arguments match the manifest, which describes the entry; the rest is the caller's promise.
+                let outcome = unsafe { host::run_grid(module.entry(), &slots, grid, kernel.manifest.arena_bytes) };
+                outcome.map_err(|failure| failure.into_error(&kernel.label))
+            }
+            (Loaded::Cuda(function), Inner::Cuda(cuda)) => {
+                let stream = match stream {
+                    None => &cuda.stream,
+                    Some(stream) => kernel.stream_of_same_gpu(cuda, stream)?,
+                };
+                // SAFETY: as above.
+                unsafe { function.launch(cuda, stream, kernel, grid, &slots) }
+            }
+            (Loaded::Cuda(_), Inner::Cpu(_)) => {
+                unreachable!("internal compiler error: GPU code was loaded on the CPU; please report")
+            }
+        }
+    }
+
+    /// What the compiler said about the code.
+    pub fn manifest(&self) -> &Manifest {
+        &self.0.manifest
+    }
+
+    /// The device that the code is loaded on.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Registers, spills and occupancy, as the driver sees them; `None` on the CPU.
+    pub fn resources(&self) -> Option<&Resources> {
+        match &self.0.code {
+            Loaded::Host(_) => None,
+            Loaded::Cuda(function) => Some(function.resources()),
+        }
+    }
+
+    /// What the driver's PTX compiler said; empty on the CPU.
+    pub fn jit_log(&self) -> &str {
+        match &self.0.code {
+            Loaded::Host(_) => "",
+            Loaded::Cuda(function) => function.log(),
+        }
+    }
+}
+
+impl Kernel {
+    fn stream_of_same_gpu<'s>(&self, cuda: &Cuda, stream: &'s Stream) -> Result<&'s Arc<CudaStream>> {
+        let other = stream.cuda_stream().filter(|other| other.context().cu_ctx() == cuda.context.cu_ctx());
+        other.ok_or_else(|| Error::DifferentDevices {
+            what: "a launch on a stream",
+            left: self.device.to_string(),
+            right: stream.device().to_string(),
+        })
+    }
+}
+
+impl fmt::Debug for CompiledKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CompiledKernel({} on {})", self.0.label, self.0.device)
+    }
+}

@@ -1,0 +1,256 @@
+//! Tensor maps: what the bulk copy engine (TMA) must know of a tensor. Encoded by the driver from the launch's arguments.
+//!
+//! The rules are those of `cuTensorMapEncodeTiled` (CUDA Driver API, "Tensor Map Object Management"). They are checked
+//! here first, because the driver answers every mistake with "invalid value".
+
+use cudarc::driver::sys;
+use sys::CUtensorMapDataType as Type;
+use sys::CUtensorMapSwizzle as Swizzle;
+use tilewright_codegen::target::{HostExpr, Manifest, TensorMapDesc};
+
+use super::Slots;
+use crate::error::{CudaFailure, Error, Result};
+
+/// The encoded map, as the kernel takes it.
+pub(super) type TensorMap = sys::CUtensorMap;
+
+/// Most dimensions of a map.
+const MAX_RANK: usize = 5;
+
+/// What a map depends on: equal keys encode to equal maps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Key {
+    /// Index in the manifest.
+    index: usize,
+    base: u64,
+    /// Extents, innermost first.
+    shape: [u64; MAX_RANK],
+    /// Strides in bytes of all dimensions but the innermost.
+    strides: [u64; MAX_RANK - 1],
+}
+
+/// Maps of earlier launches: the same tensors tend to come back.
+#[derive(Default)]
+pub(super) struct TensorMaps {
+    entries: Vec<(Key, TensorMap)>,
+    next: usize,
+}
+
+/// How many maps are remembered.
+const REMEMBERED: usize = 32;
+
+impl TensorMaps {
+    /// The map of the manifest's description `index` for these arguments.
+    pub(super) fn get(&mut self, manifest: &Manifest, index: usize, slots: &Slots, label: &str) -> Result<TensorMap> {
+        let description = &manifest.tensor_maps[index];
+        let fail = |reason: String| Error::TensorMap {
+            kernel: label.to_string(),
+            tensor: manifest.args[description.base].name.clone(),
+            reason,
+        };
+        let evaluate = |expr: &HostExpr| match *expr {
+            HostExpr::Const(value) => value,
+            HostExpr::Arg(arg) => integer_of(manifest, arg, slots),
+        };
+        let key = key_of(index, description, slots[description.base], evaluate).map_err(fail)?;
+        if let Some((_, map)) = self.entries.iter().find(|(known, _)| *known == key) {
+            return Ok(*map);
+        }
+        let map = encode(&key, description).map_err(fail)?;
+        match self.entries.get_mut(self.next) {
+            Some(oldest) => *oldest = (key, map),
+            None => self.entries.push((key, map)),
+        }
+        self.next = (self.next + 1) % REMEMBERED;
+        Ok(map)
+    }
+}
+
+/// An integer argument's value, sign-extended from its size.
+fn integer_of(manifest: &Manifest, arg: usize, slots: &Slots) -> i64 {
+    let shift = 64 - 8 * manifest.args[arg].ty.size().min(8);
+    ((slots[arg] << shift) as i64) >> shift
+}
+
+/// The driver's name and size in bytes of a Tile IR element type.
+fn element_type(name: &str) -> Option<(Type, u64)> {
+    Some(match name {
+        "bool" | "i8" | "u8" | "f8e4m3" | "f8e5m2" => (Type::CU_TENSOR_MAP_DATA_TYPE_UINT8, 1),
+        "i16" | "u16" => (Type::CU_TENSOR_MAP_DATA_TYPE_UINT16, 2),
+        "f16" => (Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2),
+        "bf16" => (Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2),
+        "i32" => (Type::CU_TENSOR_MAP_DATA_TYPE_INT32, 4),
+        "u32" => (Type::CU_TENSOR_MAP_DATA_TYPE_UINT32, 4),
+        "f32" => (Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4),
+        "i64" => (Type::CU_TENSOR_MAP_DATA_TYPE_INT64, 8),
+        "u64" => (Type::CU_TENSOR_MAP_DATA_TYPE_UINT64, 8),
+        "f64" => (Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8),
+        _ => return None,
+    })
+}
+
+/// Evaluates and checks what depends on the launch.
+fn key_of(
+    index: usize,
+    description: &TensorMapDesc,
+    base: u64,
+    evaluate: impl Fn(&HostExpr) -> i64,
+) -> Result<Key, String> {
+    let rank = description.shape.len();
+    let Some((_, size)) = element_type(&description.elem) else {
+        return Err(format!("elements of type {} are not supported", description.elem));
+    };
+    if !(1..=MAX_RANK).contains(&rank) || description.strides.len() != rank - 1 || description.block.len() != rank {
+        return Err(format!("{rank} dimensions: a map has 1 to {MAX_RANK}"));
+    }
+    if !base.is_multiple_of(16) || base == 0 {
+        return Err(format!("its address {base:#x} is not a multiple of 16"));
+    }
+    let mut key = Key { index, base, shape: [1; MAX_RANK], strides: [0; MAX_RANK - 1] };
+    for (axis, expr) in description.shape.iter().enumerate() {
+        let extent = evaluate(expr);
+        if !(1..=1 << 32).contains(&extent) {
+            return Err(format!("dimension {axis} (innermost is 0) has extent {extent}: it must be 1 to 2^32"));
+        }
+        key.shape[axis] = extent as u64;
+    }
+    for (axis, expr) in description.strides.iter().enumerate() {
+        let stride = evaluate(expr) as i128 * size as i128;
+        // The stride of a dimension with one element is never used, so any legal one will do.
+        let stride = if key.shape[axis + 1] == 1 { 16 } else { stride };
+        if stride % 16 != 0 || !(0..1 << 40).contains(&stride) {
+            return Err(format!(
+                "dimension {} has a stride of {stride} bytes: it must be a multiple of 16 below 2^40",
+                axis + 1
+            ));
+        }
+        key.strides[axis] = stride as u64;
+    }
+    Ok(key)
+}
+
+fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
+    let rank = description.shape.len();
+    let (ty, size) = element_type(&description.elem).ok_or("its element type is not supported")?;
+    let swizzle = match description.swizzle_bytes {
+        0 => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+        64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        other => return Err(format!("a swizzle of {other} bytes does not exist")),
+    };
+    check_block(description, size)?;
+    let mut map = TensorMap { opaque: [0; 16] };
+    let element_strides = [1_u32; MAX_RANK];
+    // SAFETY: all arrays have `rank` entries (strides one less), `map` is valid for the write, and the base is only
+    // recorded, not read.
+    let outcome = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut map,
+            ty,
+            rank as u32,
+            std::ptr::with_exposed_provenance_mut(key.base as usize),
+            key.shape.as_ptr(),
+            key.strides.as_ptr(),
+            description.block.as_ptr(),
+            element_strides.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    match outcome.result() {
+        Ok(()) => Ok(map),
+        Err(error) => Err(format!(
+            "the driver refuses it ({}): shape {:?}, strides {:?} bytes, block {:?}",
+            CudaFailure::from(error),
+            &key.shape[..rank],
+            &key.strides[..rank - 1],
+            description.block
+        )),
+    }
+}
+
+/// The box is fixed at compile time: a mistake here is the compiler's.
+fn check_block(description: &TensorMapDesc, size: u64) -> Result<(), String> {
+    let ours = |what: String| Err(format!("internal compiler error: {what}; please report"));
+    if let Some(extent) = description.block.iter().find(|extent| !(1..=256).contains(*extent)) {
+        return ours(format!("a block extent of {extent} is outside 1..=256"));
+    }
+    let inner = description.block[0] as u64 * size;
+    if !inner.is_multiple_of(16) {
+        return ours(format!("a block row of {inner} bytes is not a multiple of 16"));
+    }
+    if description.swizzle_bytes > 0 && inner > description.swizzle_bytes as u64 {
+        return ours(format!(
+            "a block row of {inner} bytes is wider than the {}-byte swizzle",
+            description.swizzle_bytes
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn description() -> TensorMapDesc {
+        TensorMapDesc {
+            arg: 3,
+            base: 0,
+            elem: "bf16".to_string(),
+            shape: vec![HostExpr::Arg(1), HostExpr::Const(128)],
+            strides: vec![HostExpr::Arg(2)],
+            block: vec![64, 64],
+            swizzle_bytes: 128,
+        }
+    }
+
+    fn key(base: u64, columns: i64, stride: i64) -> Result<Key, String> {
+        key_of(0, &description(), base, |expr| match expr {
+            HostExpr::Const(value) => *value,
+            HostExpr::Arg(1) => columns,
+            HostExpr::Arg(_) => stride,
+        })
+    }
+
+    #[test]
+    fn strides_are_counted_in_bytes() {
+        let key = key(0x1000, 100, 104).unwrap();
+        assert_eq!((key.shape[..2].to_vec(), key.strides[0]), (vec![100, 128], 208));
+    }
+
+    #[test]
+    fn every_rule_is_named() {
+        for (result, part) in [
+            (key(0x1008, 64, 64), "0x1008"),
+            (key(0, 64, 64), "address"),
+            (key(0x1000, 0, 64), "extent 0"),
+            (key(0x1000, 64, 65), "130 bytes"),
+            (key(0x1000, 64, -64), "-128 bytes"),
+            (key(0x1000, 64, 1 << 40), "2^40"),
+        ] {
+            let message = result.unwrap_err();
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+    }
+
+    #[test]
+    fn the_stride_of_a_single_row_does_not_matter() {
+        let mut description = description();
+        description.shape[1] = HostExpr::Const(1);
+        let key = key_of(0, &description, 0x1000, |_| 1).unwrap();
+        assert_eq!(key.strides[0] % 16, 0);
+    }
+
+    #[test]
+    fn blocks_keep_the_engines_limits() {
+        let mut description = description();
+        assert_eq!(check_block(&description, 2), Ok(()));
+        description.block = vec![128, 64];
+        assert!(check_block(&description, 2).unwrap_err().contains("256 bytes"));
+        description.block = vec![64, 257];
+        assert!(check_block(&description, 2).unwrap_err().contains("257"));
+    }
+}
