@@ -239,20 +239,13 @@ impl Sources {
 /// do not reach enough other lanes.
 fn spreading(b: &[u64], c: &[u64], d: &[u64]) -> Option<Vec<u64>> {
     let mut e = vec![0; d.len()];
-    let mut read = Span::default();
-    let mut kernel: Vec<(usize, u64)> = Vec::new();
-    for (bit, &column) in d.iter().enumerate() {
-        match read.solve(column) {
-            // These lanes differ by a step that leads to the same source lane.
-            Some(lanes) => kernel.push((bit, lanes ^ 1 << bit)),
-            None => {
-                read.insert(column, 1 << bit);
-            }
-        }
-    }
+    let mut read = Span::of_columns(d);
     let mut wanted = Span::default();
     let mut spare = (0..c.len()).filter(|&register| read.insert(c[register], 0)).collect::<Vec<_>>().into_iter();
-    for (bit, step) in kernel {
+    // Lanes that differ by a kernel step read from one lane already. E lives on the highest bits of the steps,
+    // which no other step has.
+    for step in gf2::kernel(d) {
+        let bit = step.ilog2() as usize;
         // Tags of `wanted` are the values of E on the kernel steps inserted so far, so that E is linear.
         let registers = gf2::image(b, step);
         let (rest, known) = wanted.reduce(registers);

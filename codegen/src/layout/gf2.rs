@@ -63,14 +63,23 @@ impl Span {
 
 /// Mask of the columns that depend on earlier columns (the free variables of the map).
 pub(crate) fn dependent_columns(columns: &[u64]) -> u64 {
+    kernel(columns).iter().fold(0, |mask, step| mask | 1 << step.ilog2())
+}
+
+/// A basis of the inputs that the map with these columns sends to zero. Each basis vector has its highest bit at
+/// a dependent column, each dependent column is the highest bit of one, and the other bits are independent ones.
+pub(crate) fn kernel(columns: &[u64]) -> Vec<u64> {
     let mut span = Span::default();
-    let mut mask = 0;
+    let mut basis = Vec::new();
     for (j, &column) in columns.iter().enumerate() {
-        if !span.insert(column, 0) {
-            mask |= 1 << j;
+        match span.solve(column) {
+            Some(earlier) => basis.push(earlier | 1 << j),
+            None => {
+                span.insert(column, 1 << j);
+            }
         }
     }
-    mask
+    basis
 }
 
 /// The image of the bits of `input` under the map with these columns.

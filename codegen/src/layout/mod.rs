@@ -57,7 +57,7 @@
 //! of its result and, for each register of the result, the register of the operand that it is.
 //!
 //! In reading order: `linear` (the map, its inverse, composition), `construct` and `shared` (the layouts we
-//! use), `rename` (shape operations), `convert` (the quotient), `access` (vector widths), `text`, and `gf2`, the
+//! use), `rename` (shape operations), `convert` (the quotient), `reduce`, `access` (vector widths), `text`, and `gf2`, the
 //! elimination under all of them.
 
 mod access;
@@ -65,6 +65,7 @@ mod construct;
 mod convert;
 mod gf2;
 mod linear;
+mod reduce;
 mod rename;
 mod shared;
 #[cfg(test)]
@@ -75,5 +76,6 @@ pub use access::VectorAccess;
 pub use construct::LayoutBuilder;
 pub use convert::{Conversion, LanePlan, Shuffle};
 pub use linear::{Basis, Dim, Index, IndexMap, InverseLayout, LayoutError, LinearLayout, MAX_RANK, Space};
+pub use reduce::Reduction;
 pub use rename::{Join, Renaming, Split};
 pub use shared::Swizzle;

@@ -83,7 +83,7 @@ fn check_conversion(src: &LinearLayout, dst: &LinearLayout) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1024))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
     fn conversions_bring_every_value((src, dst) in any_pair()) {

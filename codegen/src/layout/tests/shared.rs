@@ -84,7 +84,7 @@ fn conversion_scratch_has_no_bank_conflicts() {
     let layouts = [row, column, mma, wgmma];
     for src in &layouts {
         for dst in &layouts {
-            for element_bytes in [2, 4] {
+            for element_bytes in [1, 2, 4, 8] {
                 let scratch = LinearLayout::conversion_scratch(src, dst, element_bytes);
                 assert!(scratch.is_injective() && scratch.is_surjective());
                 let found = [src, dst].map(|side| worst_conflict(side, &scratch, element_bytes));
