@@ -8,6 +8,7 @@ pub mod ir;
 pub mod layout;
 pub mod llvm;
 pub mod lower;
+pub mod num;
 pub mod passes;
 pub mod target;
 pub mod text;

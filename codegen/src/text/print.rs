@@ -11,6 +11,16 @@ pub fn print(func: &Func) -> String {
     p.out
 }
 
+/// The line of one op as [`print`] writes it, without indentation and regions. For messages.
+pub fn print_op(func: &Func, op: OpId) -> String {
+    let mut p = Printer { func, names: HashMap::new(), next: 0, out: String::new() };
+    // The whole function is printed first, so that values have the numbers they have there.
+    p.function();
+    p.out.clear();
+    p.op_line(op);
+    p.out
+}
+
 struct Printer<'f> {
     func: &'f Func,
     names: HashMap<Value, String>,
@@ -62,8 +72,21 @@ impl Printer<'_> {
     }
 
     fn op(&mut self, id: OpId, depth: usize) {
-        let data = self.func.op(id);
+        let func = self.func;
         self.out.push_str(&"  ".repeat(depth));
+        self.op_line(id);
+        for &region in &func.op(id).regions {
+            let params: Vec<String> =
+                func.block(region).params.iter().map(|&v| format!("{}: {}", self.name(v), func.ty(v))).collect();
+            let _ = write!(self.out, " ({}) ", params.join(", "));
+            self.block(region, depth);
+        }
+        self.out.push('\n');
+    }
+
+    /// Everything of an op but its regions.
+    fn op_line(&mut self, id: OpId) {
+        let data = self.func.op(id);
         // Operands are named before results: a use of a value that is not defined yet (a bug that the verifier
         // reports) then still prints.
         let operands: Vec<String> = data.operands.iter().map(|&v| self.name(v)).collect();
@@ -83,13 +106,5 @@ impl Printer<'_> {
             let types: Vec<String> = data.results.iter().map(|&v| self.func.ty(v).to_string()).collect();
             let _ = write!(self.out, " : {}", types.join(", "));
         }
-        for &region in &data.regions {
-            let params: Vec<Value> = self.func.block(region).params.clone();
-            let params: Vec<String> =
-                params.into_iter().map(|v| format!("{}: {}", self.name(v), self.func.ty(v))).collect();
-            let _ = write!(self.out, " ({}) ", params.join(", "));
-            self.block(region, depth);
-        }
-        self.out.push('\n');
     }
 }
