@@ -181,7 +181,13 @@ impl AttrValue for Literal {
         match attr {
             Attr::Int(i) => Some(Literal::Int(*i)),
             Attr::Float(x) => Some(Literal::Float(*x)),
-            Attr::Ident(s) => s.parse().ok().map(Literal::Bool),
+            // These are words to the parser, which cannot know whether a number or a variant is meant.
+            Attr::Ident(s) => match s.as_str() {
+                "nan" => Some(Literal::Float(f64::NAN)),
+                "inf" => Some(Literal::Float(f64::INFINITY)),
+                "-inf" => Some(Literal::Float(f64::NEG_INFINITY)),
+                other => other.parse().ok().map(Literal::Bool),
+            },
             Attr::Str(_) | Attr::List(_) => None,
         }
     }

@@ -348,7 +348,10 @@ impl Parser {
         let start = self.at;
         let mnemonic = self.word("an op")?;
         let mut operands = Vec::new();
-        while let Token::Value(name) = self.peek() {
+        // Operands start on the mnemonic's line: a value on the next one is a result of the next op.
+        while let Token::Value(name) = self.peek()
+            && (!operands.is_empty() || self.tokens[self.at].line == self.tokens[start].line)
+        {
             let Some(&v) = self.values.get(name) else {
                 return self.error(format!("`%{name}` is not defined here"));
             };
@@ -449,12 +452,7 @@ impl Parser {
             }
             Token::Word(w) => {
                 self.next();
-                Ok(match w.as_str() {
-                    "inf" => Attr::Float(f64::INFINITY),
-                    "-inf" => Attr::Float(f64::NEG_INFINITY),
-                    "nan" => Attr::Float(f64::NAN),
-                    _ => Attr::Ident(w),
-                })
+                Ok(Attr::Ident(w))
             }
             Token::Punct('[') => {
                 self.next();

@@ -51,3 +51,18 @@ fn errors_name_the_place_and_what_was_expected() {
     );
     assert_eq!(error("kernel @f("), "line 1, column 1: expected an argument, as `%name: type`");
 }
+
+#[test]
+fn words_and_lines_that_could_mean_two_things() {
+    // `nan` is a number in one op and a variant in the other; `%1` is a result, not an operand of the op before.
+    let text = "kernel @f(%p: ptr<f32>, %n: i64) {
+  %0 = make_view %p, %n, %n, %n {order = [0]} : view<4xf32>
+  async_commit
+  %1 = load_view %0 {boundary = [0], padding = nan, eviction = normal} : tensor<4xf32>
+  %2 = constant {value = nan} : f32
+  %3 = constant {value = -inf} : f32
+  return
+}
+";
+    assert_eq!(print(&parse(text).unwrap_or_else(|e| panic!("{e}"))), text);
+}
