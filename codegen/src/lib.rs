@@ -12,6 +12,7 @@ pub mod num;
 pub mod passes;
 pub mod target;
 pub mod text;
+pub mod verify;
 
 /// Version of the compiler: the package's, and a hash of the sources that this build was made from. Part of every cache
 /// key.

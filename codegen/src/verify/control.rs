@@ -1,0 +1,51 @@
+//! Type rules of loops, branches and debugging ops.
+
+use super::{Check, OpCx, Rule, same_types};
+use crate::ir::{DType, Type};
+
+pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>) -> Check {
+    for n in [num_stages, unroll].into_iter().flatten() {
+        cx.attribute(n >= 1, || format!("loop hints are at least 1, found {n}"))?;
+    }
+    cx.operand_where(0, "the lower bound", "a scalar integer", |ty| {
+        ty.is_scalar() && ty.dtype().is_some_and(DType::is_int)
+    })?;
+    let index = cx.operand(0);
+    cx.operand_is(1, "the upper bound", index)?;
+    cx.operand_is(2, "the step", index)?;
+    let carried = &cx.operands()[3..];
+    let params = [&[index], carried].concat();
+    same_types(Rule::ResultTypes, "the results of `for`", carried, &cx.results())?;
+    same_types(Rule::RegionParams, "the parameters (index, then carried values)", &params, &cx.params(0))?;
+    same_types(Rule::RegionResults, "the values that the loop yields", carried, &cx.ends(0))
+}
+
+pub(super) fn if_else(cx: &OpCx) -> Check {
+    cx.operand_is(0, "the condition", &Type::scalar(DType::Bool))?;
+    for (i, side) in ["then", "else"].into_iter().enumerate() {
+        same_types(Rule::RegionParams, &format!("the parameters of the {side} side"), &[], &cx.params(i))?;
+        let what = format!("the values that the {side} side yields");
+        same_types(Rule::RegionResults, &what, &cx.results(), &cx.ends(i))?;
+    }
+    Ok(())
+}
+
+pub(super) fn while_loop(cx: &OpCx) -> Check {
+    let carried = cx.operands();
+    same_types(Rule::RegionParams, "the parameters of the first region", &carried, &cx.params(0))?;
+    let bool = Type::scalar(DType::Bool);
+    let condition = [&[&bool], cx.results().as_slice()].concat();
+    let what = "the operands of `condition` (a bool, then the results of `while`)";
+    same_types(Rule::RegionResults, what, &condition, &cx.ends(0))?;
+    same_types(Rule::RegionParams, "the parameters of the second region", &cx.results(), &cx.params(1))?;
+    same_types(Rule::RegionResults, "the values that the second region yields", &carried, &cx.ends(1))
+}
+
+pub(super) fn device_print(cx: &OpCx) -> Check {
+    (0..cx.data.operands.len())
+        .try_for_each(|i| cx.operand_where(i, &format!("operand {i}"), "a scalar or tile", |ty| ty.elem().is_some()))
+}
+
+pub(super) fn device_assert(cx: &OpCx) -> Check {
+    cx.operand_where(0, "the condition", "a bool or a tile of them", |ty| ty.dtype() == Some(DType::Bool))
+}

@@ -1,0 +1,152 @@
+//! Type rules of views, pointers, loads, stores and atomics on global memory.
+
+use super::shape::permutation;
+use super::{Check, OpCx, Rule, require};
+use crate::ir::{AtomicOp, DType, Elem, Padding, Type};
+
+/// Operand 0 is a view; gives its block shape and element.
+pub(super) fn view<'f>(cx: &OpCx<'f>) -> Result<(&'f [usize], DType), super::Broken> {
+    match cx.operand(0) {
+        Type::View { block, elem } => Ok((block, *elem)),
+        other => {
+            let message = format!("operand 0 should be a view, found {other}");
+            Err(super::Broken { rule: Rule::OperandTypes, message })
+        }
+    }
+}
+
+/// Operands from `first` on are scalar i64.
+fn offsets(cx: &OpCx, first: usize) -> Check {
+    let i64 = Type::scalar(DType::I64);
+    (first..cx.data.operands.len()).try_for_each(|i| cx.operand_is(i, &format!("operand {i}"), &i64))
+}
+
+pub(super) fn make_view(cx: &OpCx, order: &[usize]) -> Check {
+    let Type::View { block, elem } = cx.result(0) else {
+        return require(false, Rule::ResultTypes, || format!("the result should be a view, found {}", cx.result(0)));
+    };
+    let (rank, n) = (block.len(), cx.data.operands.len());
+    require(n == 1 + 3 * rank, Rule::OperandTypes, || {
+        format!(
+            "a view of rank {rank} takes a base, then {rank} each of shape, strides and offsets; found {n} operands"
+        )
+    })?;
+    cx.operand_is(0, "the base", &Type::Scalar(Elem::Ptr(*elem)))?;
+    offsets(cx, 1)?;
+    permutation(cx, "order", order, rank)
+}
+
+pub(super) fn advance(cx: &OpCx) -> Check {
+    let (block, _) = view(cx)?;
+    let n = cx.data.operands.len();
+    require(n == 1 + block.len(), Rule::OperandTypes, || {
+        format!("a view of rank {} moves by as many offsets, found {}", block.len(), n - 1)
+    })?;
+    offsets(cx, 1)?;
+    cx.result_is(0, cx.operand(0))
+}
+
+/// Dimensions in ascending order, each below the rank.
+fn boundary_of(cx: &OpCx, boundary: &[usize], rank: usize) -> Check {
+    let ascending = boundary.windows(2).all(|w| w[0] < w[1]);
+    let below = boundary.last().is_none_or(|&d| d < rank);
+    cx.attribute(ascending && below, || {
+        format!("`boundary` should list dimensions below {rank} in ascending order, found {boundary:?}")
+    })
+}
+
+/// Boundary and padding of a read through a view.
+pub(super) fn padded(cx: &OpCx, boundary: &[usize], padding: Padding, rank: usize, elem: DType) -> Check {
+    boundary_of(cx, boundary, rank)?;
+    cx.attribute(padding == Padding::Zero || elem.is_float(), || format!("{elem} has no NaN to pad with"))
+}
+
+pub(super) fn load_view(cx: &OpCx, boundary: &[usize], padding: Padding) -> Check {
+    let (block, elem) = view(cx)?;
+    padded(cx, boundary, padding, block.len(), elem)?;
+    cx.result_is_but_for_layout(0, &Type::tensor(block, elem))
+}
+
+pub(super) fn store_view(cx: &OpCx, boundary: &[usize]) -> Check {
+    let (block, elem) = view(cx)?;
+    boundary_of(cx, boundary, block.len())?;
+    let expected = Type::tensor(block, elem);
+    cx.operand_where(1, "the tile", &expected.to_string(), |ty| ty.with_layout(None) == expected)
+}
+
+pub(super) fn atomic_view(cx: &OpCx, op: AtomicOp, boundary: &[usize]) -> Check {
+    store_view(cx, boundary)?;
+    atomic(op, view(cx)?.1)
+}
+
+/// Element types on which an atomic function is defined: those that the targets have or that a loop of
+/// compare-and-swap gives.
+fn atomic(op: AtomicOp, elem: DType) -> Check {
+    let wide = elem.bits() >= 32;
+    let (fine, wanted) = match op {
+        AtomicOp::Add => {
+            (wide || matches!(elem, DType::F16 | DType::BF16), "32- or 64-bit integers, f16, bf16, f32 or f64")
+        }
+        AtomicOp::Min | AtomicOp::Max | AtomicOp::Xchg => (wide, "32- or 64-bit numbers"),
+        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => (wide && elem.is_int(), "32- or 64-bit integers"),
+    };
+    require(fine, Rule::OperandTypes, || format!("atomic {} works on {wanted}, found {elem}", op.name()))
+}
+
+/// Operand 0 is a pointer or a tile of them; gives the type pointed to.
+fn pointers(cx: &OpCx) -> Result<DType, super::Broken> {
+    let ty = cx.operand(0);
+    ty.elem().and_then(Elem::pointee).ok_or_else(|| super::Broken {
+        rule: Rule::OperandTypes,
+        message: format!("operand 0 should be a pointer or a tile of pointers, found {ty}"),
+    })
+}
+
+pub(super) fn ptr_add(cx: &OpCx) -> Check {
+    pointers(cx)?;
+    cx.operand_where(1, "the offset", "integers", |ty| ty.dtype().is_some_and(DType::is_int))?;
+    let dtype = cx.operand(1).dtype().unwrap_or(DType::I64);
+    cx.operand_is(1, "the offset", &cx.operand(0).with_elem(dtype))?;
+    cx.result_is(0, cx.operand(0))
+}
+
+/// Operand `i`, where there is one, is a mask for the pointers.
+fn mask(cx: &OpCx, i: usize) -> Check {
+    if cx.data.operands.len() <= i {
+        return Ok(());
+    }
+    cx.operand_is(i, "the mask", &cx.operand(0).with_elem(DType::Bool))
+}
+
+pub(super) fn load(cx: &OpCx) -> Check {
+    let value = cx.operand(0).with_elem(pointers(cx)?);
+    mask(cx, 1)?;
+    if cx.data.operands.len() > 2 {
+        cx.operand_is(2, "the value where the mask is false", &value)?;
+    }
+    cx.result_is(0, &value)
+}
+
+pub(super) fn store(cx: &OpCx) -> Check {
+    let value = cx.operand(0).with_elem(pointers(cx)?);
+    cx.operand_is(1, "the value", &value)?;
+    mask(cx, 2)
+}
+
+pub(super) fn atomic_rmw(cx: &OpCx, op: AtomicOp) -> Check {
+    let elem = pointers(cx)?;
+    atomic(op, elem)?;
+    let value = cx.operand(0).with_elem(elem);
+    cx.operand_is(1, "the value", &value)?;
+    mask(cx, 2)?;
+    cx.result_is(0, &value)
+}
+
+pub(super) fn atomic_cas(cx: &OpCx) -> Check {
+    let elem = pointers(cx)?;
+    atomic(AtomicOp::Xchg, elem)?;
+    let value = cx.operand(0).with_elem(elem);
+    cx.operand_is(1, "the expected value", &value)?;
+    cx.operand_is(2, "the new value", &value)?;
+    cx.result_is(0, &value)
+}

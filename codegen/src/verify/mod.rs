@@ -1,0 +1,278 @@
+//! The verifier: what every function of Tile IR must satisfy.
+//!
+//! The rules, in the order in which they are checked, are the variants of [`Rule`] below. The rules on structure
+//! come first; where one of them is broken, types are not looked at, because the rules on types index operands and
+//! regions freely. A function that the language surface or a pass gives and that breaks a rule is a bug of the compiler
+//! (the surface reports a user's mistakes before); a function read from text may simply be wrong.
+
+mod contract;
+mod control;
+mod elementwise;
+mod memory;
+mod shape;
+mod shared;
+mod structure;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use crate::ir::attr::attr_enum;
+use crate::ir::{Func, Loc, Op, OpData, OpId, Stage, Type};
+use crate::text::print_op;
+use std::fmt;
+
+attr_enum! {
+    /// The rules.
+    Rule {
+        // Structure.
+
+        /// Every op stands in one block, every block belongs to one op, and every value records where it is defined.
+        Placement = "placement",
+        /// A kernel has one `Arg` per parameter, with a name of its own. Arguments are scalars; `divisible_by` (at
+        /// least 1) and `equal_to` are for integers and pointers, integers.
+        Arguments = "arguments",
+        /// An op has as many operands and results as the op table says.
+        Arity = "arity",
+        /// `for`, `reduce` and `scan` have one region, `if` and `while` two, other ops none.
+        Regions = "regions",
+        /// The kernel ends in `return`, the first region of `while` in `condition`, every other region in `yield`;
+        /// these ops stand nowhere else.
+        Terminator = "terminator",
+        /// An op uses only values defined before it in its own block or in a block around it.
+        Dominance = "dominance",
+        /// An op is legal from its own stage on. Shared memory, barriers and tokens come after stage tile. From stage
+        /// laid on, views are not carried by loops or given by branches.
+        StageLegal = "stage",
+
+        // Types.
+
+        /// Extents of tiles and of the blocks of views are powers of two, with at most 2^20 elements; so are the
+        /// extents of shared buffers, but for the first, which may count buffers.
+        Extents = "extents",
+        /// Tiles have no layout at stage tile, and a valid one for their shape from stage laid on.
+        Layouts = "layouts",
+        /// Attributes are in range: axes below the rank, permutations complete, boundaries ascending, literals in the
+        /// range of their type.
+        Attributes = "attributes",
+        /// Operands have the types that the op wants.
+        OperandTypes = "operand types",
+        /// Results have the types that follow from operands and attributes.
+        ResultTypes = "result types",
+        /// Parameters of a region have the types that its op passes.
+        RegionParams = "region parameters",
+        /// A region ends with values of the types that its op wants.
+        RegionResults = "region results",
+        /// The region of `reduce` and `scan` holds only pure ops on scalars.
+        CombineRegion = "combine region",
+    }
+}
+
+/// A broken rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerifyError {
+    pub rule: Rule,
+    /// The op as text, without regions; the kernel's name where no op is to blame.
+    pub op: String,
+    /// Place in the user's source that the op came from.
+    pub loc: Loc,
+    /// What was expected and what was found.
+    pub message: String,
+}
+
+impl fmt::Display for VerifyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.loc.is_unknown() {
+            write!(f, "{}: ", self.loc)?;
+        }
+        write!(f, "`{}`: {} (rule: {})", self.op, self.message, self.rule.name())
+    }
+}
+
+impl std::error::Error for VerifyError {}
+
+/// Checks a function against all rules of a stage. Gives the broken rules in text order, at most one per op and kind.
+pub fn verify(func: &Func, stage: Stage) -> Result<(), Vec<VerifyError>> {
+    let mut broken = structure::check(func, stage);
+    if broken.is_empty() {
+        for id in func.walk() {
+            let data = func.op(id);
+            let of_types = data.results.iter().chain(data.regions.iter().flat_map(|&r| &func.block(r).params));
+            let check = of_types
+                .map(|&v| types::well_formed(func, func.ty(v), stage))
+                .collect::<Check>()
+                .and_then(|()| op_types(&OpCx { func, data }));
+            broken.extend(check.err().map(|b| (Some(id), b)));
+        }
+    }
+    if broken.is_empty() {
+        return Ok(());
+    }
+    // Where regions do not nest, printing might not end.
+    let printable = broken.iter().all(|(_, b)| b.rule != Rule::Placement);
+    let text = |id| if printable { print_op(func, id) } else { func.op(id).op.mnemonic().into() };
+    let error = |(op, Broken { rule, message }): (Option<OpId>, Broken)| match op {
+        Some(id) => VerifyError { rule, op: text(id), loc: func.op(id).loc.clone(), message },
+        None => VerifyError { rule, op: format!("kernel @{}", func.name), loc: func.loc.clone(), message },
+    };
+    Err(broken.into_iter().map(error).collect())
+}
+
+/// The first stage in which every op and type of the function is legal.
+pub fn stage_of(func: &Func) -> Stage {
+    let mut stage = Stage::Tile;
+    for id in func.walk() {
+        let data = func.op(id);
+        stage = stage.max(data.op.stage());
+        if data.results.iter().any(|&v| func.ty(v).layout().is_some()) {
+            stage = stage.max(Stage::Laid);
+        }
+    }
+    stage
+}
+
+/// A broken rule before its op is known.
+struct Broken {
+    rule: Rule,
+    message: String,
+}
+
+type Check = Result<(), Broken>;
+
+/// `Err` with this rule and message unless the condition holds.
+fn require(condition: bool, rule: Rule, message: impl FnOnce() -> String) -> Check {
+    if condition { Ok(()) } else { Err(Broken { rule, message: message() }) }
+}
+
+/// One op under the rules on types.
+struct OpCx<'f> {
+    func: &'f Func,
+    data: &'f OpData,
+}
+
+impl<'f> OpCx<'f> {
+    fn operands(&self) -> Vec<&'f Type> {
+        self.data.operands.iter().map(|&v| self.func.ty(v)).collect()
+    }
+
+    fn results(&self) -> Vec<&'f Type> {
+        self.data.results.iter().map(|&v| self.func.ty(v)).collect()
+    }
+
+    fn operand(&self, i: usize) -> &'f Type {
+        self.func.ty(self.data.operands[i])
+    }
+
+    fn result(&self, i: usize) -> &'f Type {
+        self.func.ty(self.data.results[i])
+    }
+
+    /// Types of the parameters of region `i`.
+    fn params(&self, i: usize) -> Vec<&'f Type> {
+        self.func.block(self.data.regions[i]).params.iter().map(|&v| self.func.ty(v)).collect()
+    }
+
+    /// Types of the operands of the terminator of region `i`.
+    fn ends(&self, i: usize) -> Vec<&'f Type> {
+        let last = self.func.block(self.data.regions[i]).ops.last();
+        last.map_or_else(Vec::new, |&id| self.func.op(id).operands.iter().map(|&v| self.func.ty(v)).collect())
+    }
+
+    /// Operand `i`, called `what`, is of type `expected`.
+    fn operand_is(&self, i: usize, what: &str, expected: &Type) -> Check {
+        let found = self.operand(i);
+        require(found == expected, Rule::OperandTypes, || format!("{what} should be {expected}, found {found}"))
+    }
+
+    /// Operand `i`, called `what`, satisfies `wanted`, which is `described`.
+    fn operand_where(&self, i: usize, what: &str, described: &str, wanted: impl FnOnce(&Type) -> bool) -> Check {
+        let found = self.operand(i);
+        require(wanted(found), Rule::OperandTypes, || format!("{what} should be {described}, found {found}"))
+    }
+
+    fn result_is(&self, i: usize, expected: &Type) -> Check {
+        let found = self.result(i);
+        require(found == expected, Rule::ResultTypes, || format!("the result should be {expected}, found {found}"))
+    }
+
+    /// As [`OpCx::result_is`], but whatever the layouts: for ops that relate the layouts of operand and result by
+    /// more than equality.
+    fn result_is_but_for_layout(&self, i: usize, expected: &Type) -> Check {
+        let found = self.result(i);
+        let same = found.with_layout(None) == expected.with_layout(None);
+        require(same, Rule::ResultTypes, || format!("the result should be {expected}, found {found}"))
+    }
+
+    fn attribute(&self, condition: bool, message: impl FnOnce() -> String) -> Check {
+        require(condition, Rule::Attributes, message)
+    }
+}
+
+/// `expected` and `found` are the same list of types.
+fn same_types(rule: Rule, what: &str, expected: &[&Type], found: &[&Type]) -> Check {
+    let list = |types: &[&Type]| types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ");
+    require(expected == found, rule, || format!("{what} should be ({}), found ({})", list(expected), list(found)))
+}
+
+/// The rules on types, by op family.
+fn op_types(cx: &OpCx) -> Check {
+    match &cx.data.op {
+        Op::Unary(op) => elementwise::unary(cx, *op),
+        Op::Binary(op) => elementwise::binary(cx, *op),
+        Op::Cmp(op) => elementwise::cmp(cx, *op),
+        Op::Fma => elementwise::fma(cx),
+        Op::Select => elementwise::select(cx),
+        Op::Cast => elementwise::cast(cx),
+        Op::Bitcast => elementwise::bitcast(cx),
+        Op::InlineAsm { asm: _, constraints: _, pack, pure: _ } => elementwise::inline_asm(cx, *pack),
+        Op::Hint { divisible, contiguous } => elementwise::hint(cx, *divisible, *contiguous),
+
+        Op::ProgramId { axis } | Op::NumPrograms { axis } => shape::program(cx, *axis),
+        Op::Constant { value } => shape::constant(cx, *value),
+        Op::Arange { start, end } => shape::arange(cx, *start, *end),
+        Op::Splat => shape::splat(cx),
+        Op::ExpandDims { axis } => shape::expand_dims(cx, *axis),
+        Op::Broadcast => shape::broadcast(cx),
+        Op::Trans { perm } => shape::trans(cx, perm),
+        Op::Reshape => shape::reshape(cx),
+        Op::Join => shape::join(cx),
+        Op::Split => shape::split(cx),
+
+        Op::MakeView { order } => memory::make_view(cx, order),
+        Op::Advance => memory::advance(cx),
+        Op::LoadView { boundary, padding, eviction: _ } => memory::load_view(cx, boundary, *padding),
+        Op::StoreView { boundary, eviction: _ } => memory::store_view(cx, boundary),
+        Op::AtomicView { op, boundary } => memory::atomic_view(cx, *op, boundary),
+        Op::PtrAdd => memory::ptr_add(cx),
+        Op::Load { eviction: _ } => memory::load(cx),
+        Op::Store { eviction: _ } => memory::store(cx),
+        Op::AtomicRmw { op } => memory::atomic_rmw(cx, *op),
+        Op::AtomicCas => memory::atomic_cas(cx),
+
+        Op::Dot { precision: _ } => contract::dot(cx),
+        Op::Reduce { axis } => contract::reduce(cx, *axis),
+        Op::Scan { axis, reverse: _ } => contract::scan(cx, *axis),
+
+        Op::For { num_stages, unroll, warp_specialize: _ } => control::for_loop(cx, *num_stages, *unroll),
+        Op::If => control::if_else(cx),
+        Op::While => control::while_loop(cx),
+        // Checked with the op whose region they end.
+        Op::Yield | Op::Condition | Op::Return => Ok(()),
+        Op::Assume => cx.operand_is(0, "the promise", &Type::scalar(crate::ir::DType::Bool)),
+        Op::DevicePrint { prefix: _ } => control::device_print(cx),
+        Op::DeviceAssert { message: _ } => control::device_assert(cx),
+
+        Op::ConvertLayout => shared::convert_layout(cx),
+        Op::LocalAlloc => shared::local_alloc(cx),
+        Op::LocalLoad => shared::local_load(cx),
+        Op::LocalStore => shared::local_store(cx),
+        Op::LocalSlot => shared::local_slot(cx),
+        Op::LocalTrans { perm } => shared::local_trans(cx, perm),
+        Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
+        Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared => Ok(()),
+        Op::Wgmma => shared::wgmma(cx),
+        Op::WgmmaWait { pending: _ } => {
+            same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())
+        }
+        Op::BlockBarrier { id, threads } => shared::block_barrier(cx, *id, *threads),
+    }
+}

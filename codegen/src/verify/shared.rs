@@ -1,0 +1,93 @@
+//! Type rules of layouts, shared memory, asynchronous copies and products.
+
+use super::shape::permutation;
+use super::{Check, OpCx, Rule, contract, memory, require};
+use crate::ir::{DType, Padding, Type};
+
+/// Operand `i` is a shared buffer; gives its shape and element.
+fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Broken> {
+    shared(cx.operand(i)).ok_or_else(|| super::Broken {
+        rule: Rule::OperandTypes,
+        message: format!("operand {i} should be a shared buffer, found {}", cx.operand(i)),
+    })
+}
+
+fn shared(ty: &Type) -> Option<(&[usize], DType)> {
+    match ty {
+        Type::Shared { shape, elem, layout: _ } => Some((shape, *elem)),
+        _ => None,
+    }
+}
+
+/// The result is a shared buffer of this shape and element.
+fn gives_buffer(cx: &OpCx, shape: &[usize], elem: DType) -> Check {
+    require(shared(cx.result(0)) == Some((shape, elem)), Rule::ResultTypes, || {
+        format!("the result should be a shared buffer of {shape:?} {elem}, found {}", cx.result(0))
+    })
+}
+
+pub(super) fn convert_layout(cx: &OpCx) -> Check {
+    cx.operand_where(0, "the operand", "a tile", Type::is_tensor)?;
+    cx.result_is_but_for_layout(0, cx.operand(0))
+}
+
+pub(super) fn local_alloc(cx: &OpCx) -> Check {
+    let Some((shape, elem)) = shared(cx.result(0)) else {
+        return require(false, Rule::ResultTypes, || format!("the result should be shared, found {}", cx.result(0)));
+    };
+    let fits = |ty: &Type| ty.with_layout(None) == Type::tensor(shape, elem);
+    match cx.data.operands.len() {
+        0 => Ok(()),
+        _ => cx.operand_where(0, "the initial tile", "a tile of the buffer's shape and element", fits),
+    }
+}
+
+pub(super) fn local_load(cx: &OpCx) -> Check {
+    let (shape, elem) = buffer(cx, 0)?;
+    cx.result_is_but_for_layout(0, &Type::tensor(shape, elem))
+}
+
+pub(super) fn local_store(cx: &OpCx) -> Check {
+    let (shape, elem) = buffer(cx, 0)?;
+    let expected = Type::tensor(shape, elem);
+    cx.operand_where(1, "the tile", &expected.to_string(), |ty| ty.with_layout(None) == expected)
+}
+
+pub(super) fn local_slot(cx: &OpCx) -> Check {
+    let (shape, elem) = buffer(cx, 0)?;
+    require(shape.len() >= 2, Rule::OperandTypes, || format!("{} is not a ring of buffers", cx.operand(0)))?;
+    cx.operand_is(1, "the index", &Type::scalar(DType::I32))?;
+    gives_buffer(cx, &shape[1..], elem)
+}
+
+pub(super) fn local_trans(cx: &OpCx, perm: &[usize]) -> Check {
+    let (from, elem) = buffer(cx, 0)?;
+    permutation(cx, "perm", perm, from.len())?;
+    let shape: Vec<usize> = perm.iter().map(|&d| from[d]).collect();
+    gives_buffer(cx, &shape, elem)
+}
+
+pub(super) fn async_copy(cx: &OpCx, boundary: &[usize], padding: Padding) -> Check {
+    let (block, elem) = memory::view(cx)?;
+    memory::padded(cx, boundary, padding, block.len(), elem)?;
+    require(buffer(cx, 1)? == (block, elem), Rule::OperandTypes, || {
+        format!("the buffer should have the view's block and element, found {} and {}", cx.operand(0), cx.operand(1))
+    })?;
+    match cx.data.operands.len() {
+        2 => Ok(()),
+        _ => cx.operand_is(2, "the switch", &Type::scalar(DType::Bool)),
+    }
+}
+
+pub(super) fn wgmma(cx: &OpCx) -> Check {
+    let (a, b) = (cx.operand(0), cx.operand(1));
+    cx.operand_where(0, "operand 0", "a tile or a shared buffer", |ty| ty.is_tensor() || shared(ty).is_some())?;
+    buffer(cx, 1)?;
+    contract::dot_types(cx, a, b)
+}
+
+pub(super) fn block_barrier(cx: &OpCx, id: u32, threads: Option<u32>) -> Check {
+    cx.attribute(id < 16, || format!("a block has barriers 0 to 15, found {id}"))?;
+    let whole_warps = threads.is_none_or(|n| n > 0 && n % 32 == 0);
+    cx.attribute(whole_warps, || format!("`threads` should be a multiple of 32, found {threads:?}"))
+}

@@ -1,0 +1,255 @@
+//! Rules on how a function hangs together: placement, arguments, arity, regions, terminators, dominance, stages.
+
+use super::{Broken, Check, Rule, require, types};
+use crate::ir::{BlockId, Def, Elem, Func, Op, OpId, Stage, Type, Value};
+
+/// The op that must end a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Return,
+    Yield,
+    Condition,
+}
+
+impl End {
+    fn name(self) -> &'static str {
+        match self {
+            End::Return => "return",
+            End::Yield => "yield",
+            End::Condition => "condition",
+        }
+    }
+
+    /// Which end an op is.
+    fn of(op: &Op) -> Option<End> {
+        [(Op::Return, End::Return), (Op::Yield, End::Yield), (Op::Condition, End::Condition)]
+            .into_iter()
+            .find_map(|(terminator, end)| (*op == terminator).then_some(end))
+    }
+}
+
+/// How the regions of an op end; one entry per region.
+fn region_ends(op: &Op) -> &'static [End] {
+    match op {
+        Op::For { .. } | Op::Reduce { .. } | Op::Scan { .. } => &[End::Yield],
+        Op::If => &[End::Yield, End::Yield],
+        Op::While => &[End::Condition, End::Yield],
+        Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Cmp(_)
+        | Op::ProgramId { .. }
+        | Op::NumPrograms { .. }
+        | Op::Constant { .. }
+        | Op::Arange { .. }
+        | Op::MakeView { .. }
+        | Op::Advance
+        | Op::LoadView { .. }
+        | Op::StoreView { .. }
+        | Op::AtomicView { .. }
+        | Op::PtrAdd
+        | Op::Load { .. }
+        | Op::Store { .. }
+        | Op::AtomicRmw { .. }
+        | Op::AtomicCas
+        | Op::Splat
+        | Op::ExpandDims { .. }
+        | Op::Broadcast
+        | Op::Trans { .. }
+        | Op::Reshape
+        | Op::Join
+        | Op::Split
+        | Op::Fma
+        | Op::Select
+        | Op::Cast
+        | Op::Bitcast
+        | Op::InlineAsm { .. }
+        | Op::Dot { .. }
+        | Op::Yield
+        | Op::Condition
+        | Op::Return
+        | Op::Hint { .. }
+        | Op::Assume
+        | Op::DevicePrint { .. }
+        | Op::DeviceAssert { .. }
+        | Op::ConvertLayout
+        | Op::LocalAlloc
+        | Op::LocalLoad
+        | Op::LocalStore
+        | Op::LocalSlot
+        | Op::LocalTrans { .. }
+        | Op::AsyncCopy { .. }
+        | Op::AsyncCommit
+        | Op::AsyncWait { .. }
+        | Op::Wgmma
+        | Op::WgmmaWait { .. }
+        | Op::FenceAsyncShared
+        | Op::BlockBarrier { .. } => &[],
+    }
+}
+
+/// Checks the structure. The op is `None` where the function as a whole is to blame.
+pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Broken)> {
+    let mut s = Structure {
+        func,
+        stage,
+        block_seen: vec![false; func.num_blocks()],
+        op_seen: vec![false; func.num_ops()],
+        visible: vec![false; func.num_values()],
+        broken: Vec::new(),
+    };
+    s.report(None, arguments(func));
+    for &v in &func.block(func.body).params {
+        s.report(None, types::well_formed(func, func.ty(v), stage));
+    }
+    s.block(func.body, End::Return, None);
+    s.broken
+}
+
+fn arguments(func: &Func) -> Check {
+    let params = &func.block(func.body).params;
+    require(params.len() == func.args.len(), Rule::Arguments, || {
+        format!("{} arguments are described, but the body has {} parameters", func.args.len(), params.len())
+    })?;
+    for (i, (arg, &v)) in func.args.iter().zip(params).enumerate() {
+        let (name, ty) = (&arg.name, func.ty(v));
+        let unique = !name.is_empty() && func.args[..i].iter().all(|other| other.name != *name);
+        require(unique, Rule::Arguments, || format!("argument {i} needs a name of its own, found `{name}`"))?;
+        require(ty.is_scalar(), Rule::Arguments, || format!("argument `{name}` should be a scalar, found {ty}"))?;
+        let integer = ty.dtype().is_some_and(|d| d.is_int());
+        let pointer = ty.elem().is_some_and(|e| matches!(e, Elem::Ptr(_)));
+        require(arg.divisible_by >= 1 && (arg.divisible_by == 1 || integer || pointer), Rule::Arguments, || {
+            format!("argument `{name}`: divisible_by is at least 1, and 1 for {ty}; found {}", arg.divisible_by)
+        })?;
+        require(arg.equal_to.is_none() || integer, Rule::Arguments, || {
+            format!("argument `{name}`: equal_to is for integers, not for {ty}")
+        })?;
+    }
+    Ok(())
+}
+
+struct Structure<'f> {
+    func: &'f Func,
+    stage: Stage,
+    block_seen: Vec<bool>,
+    op_seen: Vec<bool>,
+    /// Values defined before the current op in its block or around it.
+    visible: Vec<bool>,
+    broken: Vec<(Option<OpId>, Broken)>,
+}
+
+impl Structure<'_> {
+    fn report(&mut self, op: Option<OpId>, check: Check) -> bool {
+        let fine = check.is_ok();
+        self.broken.extend(check.err().map(|b| (op, b)));
+        fine
+    }
+
+    /// Checks a block that `owner` holds and that should end in `end`.
+    fn block(&mut self, block: BlockId, end: End, owner: Option<OpId>) {
+        let known = (block.0 as usize) < self.block_seen.len();
+        let first = known && !std::mem::replace(&mut self.block_seen[block.0 as usize], true);
+        // A block seen before could be around this one: going in again might not end.
+        if !self.report(owner, require(first, Rule::Placement, || "the region stands in two places".into())) {
+            return;
+        }
+        let data = self.func.block(block);
+        let mut defined = Vec::new();
+        for (i, &v) in data.params.iter().enumerate() {
+            self.define(owner, v, Def::Param(block, i), &mut defined);
+        }
+        for (i, &id) in data.ops.iter().enumerate() {
+            if self.op(id, i + 1 == data.ops.len(), end, &mut defined) {
+                continue;
+            }
+            break;
+        }
+        let ended = require(!data.ops.is_empty(), Rule::Terminator, || {
+            format!("an empty region; it should end in `{}`", end.name())
+        });
+        self.report(owner, ended);
+        for v in defined {
+            self.visible[v.0 as usize] = false;
+        }
+    }
+
+    fn define(&mut self, op: Option<OpId>, v: Value, def: Def, defined: &mut Vec<Value>) {
+        let data = self.func.value(v);
+        let check = require(data.def == def, Rule::Placement, || {
+            format!("a value says that it is {:?}, but stands as {def:?}", data.def)
+        });
+        self.report(op, check);
+        self.visible[v.0 as usize] = true;
+        defined.push(v);
+    }
+
+    /// Checks an op of a block; `false` where the block cannot be followed further.
+    fn op(&mut self, id: OpId, last: bool, end: End, defined: &mut Vec<Value>) -> bool {
+        let first = !std::mem::replace(&mut self.op_seen[id.0 as usize], true);
+        if !self.report(Some(id), require(first, Rule::Placement, || "the op stands in two places".into())) {
+            return false;
+        }
+        let data = self.func.op(id);
+        self.report(Some(id), terminator(&data.op, last, end));
+        self.report(Some(id), arity(self.func, id));
+        self.report(Some(id), stage_legal(self.func, id, self.stage));
+        for (i, &v) in data.operands.iter().enumerate() {
+            let seen = self.visible[v.0 as usize];
+            let check = require(seen, Rule::Dominance, || {
+                format!("operand {i} is used where it is not defined (or no longer: its region has ended)")
+            });
+            self.report(Some(id), check);
+        }
+        let ends = region_ends(&data.op);
+        let check = require(data.regions.len() == ends.len(), Rule::Regions, || {
+            format!("`{}` has {} regions, found {}", data.op.mnemonic(), ends.len(), data.regions.len())
+        });
+        self.report(Some(id), check);
+        for (&region, &end) in data.regions.iter().zip(ends) {
+            self.block(region, end, Some(id));
+        }
+        for (i, &v) in data.results.iter().enumerate() {
+            self.define(Some(id), v, Def::Result(id, i), defined);
+        }
+        true
+    }
+}
+
+fn terminator(op: &Op, last: bool, end: End) -> Check {
+    let found = End::of(op);
+    require(found == last.then_some(end), Rule::Terminator, || match found {
+        None => format!("the region ends here, but not in `{}`", end.name()),
+        Some(_) if last => format!("this region should end in `{}`", end.name()),
+        Some(found) => format!("`{}` stands before the end of its region", found.name()),
+    })
+}
+
+fn arity(func: &Func, id: OpId) -> Check {
+    let data = func.op(id);
+    let (min, max) = data.op.operand_range();
+    let n = data.operands.len();
+    require(n >= min && max.is_none_or(|max| n <= max), Rule::Arity, || match max {
+        Some(max) if max == min => format!("`{}` takes {min} operands, found {n}", data.op.mnemonic()),
+        Some(max) => format!("`{}` takes {min} to {max} operands, found {n}", data.op.mnemonic()),
+        None => format!("`{}` takes at least {min} operands, found {n}", data.op.mnemonic()),
+    })?;
+    let (results, found) = (data.op.result_count(), data.results.len());
+    require(results.is_none_or(|r| r == found), Rule::Arity, || {
+        format!("`{}` gives {} results, found {found}", data.op.mnemonic(), results.unwrap_or(0))
+    })
+}
+
+fn stage_legal(func: &Func, id: OpId, stage: Stage) -> Check {
+    let data = func.op(id);
+    require(data.op.stage() <= stage, Rule::StageLegal, || {
+        format!("`{}` is legal from stage {:?} on, this is stage {stage:?}", data.op.mnemonic(), data.op.stage())
+    })?;
+    let params = data.regions.iter().flat_map(|&r| func.block(r).params.iter());
+    let carried = params.chain(data.results.iter().filter(|_| !data.regions.is_empty()));
+    for &v in carried {
+        let view = matches!(func.ty(v), Type::View { .. });
+        require(stage == Stage::Tile || !view, Rule::StageLegal, || {
+            format!("a view goes into or out of a region at stage {stage:?}")
+        })?;
+    }
+    Ok(())
+}

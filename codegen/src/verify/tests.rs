@@ -1,0 +1,272 @@
+//! One function that every rule accepts, and for each rule functions that break it.
+
+use super::{Rule, verify};
+use crate::ir::{Arg, Builder, DType, Func, Loc, Op, Stage, Type};
+use crate::text::parse;
+
+/// A kernel with arguments of several types around `body`; `return` is added unless the body has one.
+fn kernel(body: &str) -> Func {
+    let end = if body.contains("return") { "" } else { "return" };
+    let text = format!("kernel @k(%p: ptr<f32>, %n: i32, %i: i64, %x: f32, %c: bool) {{\n{body}\n{end}\n}}");
+    parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// The rules that a kernel breaks.
+fn broken(func: &Func, stage: Stage) -> Vec<(Rule, String)> {
+    verify(func, stage).err().unwrap_or_default().into_iter().map(|e| (e.rule, e.to_string())).collect()
+}
+
+#[test]
+fn a_kernel_with_every_op_family_passes() {
+    let func = kernel(
+        "%0 = program_id {axis = 0} : i32
+        %1 = arange {start = 0, end = 32} : tensor<32xi32>
+        %2 = splat %p : tensor<32xptr<f32>>
+        %3 = ptr_add %2, %1 : tensor<32xptr<f32>>
+        %4 = splat %n : tensor<32xi32>
+        %5 = cmp_lt %1, %4 : tensor<32xbool>
+        %6 = constant {value = 0.0} : tensor<32xf32>
+        %7 = load %3, %5, %6 {eviction = normal} : tensor<32xf32>
+        %8 = reshape %7 : tensor<4x8xf32>
+        %9 = trans %8 {perm = [1, 0]} : tensor<8x4xf32>
+        %10 = constant {value = 0.0} : tensor<4x4xf32>
+        %11 = dot %8, %9, %10 {precision = tf32} : tensor<4x4xf32>
+        %12, %13 = reduce %11, %11 {axis = 1} : tensor<4xf32>, tensor<4xf32> (%a: f32, %b: f32, %d: f32, %e: f32) {
+          %f = add %a, %d : f32
+          %g = max %b, %e : f32
+          yield %f, %g
+        }
+        %14 = make_view %p, %i, %i, %i, %i, %i, %i {order = [1, 0]} : view<4x4xf32>
+        %15 = constant {value = 4} : i32
+        %16, %17 = for %n, %n, %15, %14, %11 {num_stages = 2} : view<4x4xf32>, tensor<4x4xf32> (%k: i32, %v: view<4x4xf32>, %acc: tensor<4x4xf32>) {
+          %18 = load_view %v {boundary = [0, 1], padding = nan, eviction = normal} : tensor<4x4xf32>
+          %19 = fma %18, %acc, %acc : tensor<4x4xf32>
+          %20 = advance %v, %i, %i : view<4x4xf32>
+          yield %20, %19
+        }
+        %21 = if %c : f32 () {
+          yield %x
+        } () {
+          %22 = exp2 %x : f32
+          yield %22
+        }
+        %23 = while %n : i32 (%m: i32) {
+          condition %c, %m
+        } (%m2: i32) {
+          yield %m2
+        }
+        %24 = cast %12 : tensor<4xf16>
+        %25 = join %x, %x : tensor<2xf32>
+        %26, %27 = split %25 : f32, f32",
+    );
+    assert_eq!(broken(&func, Stage::Tile), []);
+    assert_eq!(super::stage_of(&func), Stage::Tile);
+}
+
+/// Every function here breaks the rule beside it, and no other.
+const BREAKS: &[(Rule, Stage, &str)] = &[
+    (Rule::Arity, Stage::Tile, "%0 = add %x : f32"),
+    (Rule::Arity, Stage::Tile, "%0, %1 = neg %x : f32, f32"),
+    (Rule::Regions, Stage::Tile, "%0 = neg %x : f32 () { yield }"),
+    (Rule::Regions, Stage::Tile, "if %c () { yield }"),
+    (Rule::Terminator, Stage::Tile, "if %c () { yield } () { }"),
+    (Rule::Terminator, Stage::Tile, "if %c () { yield } () { return }"),
+    (Rule::Terminator, Stage::Tile, "if %c () { yield } () { yield yield }\nreturn"),
+    (Rule::Terminator, Stage::Tile, "if %c () { yield } () { condition %c }"),
+    (Rule::Terminator, Stage::Tile, "return\n%0 = neg %x : f32"),
+    (Rule::Dominance, Stage::Tile, "if %c () { %0 = neg %x : f32\nyield } () { yield }\n%1 = neg %0 : f32"),
+    (
+        Rule::Dominance,
+        Stage::Tile,
+        "%0 = for %n, %n, %n, %x : f32 (%k: i32, %a: f32) { yield %a }\n%1 = add %k, %n : i32",
+    ),
+    (Rule::StageLegal, Stage::Tile, "fence_async_shared"),
+    (Rule::StageLegal, Stage::Laid, "async_commit"),
+    (Rule::StageLegal, Stage::Tile, "%0 = local_alloc : shared<4xf32, #l0>"),
+    (
+        Rule::StageLegal,
+        Stage::Laid,
+        "%0 = make_view %p, %i, %i, %i {order = [0]} : view<4xf32>
+         %1 = for %n, %n, %n, %0 : view<4xf32> (%k: i32, %v: view<4xf32>) { yield %v }",
+    ),
+    (Rule::Extents, Stage::Tile, "%0 = splat %x : tensor<3xf32>"),
+    (Rule::Extents, Stage::Tile, "%0 = make_view %p, %i, %i, %i {order = [0]} : view<6xf32>"),
+    (Rule::Extents, Stage::Async, "%0 = local_alloc : shared<3x3xf32, #l0>"),
+    (Rule::Layouts, Stage::Tile, "%0 = splat %x : tensor<4xf32, #l0>"),
+    (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<4xf32>"),
+    (Rule::Attributes, Stage::Tile, "%0 = program_id {axis = 3} : i32"),
+    (Rule::Attributes, Stage::Tile, "%0 = constant {value = 256} : u8"),
+    (Rule::Attributes, Stage::Tile, "%0 = constant {value = 1} : f32"),
+    (Rule::Attributes, Stage::Tile, "%0 = arange {start = 4, end = 0} : tensor<4xi32>"),
+    (Rule::Attributes, Stage::Tile, "%0 = make_view %p, %i, %i, %i {order = [1]} : view<4xf32>"),
+    (
+        Rule::Attributes,
+        Stage::Tile,
+        "%0 = make_view %p, %i, %i, %i {order = [0]} : view<4xf32>
+         %1 = load_view %0 {boundary = [1], padding = zero, eviction = normal} : tensor<4xf32>",
+    ),
+    (Rule::Attributes, Stage::Tile, "%0 = splat %x : tensor<4xf32>\n%1 = trans %0 {perm = [0, 1]} : tensor<4xf32>"),
+    (Rule::Attributes, Stage::Tile, "%0 = splat %x : tensor<4xf32>\n%1 = expand_dims %0 {axis = 2} : tensor<4x1xf32>"),
+    (Rule::Attributes, Stage::Tile, "for %n, %n, %n {num_stages = 0} (%k: i32) { yield }"),
+    (Rule::Attributes, Stage::Tile, "%0 = hint %n {divisible = 0} : i32"),
+    (Rule::Attributes, Stage::Async, "block_barrier {id = 1, threads = 40}"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = exp %n : i32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = add %x, %n : f32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = add %c, %c : bool"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = and %x, %x : f32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = mulhi %x, %x : f32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = cmp_lt %p, %p : bool"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = fma %n, %n, %n : i32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = select %n, %x, %x : f32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = cast %p : i64"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = bitcast %c : i8"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = hint %x {divisible = 4} : f32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = expand_dims %x {axis = 0} : tensor<1xf32>"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = splat %x : tensor<4xf32>\n%1, %2 = split %0 : f32, f32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = join %x, %n : tensor<2xf32>"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = make_view %p, %i, %i, %n {order = [0]} : view<4xf32>"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = make_view %p, %i, %i, %i {order = [0, 1]} : view<4x4xf32>"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = ptr_add %p, %x : ptr<f32>"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = load %x {eviction = normal} : f32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = load %p, %n {eviction = normal} : f32"),
+    (Rule::OperandTypes, Stage::Tile, "store %p, %n {eviction = normal}"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = atomic_rmw %p, %x {op = xor} : f32"),
+    (
+        Rule::OperandTypes,
+        Stage::Tile,
+        "%0 = bitcast %p : ptr<f16>\n%1 = load %0 {eviction = normal} : f16\n%2 = atomic_cas %0, %1, %1 : f16",
+    ),
+    (
+        Rule::OperandTypes,
+        Stage::Tile,
+        "%0 = splat %x : tensor<4x8xf32>\n%1 = splat %x : tensor<4x4xf32>\n%2 = dot %0, %0, %1 {precision = ieee} : tensor<4x4xf32>",
+    ),
+    (
+        Rule::OperandTypes,
+        Stage::Tile,
+        "%0 = splat %n : tensor<4x4xi32>\n%1 = dot %0, %0, %0 {precision = ieee} : tensor<4x4xi32>",
+    ),
+    (Rule::OperandTypes, Stage::Tile, "for %n, %i, %n (%k: i32) { yield }"),
+    (Rule::OperandTypes, Stage::Tile, "if %n () { yield } () { yield }"),
+    (Rule::OperandTypes, Stage::Tile, "assume %n"),
+    (Rule::OperandTypes, Stage::Tile, "device_assert %n {message = \"m\"}"),
+    (Rule::OperandTypes, Stage::Async, "%0 = local_load %x : tensor<4xf32, #l0>"),
+    (
+        Rule::OperandTypes,
+        Stage::Async,
+        "%0 = local_alloc : shared<2x4xf32, #l0>\n%1 = local_slot %0, %i : shared<4xf32, #l0>",
+    ),
+    (
+        Rule::OperandTypes,
+        Stage::Async,
+        "%0 = local_alloc : shared<4xf32, #l0>\n%1 = make_view %p, %i, %i, %i {order = [0]} : view<8xf32>
+         async_copy %1, %0 {boundary = [], padding = zero}",
+    ),
+    (Rule::ResultTypes, Stage::Tile, "%0 = program_id {axis = 0} : i64"),
+    (Rule::ResultTypes, Stage::Tile, "%0 = neg %x : f64"),
+    (Rule::ResultTypes, Stage::Tile, "%0 = cmp_eq %x, %x : f32"),
+    (Rule::ResultTypes, Stage::Tile, "%0 = bitcast %x : i64"),
+    (Rule::ResultTypes, Stage::Tile, "%0 = cast %x : tensor<2xf16>"),
+    (Rule::ResultTypes, Stage::Tile, "%0 = arange {start = 0, end = 8} : tensor<4xi32>"),
+    (Rule::ResultTypes, Stage::Tile, "%0 = splat %x : f32"),
+    (Rule::ResultTypes, Stage::Tile, "%0 = splat %x : tensor<4xf32>\n%1 = reshape %0 : tensor<8xf32>"),
+    (Rule::ResultTypes, Stage::Tile, "%0 = splat %x : tensor<2xf32>\n%1 = broadcast %0 : tensor<4xf32>"),
+    (
+        Rule::ResultTypes,
+        Stage::Tile,
+        "%0 = splat %x : tensor<2x4xf32>\n%1 = trans %0 {perm = [1, 0]} : tensor<2x4xf32>",
+    ),
+    (
+        Rule::ResultTypes,
+        Stage::Tile,
+        "%0 = splat %x : tensor<2x4xf32>\n%1 = reduce %0 {axis = 0} : tensor<2xf32> (%a: f32, %b: f32) { yield %a }",
+    ),
+    (Rule::ResultTypes, Stage::Tile, "%0 = for %n, %n, %n, %x : i32 (%k: i32, %a: f32) { yield %a }"),
+    (Rule::RegionParams, Stage::Tile, "for %n, %n, %n (%k: i64) { yield }"),
+    (Rule::RegionParams, Stage::Tile, "if %c (%a: i32) { yield } () { yield }"),
+    (
+        Rule::RegionParams,
+        Stage::Tile,
+        "%0 = splat %x : tensor<4xf32>\n%1 = reduce %0 {axis = 0} : f32 (%a: f32) { yield %a }",
+    ),
+    (Rule::RegionParams, Stage::Tile, "while %n (%m: i64) { condition %c } () { yield %n }"),
+    (Rule::RegionResults, Stage::Tile, "%0 = if %c : f32 () { yield %x } () { yield }"),
+    (Rule::RegionResults, Stage::Tile, "%0 = for %n, %n, %n, %x : f32 (%k: i32, %a: f32) { yield %k }"),
+    (Rule::RegionResults, Stage::Tile, "while %n (%m: i32) { condition %n } () { yield %n }"),
+    (Rule::RegionResults, Stage::Tile, "while %n (%m: i32) { condition %c } () { yield }"),
+    (
+        Rule::CombineRegion,
+        Stage::Tile,
+        "%0 = splat %x : tensor<4xf32>
+         %1 = reduce %0 {axis = 0} : f32 (%a: f32, %b: f32) { store %p, %a {eviction = normal}\nyield %b }",
+    ),
+];
+
+#[test]
+fn each_rule_refuses_what_breaks_it() {
+    for (rule, stage, body) in BREAKS {
+        let func = kernel(body);
+        let found = broken(&func, *stage);
+        assert!(!found.is_empty(), "{rule:?} accepts:\n{body}");
+        for (r, message) in &found {
+            assert_eq!(r, rule, "{message}\n{body}");
+        }
+    }
+}
+
+#[test]
+fn every_rule_has_a_function_that_breaks_it() {
+    // What text cannot say is built by hand in the tests below.
+    let by_hand = [Rule::Placement, Rule::Arguments];
+    for rule in Rule::ALL {
+        assert!(by_hand.contains(rule) || BREAKS.iter().any(|(r, _, _)| r == rule), "{rule:?}");
+    }
+}
+
+#[test]
+fn arguments_are_described_named_and_scalar() {
+    let arg = |name: &str| Arg { name: name.into(), divisible_by: 1, equal_to: None };
+    let check = |args: Vec<(Arg, Type)>| {
+        let mut f = Func::new("k");
+        for (arg, ty) in args {
+            f.add_arg(arg, ty);
+        }
+        let body = f.body;
+        Builder::new(&mut f, body, Loc::unknown()).ret();
+        broken(&f, Stage::Tile).into_iter().map(|(rule, _)| rule).collect::<Vec<_>>()
+    };
+    let i32 = Type::scalar(DType::I32);
+    assert_eq!(check(vec![(arg("a"), i32.clone()), (arg("b"), i32.clone())]), []);
+    assert_eq!(check(vec![(arg("a"), i32.clone()), (arg("a"), i32.clone())]), [Rule::Arguments]);
+    assert_eq!(check(vec![(arg("a"), Type::tensor(&[4], DType::I32))]), [Rule::Arguments]);
+    assert_eq!(check(vec![(Arg { divisible_by: 0, ..arg("a") }, i32.clone())]), [Rule::Arguments]);
+    assert_eq!(check(vec![(Arg { equal_to: Some(1), ..arg("a") }, Type::scalar(DType::F32))]), [Rule::Arguments]);
+}
+
+#[test]
+fn ops_and_regions_stand_in_one_place() {
+    let mut f = kernel("%0 = neg %x : f32");
+    let first = f.block(f.body).ops[0];
+    let body = f.body;
+    f.block_mut(body).ops.insert(1, first);
+    assert_eq!(broken(&f, Stage::Tile)[0].0, Rule::Placement);
+
+    // A region that holds itself must not send the verifier around for ever.
+    let mut f = kernel("if %c () { yield } () { yield }");
+    let branch = f.block(f.body).ops[0];
+    let body = f.body;
+    f.op_mut(branch).regions[1] = body;
+    assert!(broken(&f, Stage::Tile).iter().any(|(rule, _)| *rule == Rule::Placement));
+}
+
+#[test]
+fn messages_name_the_place_the_op_and_both_sides() {
+    let mut f = kernel("%0 = neg %x : f32\n%1 = add %0, %n : f32");
+    let add = f.block(f.body).ops[1];
+    assert!(matches!(f.op(add).op, Op::Binary(_)));
+    f.op_mut(add).loc = Loc { file: "kernel.rs".into(), line: 7, column: 3 };
+    assert_eq!(
+        broken(&f, Stage::Tile)[0].1,
+        "kernel.rs:7:3: `%1 = add %0, %n : f32`: operand 1 should be f32, found i32 (rule: operand types)"
+    );
+}

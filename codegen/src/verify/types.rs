@@ -1,0 +1,57 @@
+//! Rules on types themselves.
+
+use super::{Check, Rule, require};
+use crate::ir::{Func, Stage, Type};
+
+/// Largest number of elements of a tile.
+const MAX_ELEMENTS: usize = 1 << 20;
+
+/// A type by itself: its extents, its layout, and whether its stage has come.
+pub(super) fn well_formed(func: &Func, ty: &Type, stage: Stage) -> Check {
+    match ty {
+        Type::Scalar(_) => Ok(()),
+        Type::Tensor { shape, elem: _, layout: _ } => {
+            extents(ty, shape)?;
+            layout(func, ty, stage)
+        }
+        Type::View { block, elem: _ } => extents(ty, block),
+        Type::Shared { shape, elem: _, layout: _ } => {
+            after_tile(ty, stage)?;
+            require(shape.first().is_some_and(|&n| n >= 1), Rule::Extents, || format!("{ty} has no elements"))?;
+            extents(ty, &shape[1..])?;
+            layout(func, ty, stage)
+        }
+        Type::Barrier { count } => {
+            after_tile(ty, stage)?;
+            require(*count >= 1, Rule::Extents, || format!("{ty} holds no barrier"))
+        }
+        Type::Token => after_tile(ty, stage),
+    }
+}
+
+fn after_tile(ty: &Type, stage: Stage) -> Check {
+    require(stage > Stage::Tile, Rule::StageLegal, || format!("{ty} comes after stage Tile"))
+}
+
+fn extents(ty: &Type, shape: &[usize]) -> Check {
+    for &n in shape {
+        require(n.is_power_of_two(), Rule::Extents, || {
+            format!("extents are powers of two, found {n} in {ty}; pad the tile and mask what is too much")
+        })?;
+    }
+    let elements = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
+    require(elements.is_some_and(|n| n <= MAX_ELEMENTS), Rule::Extents, || {
+        format!("a tile has at most {MAX_ELEMENTS} elements, found {ty}")
+    })
+}
+
+/// Tensors and shared buffers have layouts exactly from stage laid on.
+fn layout(_func: &Func, ty: &Type, stage: Stage) -> Check {
+    match (ty.layout(), stage) {
+        (None, Stage::Tile) | (Some(_), Stage::Laid | Stage::Async) => Ok(()),
+        (Some(_), Stage::Tile) => require(false, Rule::Layouts, || format!("{ty} has a layout at stage Tile")),
+        (None, Stage::Laid | Stage::Async) => {
+            require(false, Rule::Layouts, || format!("{ty} has no layout at stage {stage:?}"))
+        }
+    }
+}
