@@ -49,7 +49,8 @@ attr_enum! {
         /// Extents of tiles and of the blocks of views are powers of two, with at most 2^20 elements; so are the
         /// extents of shared buffers, but for the first, which may count buffers.
         Extents = "extents",
-        /// Tiles have no layout at stage tile, and a valid one for their shape from stage laid on.
+        /// Tiles have no layout at stage tile, and a distributed one of their shape that reaches each element from
+        /// stage laid on; shared buffers have a shared one of their shape, or of one buffer's where they are a ring.
         Layouts = "layouts",
         /// Attributes are in range: axes below the rank, permutations complete, boundaries ascending, literals in the
         /// range of their type.
@@ -96,10 +97,9 @@ pub fn verify(func: &Func, stage: Stage) -> Result<(), Vec<VerifyError>> {
     if broken.is_empty() {
         for id in func.walk() {
             let data = func.op(id);
-            let of_types = data.results.iter().chain(data.regions.iter().flat_map(|&r| &func.block(r).params));
+            let mut of_types = data.results.iter().chain(data.regions.iter().flat_map(|&r| &func.block(r).params));
             let check = of_types
-                .map(|&v| types::well_formed(func, func.ty(v), stage))
-                .collect::<Check>()
+                .try_for_each(|&v| types::well_formed(func, func.ty(v), stage))
                 .and_then(|()| op_types(&OpCx { func, data }));
             broken.extend(check.err().map(|b| (Some(id), b)));
         }
@@ -269,7 +269,8 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
         Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared => Ok(()),
-        Op::Wgmma => shared::wgmma(cx),
+        Op::MmaSync { precision: _, warps } | Op::Wgmma { warps } => shared::dot_by_warps(cx, warps),
+        Op::FmaDot => shared::dot(cx),
         Op::WgmmaWait { pending: _ } => {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())
         }

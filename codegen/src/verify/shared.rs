@@ -79,11 +79,20 @@ pub(super) fn async_copy(cx: &OpCx, boundary: &[usize], padding: Padding) -> Che
     }
 }
 
-pub(super) fn wgmma(cx: &OpCx) -> Check {
-    let (a, b) = (cx.operand(0), cx.operand(1));
-    cx.operand_where(0, "operand 0", "a tile or a shared buffer", |ty| ty.is_tensor() || shared(ty).is_some())?;
-    buffer(cx, 1)?;
-    contract::dot_types(cx, a, b)
+/// Products whose operands a and b are tiles or shared buffers.
+pub(super) fn dot(cx: &OpCx) -> Check {
+    for i in 0..2 {
+        let what = format!("operand {i}");
+        cx.operand_where(i, &what, "a tile or a shared buffer", |ty| ty.is_tensor() || shared(ty).is_some())?;
+    }
+    contract::dot_types(cx, cx.operand(0), cx.operand(1))
+}
+
+/// As [`dot`], for instructions that `warps` share along M and N.
+pub(super) fn dot_by_warps(cx: &OpCx, warps: &[u32]) -> Check {
+    let fine = warps.len() == 2 && warps.iter().all(|n| n.is_power_of_two());
+    cx.attribute(fine, || format!("`warps` should be two powers of two, along M and N, found {warps:?}"))?;
+    dot(cx)
 }
 
 pub(super) fn block_barrier(cx: &OpCx, id: u32, threads: Option<u32>) -> Check {

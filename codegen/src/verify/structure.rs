@@ -80,7 +80,9 @@ fn region_ends(op: &Op) -> &'static [End] {
         | Op::AsyncCopy { .. }
         | Op::AsyncCommit
         | Op::AsyncWait { .. }
-        | Op::Wgmma
+        | Op::MmaSync { .. }
+        | Op::FmaDot
+        | Op::Wgmma { .. }
         | Op::WgmmaWait { .. }
         | Op::FenceAsyncShared
         | Op::BlockBarrier { .. } => &[],

@@ -7,7 +7,16 @@ use crate::text::parse;
 /// A kernel with arguments of several types around `body`; `return` is added unless the body has one.
 fn kernel(body: &str) -> Func {
     let end = if body.contains("return") { "" } else { "return" };
-    let text = format!("kernel @k(%p: ptr<f32>, %n: i32, %i: i64, %x: f32, %c: bool) {{\n{body}\n{end}\n}}");
+    // One warp's tile of four, a matrix, and buffers of them; declared only where they are used.
+    let layouts = if body.contains('#') {
+        "#l0 = shared<offset=[[1],[2]], shape=[4]>
+#l1 = linear<reg=[[1],[2]], lane=[[0],[0],[0],[0],[0]], warp=[], block=[], shape=[4]>
+#l2 = linear<reg=[[1]], lane=[], warp=[], block=[], shape=[4]>
+"
+    } else {
+        ""
+    };
+    let text = format!("{layouts}kernel @k(%p: ptr<f32>, %n: i32, %i: i64, %x: f32, %c: bool) {{\n{body}\n{end}\n}}");
     parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
@@ -92,7 +101,12 @@ const BREAKS: &[(Rule, Stage, &str)] = &[
     (Rule::Extents, Stage::Tile, "%0 = splat %x : tensor<3xf32>"),
     (Rule::Extents, Stage::Tile, "%0 = make_view %p, %i, %i, %i {order = [0]} : view<6xf32>"),
     (Rule::Extents, Stage::Async, "%0 = local_alloc : shared<3x3xf32, #l0>"),
-    (Rule::Layouts, Stage::Tile, "%0 = splat %x : tensor<4xf32, #l0>"),
+    (Rule::Layouts, Stage::Tile, "%0 = splat %x : tensor<4xf32, #l1>"),
+    // A shared layout; one of another shape; one that misses elements.
+    (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<4xf32, #l0>"),
+    (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<8xf32, #l1>"),
+    (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<4xf32, #l2>"),
+    (Rule::Layouts, Stage::Laid, "%0 = local_alloc : shared<4xf32, #l1>"),
     (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<4xf32>"),
     (Rule::Attributes, Stage::Tile, "%0 = program_id {axis = 3} : i32"),
     (Rule::Attributes, Stage::Tile, "%0 = constant {value = 256} : u8"),
@@ -150,7 +164,7 @@ const BREAKS: &[(Rule, Stage, &str)] = &[
     (Rule::OperandTypes, Stage::Tile, "if %n () { yield } () { yield }"),
     (Rule::OperandTypes, Stage::Tile, "assume %n"),
     (Rule::OperandTypes, Stage::Tile, "device_assert %n {message = \"m\"}"),
-    (Rule::OperandTypes, Stage::Async, "%0 = local_load %x : tensor<4xf32, #l0>"),
+    (Rule::OperandTypes, Stage::Async, "%0 = local_load %x : tensor<4xf32, #l1>"),
     (
         Rule::OperandTypes,
         Stage::Async,

@@ -45,13 +45,22 @@ fn extents(ty: &Type, shape: &[usize]) -> Check {
     })
 }
 
-/// Tensors and shared buffers have layouts exactly from stage laid on.
-fn layout(_func: &Func, ty: &Type, stage: Stage) -> Check {
-    match (ty.layout(), stage) {
-        (None, Stage::Tile) | (Some(_), Stage::Laid | Stage::Async) => Ok(()),
-        (Some(_), Stage::Tile) => require(false, Rule::Layouts, || format!("{ty} has a layout at stage Tile")),
-        (None, Stage::Laid | Stage::Async) => {
-            require(false, Rule::Layouts, || format!("{ty} has no layout at stage {stage:?}"))
-        }
-    }
+/// Tensors and shared buffers have layouts of their kind exactly from stage laid on.
+fn layout(func: &Func, ty: &Type, stage: Stage) -> Check {
+    let broken = |message: String| require(false, Rule::Layouts, || message);
+    let id = match (ty.layout(), stage) {
+        (None, Stage::Tile) => return Ok(()),
+        (Some(_), Stage::Tile) => return broken(format!("{ty} has a layout at stage Tile")),
+        (None, Stage::Laid | Stage::Async) => return broken(format!("{ty} has no layout at stage {stage:?}")),
+        (Some(id), Stage::Laid | Stage::Async) => id,
+    };
+    let Some(layout) = func.layouts.get(id.0 as usize) else {
+        return broken(format!("the function has no layout #l{}", id.0));
+    };
+    let covers = |shape: &[usize]| layout.shape().iter().map(|&n| n as usize).eq(shape.iter().copied());
+    let fits = match ty {
+        Type::Shared { shape, .. } => layout.is_shared() && (covers(shape) || covers(&shape[1..])),
+        _ => layout.is_distributed() && covers(ty.shape()),
+    };
+    require(fits && layout.is_surjective(), Rule::Layouts, || format!("{layout} is not a layout of {ty}"))
 }
