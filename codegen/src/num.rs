@@ -262,7 +262,10 @@ mod tests {
         assert_eq!(encode(DType::F16, 2049.0 + 1e-10), encode(DType::F16, 2050.0));
         assert_eq!(encode(DType::F16, 65519.9), 0x7bff);
         assert_eq!(encode(DType::F16, 65520.0), 0x7c00);
-        assert_eq!(convert(DType::I64, DType::F32, 0x0100_0001_0000_0001), (0x0100_0001_0000_0001_i64 as f32).to_bits() as u64);
+        assert_eq!(
+            convert(DType::I64, DType::F32, 0x0100_0001_0000_0001),
+            (0x0100_0001_0000_0001_i64 as f32).to_bits() as u64
+        );
     }
 
     #[test]
