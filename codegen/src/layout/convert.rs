@@ -108,26 +108,23 @@ struct Source {
     lane: u64,
 }
 
-/// The lane part of a packed (register, lane) source begins here.
-const LANE_SHIFT: u32 = 32;
-
 impl LanePlan {
     /// A plan, if every value is already in the right warp and shuffles can bring it to its lane.
     ///
     /// Let the element wanted in register `r` of lane `l` lie in source register `A·r + B·l`, lane `C·r + D·l`.
     /// A shuffle needs each lane to offer one register to all who read from it. Numbering the shuffles
-    /// `k = r + E·l` makes the lane read `C·k + M·l` with `M = D + C·E`, where `E` is chosen to make `M`
-    /// injective; the register offered is then a function of the offering lane and `k` alone.
+    /// `k = r + E·l` makes the lane read `C·k + M·l` with `M = D + C·E`, where `E` (and among copies `D`) is
+    /// chosen to make `M` injective; the register offered is then a function of the offering lane and `k` alone.
     pub fn find(src: &LinearLayout, dst: &LinearLayout) -> Option<LanePlan> {
         let distinct = dst.without_redundant_registers().layout;
         let registers = distinct.registers_of(dst)?;
-        let sources = Sources::find(src, &distinct)?;
+        let mut sources = Sources::find(src, &distinct)?;
+        let e = sources.spread()?;
         let a: Vec<u64> = sources.register.iter().map(|source| source.register).collect();
         let c: Vec<u64> = sources.register.iter().map(|source| source.lane).collect();
         let b: Vec<u64> = sources.lane.iter().map(|source| source.register).collect();
         let d: Vec<u64> = sources.lane.iter().map(|source| source.lane).collect();
 
-        let e = spreading(&b, &c, &d)?;
         let xor = |left: &[u64], right: Vec<u64>| -> Vec<u64> {
             left.iter().zip(right).map(|(left, right)| left ^ right).collect()
         };
@@ -193,6 +190,8 @@ struct Sources {
     register: Vec<Source>,
     lane: Vec<Source>,
     warp: Vec<Source>,
+    /// Moves between copies: they change the place, not the value.
+    idle: Vec<Source>,
 }
 
 impl Sources {
@@ -201,60 +200,67 @@ impl Sources {
         if src.bases(Dim::Block) != dst.bases(Dim::Block) {
             return None;
         }
-        let mut in_thread = Span::default();
-        let mut in_warp = Span::default();
-        for (bit, column) in src.columns(Dim::Register).into_iter().enumerate() {
-            in_thread.insert(column, 1 << bit);
-            in_warp.insert(column, 1 << bit);
-        }
-        // What an idle bit of the source lane number repeats: moving by it changes the place, not the value.
-        let mut idle: Vec<Option<u64>> = Vec::new();
-        for (bit, column) in src.columns(Dim::Lane).into_iter().enumerate() {
-            let tag = 1u64 << bit << LANE_SHIFT;
-            let repeated = in_warp.solve(column).map(|source| source ^ tag);
-            in_warp.insert(column, tag);
-            idle.push(repeated);
-        }
-        let unpack = |packed: u64| Source { register: packed & ((1 << LANE_SHIFT) - 1), lane: packed >> LANE_SHIFT };
+        let in_thread = Span::of_columns(&src.columns(Dim::Register));
+        let held = [src.columns(Dim::Register), src.columns(Dim::Lane)].concat();
+        let in_warp = Span::of_columns(&held);
+        let register_bits = src.bits(Dim::Register);
+        let unpack = |place: u64| Source { register: place & ((1 << register_bits) - 1), lane: place >> register_bits };
         let solve = |column| in_warp.solve(column).map(unpack);
+
         let register = dst.columns(Dim::Register).into_iter().map(solve).collect::<Option<_>>()?;
         let lane_pairs = src.columns(Dim::Lane).into_iter().zip(dst.columns(Dim::Lane)).enumerate();
-        let lane_source = |(bit, (held, wanted)): (usize, (u64, u64))| {
-            // Best from the lane itself; else, where the lane bit is idle, from lanes that share it, so that
-            // the reads spread over the copies.
-            if let Some(register) = in_thread.solve(held ^ wanted) {
-                return Some(Source { register, lane: 1 << bit });
-            }
-            in_warp.solve(wanted).map(|source| unpack(source ^ idle[bit].unwrap_or(0)))
+        // Best from the lane itself.
+        let lane_source = |(bit, (held, wanted))| match in_thread.solve(held ^ wanted) {
+            Some(register) => Some(Source { register, lane: 1u64 << bit }),
+            None => solve(wanted),
         };
         let lane = lane_pairs.map(lane_source).collect::<Option<_>>()?;
         let warp_pairs = src.columns(Dim::Warp).into_iter().zip(dst.columns(Dim::Warp));
         let warp = warp_pairs.map(|(held, wanted)| solve(held ^ wanted)).collect::<Option<_>>()?;
-        Some(Sources { register, lane, warp })
+        let idle = gf2::kernel(&held).into_iter().map(unpack).collect();
+        Some(Sources { register, lane, warp, idle })
     }
-}
 
-/// `E`, per lane bit, such that lanes that read from one lane in one shuffle (`(D + C·E)·l = 0`) want the same
-/// register of it: such an `l` is made to have `D·l = 0`, `B·l = 0` and `E·l = 0`. `None` where the registers
-/// do not reach enough other lanes.
-fn spreading(b: &[u64], c: &[u64], d: &[u64]) -> Option<Vec<u64>> {
-    let mut e = vec![0; d.len()];
-    let mut read = Span::of_columns(d);
-    let mut wanted = Span::default();
-    let mut spare = (0..c.len()).filter(|&register| read.insert(c[register], 0)).collect::<Vec<_>>().into_iter();
-    // Lanes that differ by a kernel step read from one lane already. E lives on the highest bits of the steps,
-    // which no other step has.
-    for step in gf2::kernel(d) {
-        let bit = step.ilog2() as usize;
-        // Tags of `wanted` are the values of E on the kernel steps inserted so far, so that E is linear.
-        let registers = gf2::image(b, step);
-        let (rest, known) = wanted.reduce(registers);
-        if rest == 0 {
-            e[bit] = known;
-        } else {
-            e[bit] = 1 << spare.next()?;
-            wanted.insert(registers, e[bit]);
+    /// Chooses `E`, per lane bit, and redirects lanes to copies, such that lanes that read from one lane in one
+    /// shuffle (`(D + C·E)·l = 0`) want the same register of it: such an `l` ends with `B·l = 0` and `E·l = 0`.
+    /// `None` where neither copies nor the registers of the result reach enough other lanes.
+    fn spread(&mut self) -> Option<Vec<u64>> {
+        let column = |list: &[Source], part: fn(&Source) -> u64| -> Vec<u64> { list.iter().map(part).collect() };
+        let reads = column(&self.lane, |source| source.lane);
+        let wants = column(&self.lane, |source| source.register);
+        let mut read = Span::of_columns(&reads);
+        // Directions to other lanes. Going to a copy costs nothing, so these come first; a bit below `registers`
+        // of a choice is a result register, one from there on a move between copies.
+        let registers = self.register.len();
+        let copies = self.idle.iter().enumerate().map(|(i, source)| (registers + i, source.lane));
+        let directions = copies.chain(self.register.iter().map(|source| source.lane).enumerate());
+        let spare: Vec<u64> =
+            directions.filter(|&(_, lane)| read.insert(lane, 0)).map(|(choice, _)| 1 << choice).collect();
+        let mut spare = spare.into_iter();
+
+        let mut e = vec![0; self.lane.len()];
+        // Tags are the choices for the steps inserted so far, so that the choice is a linear function.
+        let mut wanted = Span::default();
+        // Lanes that differ by a kernel step read from one lane. The choice for a step goes to its highest bit,
+        // which no other step has.
+        for step in gf2::kernel(&reads) {
+            let bit = step.ilog2() as usize;
+            let (rest, known) = wanted.reduce(gf2::image(&wants, step));
+            let choice = if rest == 0 {
+                known
+            } else {
+                let own = spare.next()?;
+                wanted.insert(rest, known ^ own);
+                own
+            };
+            e[bit] = choice & ((1 << registers) - 1);
+            for (i, copy) in self.idle.iter().enumerate() {
+                if choice >> (registers + i) & 1 == 1 {
+                    self.lane[bit].register ^= copy.register;
+                    self.lane[bit].lane ^= copy.lane;
+                }
+            }
         }
+        Some(e)
     }
-    Some(e)
 }
