@@ -39,8 +39,9 @@ pub enum Error {
     HostMemory { requested: u64 },
 
     #[error(
-        "kernel {kernel}: the driver on {device} rejected its PTX ({failure})\n{log}\n  \
-         help: TILEWRIGHT_DUMP=ptx prints the PTX; a newer driver may accept it"
+        "kernel {kernel}: the driver on {device} rejected its PTX ({})\n{log}\n  \
+         help: TILEWRIGHT_DUMP=ptx prints the PTX; a newer driver may accept it",
+        failure.code_name()
     )]
     JitRejected { kernel: String, device: String, failure: CudaFailure, log: String },
 
@@ -134,6 +135,11 @@ impl From<DriverError> for CudaFailure {
 }
 
 impl CudaFailure {
+    /// Name and number: `CUDA_ERROR_ILLEGAL_ADDRESS (700)`.
+    pub fn code_name(&self) -> String {
+        format!("{} ({})", self.name, self.code)
+    }
+
     /// What the code means for someone who writes kernels, and what to do; empty where the name says it all.
     ///
     /// Meanings: CUDA Driver API, "Data types used by CUDA driver", `CUresult`.
@@ -187,7 +193,7 @@ impl CudaFailure {
 
 impl fmt::Display for CudaFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name, self.code)?;
+        f.write_str(&self.code_name())?;
         match self.hint() {
             "" => Ok(()),
             hint => write!(f, "\n  help: {hint}"),

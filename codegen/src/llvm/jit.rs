@@ -8,13 +8,16 @@ use inkwell::llvm_sys::core::LLVMCreateMemoryBufferWithMemoryRangeCopy;
 use inkwell::llvm_sys::error::{LLVMConsumeError, LLVMDisposeErrorMessage, LLVMErrorRef, LLVMGetErrorMessage};
 use inkwell::llvm_sys::orc2::lljit::{
     LLVMOrcCreateLLJIT, LLVMOrcDisposeLLJIT, LLVMOrcLLJITAddObjectFile, LLVMOrcLLJITGetExecutionSession,
-    LLVMOrcLLJITGetGlobalPrefix, LLVMOrcLLJITGetMainJITDylib, LLVMOrcLLJITLookup, LLVMOrcOpaqueLLJIT,
+    LLVMOrcLLJITGetGlobalPrefix, LLVMOrcLLJITGetMainJITDylib, LLVMOrcLLJITLookup, LLVMOrcLLJITMangleAndIntern,
+    LLVMOrcOpaqueLLJIT,
 };
 use inkwell::llvm_sys::orc2::{
-    LLVMOrcCreateDynamicLibrarySearchGeneratorForProcess, LLVMOrcExecutionSessionSetErrorReporter,
-    LLVMOrcJITDylibAddGenerator,
+    LLVMJITEvaluatedSymbol, LLVMJITSymbolFlags, LLVMJITSymbolGenericFlags, LLVMOrcAbsoluteSymbols,
+    LLVMOrcCSymbolMapPair, LLVMOrcCreateDynamicLibrarySearchGeneratorForProcess,
+    LLVMOrcExecutionSessionSetErrorReporter, LLVMOrcJITDylibAddGenerator, LLVMOrcJITDylibDefine,
 };
 
+use super::builtins;
 use super::module::initialise_targets;
 use crate::target::HostEntry;
 
@@ -33,7 +36,8 @@ pub struct JitError {
 
 /// One native object, linked into this process. Dropping it unmaps the code.
 ///
-/// The object may call what the process exports: libm and `memcpy` and its like.
+/// The object may call what the process exports (libm and `memcpy` and its like), and the conversions of 16-bit floats that
+/// LLVM expects of a runtime library.
 pub struct JitModule {
     jit: NonNull<LLVMOrcOpaqueLLJIT>,
     entry: HostEntry,
@@ -106,7 +110,32 @@ fn create(messages: &Messages) -> Result<NonNull<LLVMOrcOpaqueLLJIT>, String> {
         }
         LLVMOrcJITDylibAddGenerator(LLVMOrcLLJITGetMainJITDylib(raw), generator);
     }
+    if let Err(message) = define_builtins(jit) {
+        dispose(jit);
+        return Err(message);
+    }
     Ok(jit)
+}
+
+/// Gives the JIT the functions of [`builtins`]; they go before what the process exports.
+fn define_builtins(jit: NonNull<LLVMOrcOpaqueLLJIT>) -> Result<(), String> {
+    let (exported, callable) = (
+        LLVMJITSymbolGenericFlags::LLVMJITSymbolGenericFlagsExported as u8,
+        LLVMJITSymbolGenericFlags::LLVMJITSymbolGenericFlagsCallable as u8,
+    );
+    // SAFETY: `jit` is live and the names are zero-terminated; the interned names, and then the unit that holds them, pass
+    // to the library; the addresses are of functions that live as long as the process.
+    unsafe {
+        let mut symbols = builtins::table().map(|(name, address)| LLVMOrcCSymbolMapPair {
+            Name: LLVMOrcLLJITMangleAndIntern(jit.as_ptr(), name.as_ptr()),
+            Sym: LLVMJITEvaluatedSymbol {
+                Address: address as u64,
+                Flags: LLVMJITSymbolFlags { GenericFlags: exported | callable, TargetFlags: 0 },
+            },
+        });
+        let unit = LLVMOrcAbsoluteSymbols(symbols.as_mut_ptr(), symbols.len());
+        check(LLVMOrcJITDylibDefine(LLVMOrcLLJITGetMainJITDylib(jit.as_ptr()), unit))
+    }
 }
 
 /// Adds `object` to the JIT and resolves `symbol`.

@@ -10,6 +10,7 @@
 //!
 //! An error here is always a bug of the compiler, not of the person who wrote the kernel; [`LlvmError`] says so.
 
+mod builtins;
 mod emit;
 mod host_cpu;
 mod jit;

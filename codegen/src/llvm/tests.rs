@@ -187,6 +187,60 @@ fn linked_object_runs_and_calls_libm() {
     }
 }
 
+/// `args[0][0..5] = f16(x), bf16(x), f16(d), bf16(d), f16(x) back as f32 bits` for `x = args[1][0]`, `d = args[1] as f64`.
+const HALF_ENTRY: &str = r#"
+define i32 @entry(ptr %args, ptr %pid, ptr %num, ptr %arena, ptr %hooks) {
+  %out_slot = load ptr, ptr %args
+  %out = load ptr, ptr %out_slot
+  %in_arg = getelementptr ptr, ptr %args, i64 1
+  %in_slot = load ptr, ptr %in_arg
+  %in = load ptr, ptr %in_slot
+  %x = load volatile float, ptr %in
+  %d = load volatile double, ptr %in
+  %h = fptrunc float %x to half
+  %b = fptrunc float %x to bfloat
+  %dh = fptrunc double %d to half
+  %db = fptrunc double %d to bfloat
+  store half %h, ptr %out
+  %p1 = getelementptr float, ptr %out, i64 1
+  store bfloat %b, ptr %p1
+  %p2 = getelementptr float, ptr %out, i64 2
+  store half %dh, ptr %p2
+  %p3 = getelementptr float, ptr %out, i64 3
+  store bfloat %db, ptr %p3
+  %p4 = getelementptr float, ptr %out, i64 4
+  %again = load volatile half, ptr %out
+  %back = fpext half %again to float
+  store float %back, ptr %p4
+  ret i32 0
+}
+"#;
+
+#[test]
+fn sixteen_bit_floats_work_on_any_cpu() {
+    let oldest = HostCpu { cpu: String::new(), features: String::new(), ..HostCpu::native() };
+    for cpu in [oldest, HostCpu::native()] {
+        let object = object(HALF_ENTRY, &cpu, &Opt::host()).unwrap().code;
+        let module = JitModule::load(&object, "entry").unwrap();
+        let value = 0.123_456_789_f64;
+        let low_word = f32::from_bits(value.to_bits() as u32);
+        let mut input = [0.0; 64];
+        (input[0], input[1]) = (low_word, f32::from_bits((value.to_bits() >> 32) as u32));
+        let mut out = [0.0_f32; 64];
+        assert_eq!(call(&module, &mut out, &input, 0), 0);
+        let found: Vec<u16> = out[..4].iter().map(|x| x.to_bits() as u16).collect();
+        let (x, d) = (low_word, value as f32);
+        let expected = [
+            half::f16::from_f32_const(x).to_bits(),
+            half::bf16::from_f32_const(x).to_bits(),
+            half::f16::from_f32_const(d).to_bits(),
+            half::bf16::from_f32_const(d).to_bits(),
+        ];
+        assert_eq!(found, expected, "{cpu:?}");
+        assert_eq!(out[4], half::f16::from_f32_const(x).to_f32_const(), "{cpu:?}");
+    }
+}
+
 #[test]
 fn missing_symbols_and_entries_are_named() {
     let text =

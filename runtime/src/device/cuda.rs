@@ -36,9 +36,7 @@ impl Cuda {
         // SAFETY: our buffers are ordered by their stream, not by cudarc's events: nothing here relies on its tracking.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().doing(&format!("making a stream on GPU {ordinal}"))?;
-        let cuda = Cuda::from_stream(stream)?;
-        cuda.keep_freed_memory()?;
-        Ok(cuda)
+        Cuda::from_stream(stream)
     }
 
     pub(super) fn from_stream(stream: Arc<CudaStream>) -> Result<Cuda> {
@@ -53,7 +51,9 @@ impl Cuda {
             major,
             minor,
         })?;
-        Ok(Cuda { context, stream, arch, info, label, recent: Mutex::default() })
+        let cuda = Cuda { context, stream, arch, info, label, recent: Mutex::default() };
+        cuda.keep_freed_memory()?;
+        Ok(cuda)
     }
 
     /// Makes this GPU's context current on the calling thread.

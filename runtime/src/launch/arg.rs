@@ -100,6 +100,19 @@ macro_rules! from_scalar {
 
 from_scalar! { i8 => I8, i16 => I16, i32 => I32, i64 => I64, f32 => F32, f64 => F64 }
 
+/// Unsigned integers travel as the signed integers with the same bits, bool as 0 or 1.
+macro_rules! from_unsigned {
+    ($($ty:ty => $variant:ident($signed:ty)),* $(,)?) => {$(
+        impl From<$ty> for LaunchArg {
+            fn from(value: $ty) -> Self {
+                LaunchArg::$variant(value as $signed)
+            }
+        }
+    )*};
+}
+
+from_unsigned! { bool => I8(i8), u8 => I8(i8), u16 => I16(i16), u32 => I32(i32), u64 => I64(i64) }
+
 fn pointer<T>(addr: u64, len: usize) -> LaunchArg {
     LaunchArg::Ptr { addr, bytes: (len * size_of::<T>()) as u64 }
 }

@@ -164,7 +164,7 @@ fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
         Ok(()) => Ok(map),
         Err(error) => Err(format!(
             "the driver refuses it ({}): shape {:?}, strides {:?} bytes, block {:?}",
-            CudaFailure::from(error),
+            CudaFailure::from(error).code_name(),
             &key.shape[..rank],
             &key.strides[..rank - 1],
             description.block
