@@ -4,6 +4,7 @@
 //! [`Artifact`](target::Artifact) comes out.
 
 pub mod analysis;
+pub mod interp;
 pub mod ir;
 pub mod layout;
 pub mod llvm;

@@ -65,7 +65,8 @@ attr_enum! {
         Add = "add",
         Sub = "sub",
         Mul = "mul",
-        /// Truncates toward zero for integers.
+        /// Truncates toward zero for integers. Integer division by zero gives an unspecified value and does not trap
+        /// (a masked lane may do it), and the same goes for `rem`; the smallest integer by −1 wraps.
         Div = "div",
         /// Sign of the dividend, as in C and Rust.
         Rem = "rem",
@@ -76,6 +77,7 @@ attr_enum! {
         And = "and",
         Or = "or",
         Xor = "xor",
+        /// A shift by the width or more, or by a negative amount, gives an unspecified value.
         Shl = "shl",
         /// Arithmetic for signed integers, logical for unsigned ones.
         Shr = "shr",

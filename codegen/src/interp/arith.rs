@@ -1,0 +1,130 @@
+//! The elementwise functions on single elements, as stored by [`crate::num`].
+
+use crate::ir::{AtomicOp, BinaryOp, CmpOp, DType, UnaryOp};
+use crate::num::{decode, decode_int, encode, encode_int};
+use std::cmp::Ordering;
+
+/// `op(x)`. Panics where the verifier does not allow the type.
+pub fn unary(op: UnaryOp, dtype: DType, x: u64) -> u64 {
+    if !dtype.is_float() {
+        let v = decode_int(dtype, x);
+        return match op {
+            UnaryOp::Neg => encode_int(dtype, -v),
+            UnaryOp::Abs => encode_int(dtype, v.abs()),
+            UnaryOp::Not if dtype == DType::Bool => x ^ 1,
+            UnaryOp::Not => encode_int(dtype, !v),
+            UnaryOp::Exp
+            | UnaryOp::Exp2
+            | UnaryOp::Log
+            | UnaryOp::Log2
+            | UnaryOp::Sqrt
+            | UnaryOp::Rsqrt
+            | UnaryOp::Sin
+            | UnaryOp::Cos
+            | UnaryOp::Tanh
+            | UnaryOp::Erf
+            | UnaryOp::Floor
+            | UnaryOp::Ceil => panic!("internal compiler error: {} of {dtype}, please report", op.name()),
+        };
+    }
+    let v = decode(dtype, x);
+    let y = match op {
+        UnaryOp::Neg => -v,
+        UnaryOp::Abs => v.abs(),
+        UnaryOp::Not => panic!("internal compiler error: {} of {dtype}, please report", op.name()),
+        UnaryOp::Exp => libm::exp(v),
+        UnaryOp::Exp2 => libm::exp2(v),
+        UnaryOp::Log => libm::log(v),
+        UnaryOp::Log2 => libm::log2(v),
+        UnaryOp::Sqrt => libm::sqrt(v),
+        UnaryOp::Rsqrt => 1.0 / libm::sqrt(v),
+        UnaryOp::Sin => libm::sin(v),
+        UnaryOp::Cos => libm::cos(v),
+        UnaryOp::Tanh => libm::tanh(v),
+        UnaryOp::Erf => libm::erf(v),
+        UnaryOp::Floor => v.floor(),
+        UnaryOp::Ceil => v.ceil(),
+    };
+    encode(dtype, y)
+}
+
+/// `op(a, b)`. Panics where the verifier does not allow the type.
+pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
+    if dtype.is_float() {
+        // f64 has more than twice f32's precision and two bits: for these operations, rounding to f64 and then to a
+        // narrower type is one rounding.
+        return encode(dtype, float_binary(op, dtype, decode(dtype, a), decode(dtype, b)));
+    }
+    let (x, y) = (decode_int(dtype, a), decode_int(dtype, b));
+    let width = dtype.bits() as i128;
+    let value = match op {
+        BinaryOp::Add => x + y,
+        BinaryOp::Sub => x - y,
+        // Wraps twice for u64: the low half is right all the same.
+        BinaryOp::Mul => x.wrapping_mul(y),
+        // Division by zero is unspecified.
+        BinaryOp::Div => x.checked_div(y).unwrap_or(0),
+        BinaryOp::Rem => x.checked_rem(y).unwrap_or(0),
+        BinaryOp::Min => x.min(y),
+        BinaryOp::Max => x.max(y),
+        BinaryOp::And => x & y,
+        BinaryOp::Or => x | y,
+        BinaryOp::Xor => x ^ y,
+        // Shifts by the width or more are unspecified.
+        BinaryOp::Shl if (0..width).contains(&y) => x << y,
+        BinaryOp::Shl => 0,
+        BinaryOp::Shr if (0..width).contains(&y) => x >> y,
+        BinaryOp::Shr => x >> 127,
+        BinaryOp::MulHi if dtype == DType::U64 => ((x as u128 * y as u128) >> 64) as i128,
+        BinaryOp::MulHi => (x * y) >> width,
+    };
+    encode_int(dtype, value)
+}
+
+fn float_binary(op: BinaryOp, dtype: DType, x: f64, y: f64) -> f64 {
+    match op {
+        BinaryOp::Add => x + y,
+        BinaryOp::Sub => x - y,
+        BinaryOp::Mul => x * y,
+        BinaryOp::Div => x / y,
+        BinaryOp::Rem => x % y,
+        // −0 is below +0, as in IEEE 754-2019's minimumNumber and in PTX.
+        BinaryOp::Min if x.is_nan() || y.is_nan() => x.min(y),
+        BinaryOp::Min => std::cmp::min_by(x, y, f64::total_cmp),
+        BinaryOp::Max if x.is_nan() || y.is_nan() => x.max(y),
+        BinaryOp::Max => std::cmp::max_by(x, y, f64::total_cmp),
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+            panic!("internal compiler error: {} of {dtype}, please report", op.name())
+        }
+    }
+}
+
+/// `op(a, b)`; `None` as type compares addresses.
+pub fn compare(op: CmpOp, dtype: Option<DType>, a: u64, b: u64) -> bool {
+    let order = match dtype {
+        Some(d) if d.is_float() => decode(d, a).partial_cmp(&decode(d, b)),
+        Some(d) => Some(decode_int(d, a).cmp(&decode_int(d, b))),
+        None => Some(a.cmp(&b)),
+    };
+    match op {
+        CmpOp::Eq => order == Some(Ordering::Equal),
+        CmpOp::Ne => order != Some(Ordering::Equal),
+        CmpOp::Lt => order == Some(Ordering::Less),
+        CmpOp::Le => matches!(order, Some(Ordering::Less | Ordering::Equal)),
+        CmpOp::Gt => order == Some(Ordering::Greater),
+        CmpOp::Ge => matches!(order, Some(Ordering::Greater | Ordering::Equal)),
+    }
+}
+
+/// What an atomic read-modify-write stores.
+pub fn atomic(op: AtomicOp, dtype: DType, old: u64, value: u64) -> u64 {
+    match op {
+        AtomicOp::Add => binary(BinaryOp::Add, dtype, old, value),
+        AtomicOp::Min => binary(BinaryOp::Min, dtype, old, value),
+        AtomicOp::Max => binary(BinaryOp::Max, dtype, old, value),
+        AtomicOp::And => binary(BinaryOp::And, dtype, old, value),
+        AtomicOp::Or => binary(BinaryOp::Or, dtype, old, value),
+        AtomicOp::Xor => binary(BinaryOp::Xor, dtype, old, value),
+        AtomicOp::Xchg => value,
+    }
+}

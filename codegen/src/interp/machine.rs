@@ -1,0 +1,335 @@
+//! Execution: the values of one program instance, control flow, and what each op does.
+
+use super::contract::{self, Row};
+use super::memory::Memory;
+use super::shared::SharedMemory;
+use super::value::{Tile, Val};
+use super::{InterpError, Outcome, access, elementwise, literal_bits, shape};
+use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Precision, Type, Value};
+use crate::num;
+use crate::text::print_op;
+use std::rc::Rc;
+
+/// Where a run gives up.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Number of ops that all programs together may execute; those of reduction regions count each time.
+    pub max_ops: u64,
+}
+
+impl Default for Limits {
+    /// No limit.
+    fn default() -> Limits {
+        Limits { max_ops: u64::MAX }
+    }
+}
+
+/// Runs a verified function.
+pub(super) fn run(
+    func: &Func,
+    args: &[Tile],
+    grid: [u32; 3],
+    memory: &mut Memory,
+    limits: Limits,
+) -> Result<Outcome, InterpError> {
+    let mut machine = Machine {
+        func,
+        memory,
+        limits,
+        grid,
+        program: [0; 3],
+        values: vec![None; func.num_values()],
+        shared: SharedMemory::default(),
+        outcome: Outcome::default(),
+    };
+    for z in 0..grid[2] {
+        for y in 0..grid[1] {
+            for x in 0..grid[0] {
+                machine.program = [x, y, z];
+                machine.shared = SharedMemory::default();
+                machine.enter(func.body, args.iter().cloned().map(Val::from).collect())?;
+            }
+        }
+    }
+    Ok(machine.outcome)
+}
+
+struct Machine<'a> {
+    func: &'a Func,
+    memory: &'a mut Memory,
+    limits: Limits,
+    grid: [u32; 3],
+    program: [u32; 3],
+    values: Vec<Option<Val>>,
+    shared: SharedMemory,
+    outcome: Outcome,
+}
+
+/// Why an op failed: by itself, or in an op of its regions, which is named already.
+enum Fault {
+    Here(String),
+    Inside(InterpError),
+}
+
+impl From<String> for Fault {
+    fn from(message: String) -> Fault {
+        Fault::Here(message)
+    }
+}
+
+impl From<InterpError> for Fault {
+    fn from(error: InterpError) -> Fault {
+        Fault::Inside(error)
+    }
+}
+
+/// The result of an op that gives one value.
+fn one(value: impl Into<Val>) -> Result<Vec<Val>, Fault> {
+    Ok(vec![value.into()])
+}
+
+/// The result of an op that gives none, after what it did.
+fn none(_done: ()) -> Result<Vec<Val>, Fault> {
+    Ok(Vec::new())
+}
+
+fn wrong_type(op: &str) -> ! {
+    panic!("internal compiler error: {op} of another type passed the verifier, please report")
+}
+
+impl<'a> Machine<'a> {
+    /// Runs a block with these parameters; gives the operands of its terminator.
+    fn enter(&mut self, block: BlockId, params: Vec<Val>) -> Result<Vec<Val>, InterpError> {
+        let data = self.func.block(block);
+        for (&v, val) in data.params.iter().zip(params) {
+            self.values[v.0 as usize] = Some(val);
+        }
+        for &id in &data.ops {
+            let op = self.func.op(id);
+            match &op.op {
+                Op::Yield | Op::Condition | Op::Return => return Ok(self.operands(id)),
+                _ => {}
+            }
+            let results = self.op(id).map_err(|fault| match fault {
+                Fault::Here(message) => self.error(id, message),
+                Fault::Inside(error) => error,
+            })?;
+            for (&v, val) in op.results.iter().zip(results) {
+                self.values[v.0 as usize] = Some(val);
+            }
+        }
+        unreachable!("internal compiler error: a block without a terminator passed the verifier, please report")
+    }
+
+    fn error(&self, id: OpId, message: String) -> InterpError {
+        InterpError { op: print_op(self.func, id), loc: self.func.op(id).loc.clone(), program: self.program, message }
+    }
+
+    fn get(&self, v: Value) -> Val {
+        self.values[v.0 as usize].clone().expect("internal compiler error: use before definition, please report")
+    }
+
+    fn operands(&self, id: OpId) -> Vec<Val> {
+        self.func.op(id).operands.iter().map(|&v| self.get(v)).collect()
+    }
+
+    /// Type of a result.
+    fn ty(&self, id: OpId, result: usize) -> &'a Type {
+        self.func.ty(self.func.op(id).results[result])
+    }
+
+    /// What an op gives.
+    fn op(&mut self, id: OpId) -> Result<Vec<Val>, Fault> {
+        self.outcome.ops += 1;
+        if self.outcome.ops > self.limits.max_ops {
+            return Err(Fault::Here(format!("stopped after {} ops", self.limits.max_ops)));
+        }
+        let operands = self.operands(id);
+        let tile = |i: usize| operands[i].tile();
+        let optional = |i: usize| operands.get(i).map(Val::tile);
+        match &self.func.op(id).op {
+            Op::Unary(op) => one(elementwise::unary(*op, tile(0))),
+            Op::Binary(op) => one(elementwise::binary(*op, tile(0), tile(1))),
+            Op::Cmp(op) => one(elementwise::cmp(*op, tile(0), tile(1))),
+            Op::Fma => one(elementwise::fma(tile(0), tile(1), tile(2))),
+            Op::Select => one(elementwise::select(tile(0), tile(1), tile(2))),
+            Op::Cast => one(elementwise::cast(tile(0), self.dtype(id))),
+            Op::Bitcast => one(elementwise::bitcast(tile(0), self.ty(id, 0).elem().unwrap_or(tile(0).elem))),
+            Op::InlineAsm { .. } => Err(Fault::Here("the interpreter does not support inline assembly".into())),
+            Op::Hint { divisible, contiguous } => {
+                elementwise::hint(tile(0), divisible.unwrap_or(1), *contiguous)?;
+                Ok(operands)
+            }
+
+            Op::ProgramId { axis } => one(Tile::scalar(DType::I32, self.program[*axis as usize] as u64)),
+            Op::NumPrograms { axis } => one(Tile::scalar(DType::I32, self.grid[*axis as usize] as u64)),
+            Op::Constant { value } => {
+                let scalar = Tile::scalar(self.dtype(id), literal_bits(*value, self.dtype(id)));
+                one(shape::splat(&scalar, self.ty(id, 0).shape()))
+            }
+            Op::Arange { start, end } => one(shape::arange(*start, *end)),
+            Op::Splat => one(shape::splat(tile(0), self.ty(id, 0).shape())),
+            Op::ExpandDims { axis: _ } | Op::Reshape => one(shape::reshape(tile(0), self.ty(id, 0).shape())),
+            Op::Broadcast => one(shape::broadcast(tile(0), self.ty(id, 0).shape())),
+            Op::Trans { perm } => one(shape::trans(tile(0), perm)),
+            Op::Join => one(shape::join(tile(0), tile(1))),
+            Op::Split => Ok(shape::split(tile(0)).map(Val::from).into()),
+
+            Op::MakeView { order: _ } => {
+                let Type::View { block, elem } = self.ty(id, 0) else { wrong_type("make_view") };
+                one(access::make_view(&operands, block, *elem))
+            }
+            Op::Advance => one(access::advance(operands[0].view(), &operands[1..])),
+            Op::LoadView { boundary, padding, eviction: _ } => {
+                one(operands[0].view().load(self.memory, boundary, *padding)?)
+            }
+            Op::StoreView { boundary, eviction: _ } => {
+                none(operands[0].view().store(self.memory, tile(1), boundary)?)
+            }
+            Op::AtomicView { op, boundary } => none(operands[0].view().atomic(self.memory, *op, tile(1), boundary)?),
+            Op::PtrAdd => one(access::ptr_add(tile(0), tile(1))),
+            Op::Load { eviction: _ } => one(access::load(self.memory, tile(0), optional(1), optional(2))?),
+            Op::Store { eviction: _ } => none(access::store(self.memory, tile(0), tile(1), optional(2))?),
+            Op::AtomicRmw { op } => one(access::atomic_rmw(self.memory, *op, tile(0), tile(1), optional(2))?),
+            Op::AtomicCas => one(access::atomic_cas(self.memory, tile(0), tile(1), tile(2))?),
+
+            Op::Dot { precision } => one(contract::dot(tile(0), tile(1), tile(2), *precision)),
+            Op::Reduce { axis } => self.reduce(id, &operands, *axis),
+            Op::Scan { axis, reverse } => self.scan(id, &operands, *axis, *reverse),
+
+            Op::For { num_stages: _, unroll: _, warp_specialize: _ } => self.for_loop(id, operands),
+            Op::If => {
+                let side = if operands[0].bits() != 0 { 0 } else { 1 };
+                Ok(self.enter(self.func.op(id).regions[side], Vec::new())?)
+            }
+            Op::While => self.while_loop(id, operands),
+            Op::Yield | Op::Condition | Op::Return => {
+                unreachable!("internal compiler error: a terminator in the middle of a block, please report")
+            }
+            Op::Assume if operands[0].bits() == 0 => Err(Fault::Here("the assumption does not hold".into())),
+            Op::Assume => none(()),
+            Op::DevicePrint { prefix } => {
+                let values: Vec<String> = operands.iter().map(|v| elementwise::display(v.tile())).collect();
+                none(self.outcome.prints.push(format!("{prefix}{}", values.join(" "))))
+            }
+            Op::DeviceAssert { message } => match tile(0).bits.iter().position(|&b| b == 0) {
+                Some(i) => Err(Fault::Here(format!("assertion failed at element {i}: {message}"))),
+                None => none(()),
+            },
+
+            Op::ConvertLayout | Op::WgmmaWait { pending: _ } => Ok(operands),
+            Op::LocalAlloc => {
+                let Type::Shared { shape, elem, layout: _ } = self.ty(id, 0) else { wrong_type("local_alloc") };
+                one(self.shared.alloc(shape, *elem, optional(0)))
+            }
+            Op::LocalLoad => one(self.shared.load(operands[0].shared())?),
+            Op::LocalStore => none(self.shared.store(operands[0].shared(), tile(1))),
+            Op::LocalSlot => one(operands[0].shared().slot(operands[1].int())?),
+            Op::LocalTrans { perm } => one(operands[0].shared().trans(perm)),
+            Op::AsyncCopy { boundary, padding } => {
+                if operands.get(2).is_none_or(|switch| switch.bits() != 0) {
+                    let tile = operands[0].view().load(self.memory, boundary, *padding)?;
+                    self.shared.store(operands[1].shared(), &tile);
+                }
+                none(())
+            }
+            Op::AsyncCommit
+            | Op::AsyncWait { pending: _ }
+            | Op::FenceAsyncShared
+            | Op::BlockBarrier { id: _, threads: _ } => none(()),
+            Op::MmaSync { precision, warps: _ } => one(self.dot_anywhere(&operands, *precision)?),
+            Op::FmaDot => one(self.dot_anywhere(&operands, Precision::Ieee)?),
+            Op::Wgmma { warps: _ } => one(self.dot_anywhere(&operands, Precision::Tf32)?),
+        }
+    }
+
+    /// Number type of the first result.
+    fn dtype(&self, id: OpId) -> DType {
+        self.ty(id, 0).dtype().expect("internal compiler error: not a number after verification, please report")
+    }
+
+    /// A product whose operands may lie in shared memory.
+    fn dot_anywhere(&self, operands: &[Val], precision: Precision) -> Result<Tile, String> {
+        let read = |v: &Val| match v {
+            Val::Shared(buffer) => self.shared.load(buffer).map(Rc::new),
+            Val::Tile(tile) => Ok(tile.clone()),
+            Val::View(_) => unreachable!("internal compiler error: product of a view, please report"),
+        };
+        Ok(contract::dot(&*read(&operands[0])?, &*read(&operands[1])?, operands[2].tile(), precision))
+    }
+
+    fn for_loop(&mut self, id: OpId, mut operands: Vec<Val>) -> Result<Vec<Val>, Fault> {
+        let mut carried = operands.split_off(3);
+        let [lower, upper, step] = [0, 1, 2].map(|i| operands[i].int());
+        if step <= 0 {
+            return Err(Fault::Here(format!("the step of a loop should be positive, found {step}")));
+        }
+        let index = operands[0].tile().dtype();
+        let body = self.func.op(id).regions[0];
+        let mut i = lower;
+        while i < upper {
+            let mut params = vec![Tile::scalar(index, num::encode_int(index, i)).into()];
+            params.append(&mut carried);
+            carried = self.enter(body, params)?;
+            i += step;
+        }
+        Ok(carried)
+    }
+
+    fn while_loop(&mut self, id: OpId, mut carried: Vec<Val>) -> Result<Vec<Val>, Fault> {
+        let regions = &self.func.op(id).regions;
+        loop {
+            let mut forwarded = self.enter(regions[0], carried)?;
+            let go_on = forwarded.remove(0).bits() != 0;
+            if !go_on {
+                return Ok(forwarded);
+            }
+            carried = self.enter(regions[1], forwarded)?;
+        }
+    }
+
+    /// Runs the region of a `reduce` or `scan` on one row of each side.
+    fn combine(&mut self, region: BlockId, elems: &[Elem], left: &Row, right: &Row) -> Result<Row, InterpError> {
+        let scalars = elems.iter().cycle().zip(left.iter().chain(right));
+        let params = scalars.map(|(&elem, &bits)| Tile::scalar(elem, bits).into()).collect();
+        Ok(self.enter(region, params)?.iter().map(Val::bits).collect())
+    }
+
+    fn reduce(&mut self, id: OpId, operands: &[Val], axis: usize) -> Result<Vec<Val>, Fault> {
+        let region = self.func.op(id).regions[0];
+        let tiles: Vec<&Tile> = operands.iter().map(Val::tile).collect();
+        let elems: Vec<Elem> = tiles.iter().map(|t| t.elem).collect();
+        let mut results: Vec<Tile> = tiles.iter().map(|t| Tile { bits: Vec::new(), ..(*t).clone() }).collect();
+        for result in &mut results {
+            result.shape.remove(axis);
+        }
+        for line in contract::lines(&tiles[0].shape, axis) {
+            let rows = line.iter().map(|&p| tiles.iter().map(|t| t.bits[p]).collect()).collect();
+            let row = contract::fold_halves(rows, |l, r| self.combine(region, &elems, l, r))?;
+            for (result, bits) in results.iter_mut().zip(row) {
+                result.bits.push(bits);
+            }
+        }
+        Ok(results.into_iter().map(Val::from).collect())
+    }
+
+    fn scan(&mut self, id: OpId, operands: &[Val], axis: usize, reverse: bool) -> Result<Vec<Val>, Fault> {
+        let region = self.func.op(id).regions[0];
+        let tiles: Vec<&Tile> = operands.iter().map(Val::tile).collect();
+        let elems: Vec<Elem> = tiles.iter().map(|t| t.elem).collect();
+        let mut results: Vec<Tile> = tiles.iter().map(|t| (*t).clone()).collect();
+        for mut line in contract::lines(&tiles[0].shape, axis) {
+            if reverse {
+                line.reverse();
+            }
+            let mut rows: Vec<Row> = line.iter().map(|&p| tiles.iter().map(|t| t.bits[p]).collect()).collect();
+            contract::prefix(&mut rows, |l, r| self.combine(region, &elems, l, r))?;
+            for (&p, row) in line.iter().zip(rows) {
+                for (result, bits) in results.iter_mut().zip(row) {
+                    result.bits[p] = bits;
+                }
+            }
+        }
+        Ok(results.into_iter().map(Val::from).collect())
+    }
+}

@@ -1,0 +1,108 @@
+//! Global memory of the interpreter: buffers with addresses, every access checked.
+
+/// A buffer of a [`Memory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferId(usize);
+
+/// Buffers far apart in one address space. Nothing lies between them: an access that is not wholly inside one buffer is
+/// an error.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    buffers: Vec<Buffer>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Buffer {
+    address: u64,
+    bytes: Vec<u8>,
+    /// Which bytes have been written; `None` where all count as written.
+    written: Option<Vec<bool>>,
+}
+
+/// Distance that buffers keep, so that an index that is far off still misses every other buffer.
+const GAP: u64 = 1 << 33;
+/// Alignment of buffers in bytes, as CUDA's allocator gives.
+const ALIGNMENT: u64 = 256;
+
+impl Memory {
+    pub fn new() -> Memory {
+        Memory::default()
+    }
+
+    /// Adds a buffer with these bytes.
+    pub fn add(&mut self, bytes: Vec<u8>) -> BufferId {
+        let end = self.buffers.iter().map(|b| b.address + b.bytes.len() as u64).max().unwrap_or(0);
+        self.buffers.push(Buffer { address: (end + GAP).next_multiple_of(ALIGNMENT), bytes, written: None });
+        BufferId(self.buffers.len() - 1)
+    }
+
+    /// Adds a buffer of `len` bytes, none of which may be read before it is written.
+    pub fn add_uninit(&mut self, len: usize) -> BufferId {
+        let id = self.add(vec![0; len]);
+        self.buffers[id.0].written = Some(vec![false; len]);
+        id
+    }
+
+    /// Address of the first byte; a multiple of 256.
+    pub fn address(&self, id: BufferId) -> u64 {
+        self.buffers[id.0].address
+    }
+
+    pub fn bytes(&self, id: BufferId) -> &[u8] {
+        &self.buffers[id.0].bytes
+    }
+
+    pub fn bytes_mut(&mut self, id: BufferId) -> &mut [u8] {
+        &mut self.buffers[id.0].bytes
+    }
+
+    /// The `len` (at most 8) bytes at an address as a little-endian number.
+    ///
+    /// # Errors
+    /// Where they are not all inside one buffer, or some have not been written.
+    pub fn read(&self, address: u64, len: usize) -> Result<u64, String> {
+        let (i, offset) = self.find(address, len)?;
+        let buffer = &self.buffers[i];
+        let range = offset..offset + len;
+        if buffer.written.as_ref().is_some_and(|w| w[range.clone()].contains(&false)) {
+            return Err(format!("reads bytes of buffer {i} at offset {offset} that nothing has written"));
+        }
+        let mut bytes = [0; 8];
+        bytes[..len].copy_from_slice(&buffer.bytes[range]);
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Writes the low `len` (at most 8) bytes of a number to an address.
+    ///
+    /// # Errors
+    /// Where they are not all inside one buffer.
+    pub fn write(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
+        let (i, offset) = self.find(address, len)?;
+        let buffer = &mut self.buffers[i];
+        buffer.bytes[offset..offset + len].copy_from_slice(&value.to_le_bytes()[..len]);
+        if let Some(written) = &mut buffer.written {
+            written[offset..offset + len].fill(true);
+        }
+        Ok(())
+    }
+
+    /// Buffer and offset of an access.
+    fn find(&self, address: u64, len: usize) -> Result<(usize, usize), String> {
+        let inside = |b: &Buffer| {
+            address.checked_sub(b.address).filter(|&o| o.saturating_add(len as u64) <= b.bytes.len() as u64)
+        };
+        if let Some((i, offset)) = self.buffers.iter().enumerate().find_map(|(i, b)| Some((i, inside(b)?))) {
+            return Ok((i, offset as usize));
+        }
+        let distance = |b: &Buffer| address as i128 - b.address as i128;
+        let nearest = self.buffers.iter().enumerate().min_by_key(|(_, b)| distance(b).abs());
+        Err(match nearest {
+            Some((i, b)) => format!(
+                "accesses {len} bytes at offset {} of buffer {i}, which has {} bytes",
+                distance(b),
+                b.bytes.len()
+            ),
+            None => format!("accesses address {address:#x}, but there are no buffers"),
+        })
+    }
+}
