@@ -10,7 +10,7 @@
 //! 3. [`Device::load`] hands the code to the driver or links it into this process: a [`CompiledKernel`].
 //! 4. [`CompiledKernel::launch`] checks the arguments against the manifest and starts the grid.
 //!
-//! Environment variables are read once, in [`env`], which lists them all.
+//! Environment variables are read once, in [`mod@env`], which lists them all.
 
 pub mod bench;
 mod buffer;

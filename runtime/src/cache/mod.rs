@@ -1,8 +1,8 @@
 //! Compiled kernels on disk, shared by all processes of a user.
 //!
-//! One file holds one artifact: see [`format`](self). An entry is written to a temporary file beside its place and then
-//! renamed, so a reader sees all of it or nothing. Whatever is wrong with an entry, it is a miss: damage, another format,
-//! another key. Whatever is wrong with the directory, the program goes on without a cache, and says so once.
+//! One file holds one artifact; `format.rs` has its layout. An entry is written to a temporary file beside its place and
+//! then renamed, so a reader sees all of it or nothing. Whatever is wrong with an entry, it is a miss: damage, another
+//! format, another key. Whatever is wrong with the directory, the program goes on without a cache, and says so once.
 
 mod format;
 #[cfg(test)]

@@ -24,9 +24,7 @@ fn output_of(failure: &str) -> String {
 }
 
 fn expect(failure: &str, parts: &[&str]) {
-    if gpu().is_none() {
-        return;
-    }
+    let Some(_device) = gpu() else { return };
     let text = output_of(failure);
     for part in parts.iter().chain(&["last launches, newest first: `probe` (probe.rs:7)"]) {
         assert!(text.contains(part), "`{part}` is missing in: {text}");

@@ -104,8 +104,8 @@ fn a_device_on_a_borrowed_stream_shares_its_order() {
     let Some(device) = gpu() else { return };
     let stream = device.stream().cuda_stream().unwrap().clone();
     let borrowed = Device::from_cuda_stream(stream).unwrap();
-    assert_eq!(borrowed, device);
-    assert_ne!(Device::cuda(0).unwrap(), device);
+    assert_eq!(borrowed, *device);
+    assert_ne!(Device::cuda(0).unwrap(), *device);
     let buffer = Buffer::from_slice(&borrowed, &[1_u8, 2, 3]).unwrap();
     let mut copy = Buffer::<u8>::zeros(&device, 3).unwrap();
     copy.copy_from(buffer.view()).unwrap();

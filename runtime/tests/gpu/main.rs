@@ -7,13 +7,32 @@ mod memory;
 mod tensor_maps;
 mod timing;
 
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard};
+
 use tilewright_codegen::target::{ArgDesc, ArgType, Artifact, Code, Manifest};
 use tilewright_runtime::Device;
 
+/// GPU 0, for one test at a time: others would spoil its times and take its memory.
+struct Gpu {
+    device: Device,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Deref for Gpu {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}
+
 /// GPU 0, or a word on why the test is skipped.
-fn gpu() -> Option<Device> {
+fn gpu() -> Option<Gpu> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(|failed| failed.into_inner());
     match Device::cuda(0) {
-        Ok(device) => Some(device),
+        Ok(device) => Some(Gpu { device, _alone: alone }),
         Err(error) => {
             println!("skipped: no CUDA device ({})", error.to_string().lines().next().unwrap_or_default());
             None
@@ -22,12 +41,12 @@ fn gpu() -> Option<Device> {
 }
 
 /// GPU 0 if it has TMA.
-fn hopper() -> Option<Device> {
+fn hopper() -> Option<Gpu> {
     let device = gpu()?;
     if device.info().compute_capability == Some((9, 0)) {
         return Some(device);
     }
-    println!("skipped: {device} is no Hopper GPU");
+    println!("skipped: {} is no Hopper GPU", *device);
     None
 }
 

@@ -9,7 +9,7 @@ use crate::gpu;
 fn the_gpu_says_what_it_is() {
     let Some(device) = gpu() else { return };
     let info = device.info();
-    println!("{device}: {info:?}, PTX up to {:?}", device.max_ptx_version());
+    println!("{}: {info:?}, PTX up to {:?}", *device, device.max_ptx_version());
     assert!(info.processors > 0 && info.l2_bytes > 0 && info.memory_bytes > 1 << 30);
     assert!(info.max_shared_bytes >= 99 * 1024);
     assert!(device.max_ptx_version() >= Some(80));

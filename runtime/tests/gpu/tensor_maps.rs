@@ -102,6 +102,19 @@ fn tiles_arrive_with_zeros_outside() {
 }
 
 #[test]
+fn a_remembered_map_keeps_launches_cheap() {
+    let Some(device) = hopper() else { return };
+    let kernel = device.load(&tma_artifact()).unwrap();
+    let x = Buffer::<f32>::zeros(&device, 16 * ROWS).unwrap();
+    let mut out = Buffer::<f32>::zeros(&device, 256).unwrap();
+    let args = [LaunchArg::from(&x), LaunchArg::I32(16), LaunchArg::I64(16), LaunchArg::from(&mut out)];
+    // SAFETY: the map covers `x`, and two blocks write 128 floats each.
+    let median = crate::timing::median_launch_time(&device, || unsafe { kernel.launch([2, 1, 1], &args) }.unwrap());
+    println!("launch with a tensor map: {median:?}");
+    assert!(cfg!(debug_assertions) || median < std::time::Duration::from_micros(5), "{median:?}");
+}
+
+#[test]
 fn what_no_map_describes_is_named() {
     let Some(device) = hopper() else { return };
     let kernel = device.load(&tma_artifact()).unwrap();
