@@ -11,6 +11,7 @@ pub mod llvm;
 pub mod lower;
 pub mod num;
 pub mod passes;
+pub mod pipeline;
 pub mod target;
 pub mod text;
 pub mod verify;

@@ -1,1 +1,417 @@
+//! From Tile IR in stage *async* (or *laid*) to LLVM IR for NVPTX.
+//!
+//! Every tile becomes one LLVM value per register of its layout; an op on tiles becomes straight-line code on them. Where an
+//! element lies is never stored: coordinates are linear functions of lane and warp, XOR a constant per register.
+//!
+//! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops and control flow), [`elementwise`],
+//! [`memory`] (global), [`shared`], [`reduce`], [`dot`], [`plan`] (shared memory and barriers).
 
+mod control;
+mod debug;
+mod dot;
+mod elementwise;
+mod emit;
+mod math;
+mod memory;
+mod plan;
+mod reduce;
+mod shared;
+mod threads;
+
+use self::emit::{Emitter, Val};
+use self::plan::SharedPlan;
+use self::threads::Threads;
+use crate::analysis::axis::AxisAnalysis;
+use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
+use crate::layout::LinearLayout;
+use crate::lower::Unsupported;
+use crate::target::{ArgDesc, ArgType, CompileOptions, GpuArch, TensorMapDesc};
+use std::rc::Rc;
+
+/// A kernel as LLVM IR, with what its launch needs.
+#[derive(Clone, Debug)]
+pub struct GpuModule {
+    pub llvm_ir: String,
+    pub entry: String,
+    pub args: Vec<ArgDesc>,
+    pub threads: u32,
+    pub shared_bytes: u32,
+    pub tensor_maps: Vec<TensorMapDesc>,
+}
+
+/// Lowers a function whose tiles all have layouts.
+pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
+    let threads = 32 * options.num_warps;
+    let plan = SharedPlan::new(func, arch, options.num_warps);
+    if plan.bytes > arch.max_shared_bytes() {
+        return Err(Unsupported {
+            loc: func.loc.clone(),
+            message: format!(
+                "kernel `{}` needs {} bytes of shared memory in a block, {} has {}",
+                func.name,
+                plan.bytes,
+                arch.name(),
+                arch.max_shared_bytes()
+            ),
+            help: Some("use smaller tiles or fewer pipeline stages".into()),
+        });
+    }
+    let mut e = Emitter::new();
+    let ids = Threads::new(&mut e, threads);
+    let mut l = Lowering {
+        func,
+        options,
+        axis: AxisAnalysis::new(func),
+        plan,
+        threads: ids,
+        values: vec![None; func.num_values()],
+        e,
+        loc: func.loc.clone(),
+    };
+    let signature = l.signature();
+    l.block(func.body)?;
+    let shared_bytes = l.plan.bytes;
+    l.e.global("@smem", "external addrspace(3) global [0 x i8], align 1024");
+    let mut attributes = format!("nounwind \"nvvm.reqntid\"=\"{threads}\"");
+    if let Some(n) = options.max_registers {
+        attributes.push_str(&format!(" \"nvvm.maxnreg\"=\"{n}\""));
+    }
+    let args = func
+        .args
+        .iter()
+        .zip(&func.block(func.body).params)
+        .map(|(arg, &v)| ArgDesc {
+            name: arg.name.clone(),
+            ty: arg_type(func.ty(v)),
+            divisible_by: arg.divisible_by,
+            equal_to: arg.equal_to,
+        })
+        .collect();
+    Ok(GpuModule {
+        llvm_ir: l.e.finish(&signature, &attributes),
+        entry: func.name.clone(),
+        args,
+        threads,
+        shared_bytes,
+        tensor_maps: Vec::new(),
+    })
+}
+
+/// How the launch passes an argument of this type. 16-bit floats travel as their bits.
+pub fn arg_type(ty: &Type) -> ArgType {
+    match ty.elem() {
+        Some(Elem::Ptr(_)) => ArgType::Ptr,
+        Some(Elem::Num(d)) => match d {
+            DType::F32 => ArgType::F32,
+            DType::F64 => ArgType::F64,
+            DType::Bool | DType::I8 | DType::U8 | DType::F8E4M3 | DType::F8E5M2 => ArgType::I8,
+            DType::I16 | DType::U16 | DType::F16 | DType::BF16 => ArgType::I16,
+            DType::I32 | DType::U32 => ArgType::I32,
+            DType::I64 | DType::U64 => ArgType::I64,
+        },
+        None => panic!("internal compiler error: a kernel argument that is neither number nor pointer"),
+    }
+}
+
+/// LLVM's type of one element in a register.
+pub(crate) fn llvm_type(elem: Elem) -> &'static str {
+    match elem {
+        Elem::Ptr(_) => "ptr addrspace(1)",
+        Elem::Num(d) => match d {
+            DType::Bool => "i1",
+            DType::I8 | DType::U8 | DType::F8E4M3 | DType::F8E5M2 => "i8",
+            DType::I16 | DType::U16 => "i16",
+            DType::I32 | DType::U32 => "i32",
+            DType::I64 | DType::U64 => "i64",
+            DType::F16 => "half",
+            DType::BF16 => "bfloat",
+            DType::F32 => "float",
+            DType::F64 => "double",
+        },
+    }
+}
+
+/// Coordinates to coordinates.
+type CoordinateMap<'f> = Box<dyn Fn(&[u32]) -> Vec<u32> + 'f>;
+
+/// The registers of a value: one for a scalar, one per register of the layout for a tile.
+type Regs = Rc<Vec<Val>>;
+
+struct Lowering<'f> {
+    func: &'f Func,
+    options: &'f CompileOptions,
+    axis: AxisAnalysis,
+    plan: SharedPlan,
+    threads: Threads,
+    values: Vec<Option<Regs>>,
+    e: Emitter,
+    /// Place of the op being lowered, for errors.
+    loc: Loc,
+}
+
+type Result<T, E = Unsupported> = std::result::Result<T, E>;
+
+impl<'f> Lowering<'f> {
+    fn signature(&mut self) -> String {
+        let func = self.func;
+        let written = plan::written_pointers(func);
+        let mut params = Vec::new();
+        for (i, (arg, &v)) in func.args.iter().zip(&func.block(func.body).params).enumerate() {
+            let elem = func.ty(v).elem().expect("internal compiler error: argument type");
+            let text = match elem {
+                Elem::Ptr(_) => {
+                    // Buffers are borrowed exclusively where they are written, so that no two arguments overlap.
+                    let access = if written.contains(&v) { "" } else { " readonly" };
+                    format!("ptr addrspace(1) noalias{access} align {} %a{i}", arg.divisible_by.clamp(1, 16))
+                }
+                Elem::Num(DType::Bool) => format!("i8 %a{i}"),
+                Elem::Num(_) => format!("{} %a{i}", llvm_type(elem)),
+            };
+            params.push(text);
+            let value = match (elem, arg.equal_to) {
+                (Elem::Num(d), Some(n)) if d.is_int() => n.to_string(),
+                (Elem::Num(DType::Bool), _) => self.e.hoist(format!("trunc i8 %a{i} to i1")),
+                _ => format!("%a{i}"),
+            };
+            self.values[v.0 as usize] = Some(Rc::new(vec![value]));
+        }
+        format!("@{}({})", func.name, params.join(", "))
+    }
+
+    /// The registers of a value.
+    fn regs(&self, v: Value) -> Regs {
+        self.values[v.0 as usize].clone().expect("internal compiler error: a value used before its definition")
+    }
+
+    /// The single register of a scalar.
+    fn scalar(&self, v: Value) -> Val {
+        self.regs(v)[0].clone()
+    }
+
+    fn set(&mut self, v: Value, regs: Vec<Val>) {
+        debug_assert_eq!(
+            regs.len(),
+            self.layout(v).map_or(1, LinearLayout::num_registers),
+            "registers of {}",
+            self.func.ty(v)
+        );
+        self.values[v.0 as usize] = Some(Rc::new(regs));
+    }
+
+    /// The layout of a tile; `None` for a scalar (and for values that live elsewhere).
+    fn layout(&self, v: Value) -> Option<&'f LinearLayout> {
+        match self.func.ty(v) {
+            Type::Tensor { layout, .. } => {
+                Some(self.func.layout(layout.expect("internal compiler error: a tile without a layout")))
+            }
+            _ => None,
+        }
+    }
+
+    fn elem(&self, v: Value) -> Elem {
+        self.func.ty(v).elem().expect("internal compiler error: a value without an element")
+    }
+
+    fn dtype(&self, v: Value) -> DType {
+        self.elem(v).num().expect("internal compiler error: a pointer where a number belongs")
+    }
+
+    fn ty(&self, v: Value) -> &'static str {
+        llvm_type(self.elem(v))
+    }
+
+    fn unsupported<T>(&self, message: impl Into<String>, help: Option<&str>) -> Result<T> {
+        Err(Unsupported { loc: self.loc.clone(), message: message.into(), help: help.map(Into::into) })
+    }
+
+    fn block(&mut self, block: BlockId) -> Result<()> {
+        for &id in &self.func.block(block).ops {
+            self.loc = self.func.op(id).loc.clone();
+            if self.plan.fence_before(id) {
+                self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
+            }
+            if self.plan.barrier_before(id) {
+                self.barrier();
+            }
+            self.op(id)?;
+        }
+        Ok(())
+    }
+
+    /// `bar.sync 0` for all threads of the block.
+    fn barrier(&mut self) {
+        self.e.void("call void asm sideeffect \"bar.sync 0;\", \"~{memory}\"() #1");
+    }
+
+    fn op(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        match &data.op {
+            Op::ProgramId { axis } | Op::NumPrograms { axis } => {
+                let register = if matches!(data.op, Op::ProgramId { .. }) { "ctaid" } else { "nctaid" };
+                let name = format!("llvm.nvvm.read.ptx.sreg.{register}.{}", ["x", "y", "z"][*axis as usize]);
+                self.e.declare(&format!("declare i32 @{name}()"));
+                let v = self.e.hoist(format!("call i32 @{name}()"));
+                self.set(data.results[0], vec![v]);
+            }
+            Op::Constant { .. }
+            | Op::Arange { .. }
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Cmp(_)
+            | Op::Fma
+            | Op::Select
+            | Op::Cast
+            | Op::Bitcast
+            | Op::PtrAdd
+            | Op::InlineAsm { .. } => self.elementwise(id)?,
+            Op::Splat
+            | Op::ExpandDims { .. }
+            | Op::Broadcast
+            | Op::Trans { .. }
+            | Op::Reshape
+            | Op::Join
+            | Op::Split => self.rename(id),
+            Op::Hint { .. } => {
+                let regs = self.regs(data.operands[0]);
+                self.set(data.results[0], regs.to_vec());
+            }
+            Op::Assume => {
+                let c = self.scalar(data.operands[0]);
+                self.e.call("void", "llvm.assume", &[("i1", &c)]);
+            }
+            // Views exist only inside the accesses that read their parts.
+            Op::MakeView { .. } => {}
+            Op::Advance => panic!("internal compiler error: an unresolved view"),
+            Op::LoadView { .. } => self.load_view(id)?,
+            Op::StoreView { .. } => self.store_view(id)?,
+            Op::AtomicView { .. } => self.atomic_view(id)?,
+            Op::Load { .. } => self.load(id)?,
+            Op::Store { .. } => self.store(id)?,
+            Op::AtomicRmw { .. } => self.atomic_rmw(id)?,
+            Op::AtomicCas => self.atomic_cas(id)?,
+            Op::Reduce { .. } => self.reduce(id)?,
+            Op::Scan { .. } => self.scan(id)?,
+            Op::For { .. } => self.for_loop(id)?,
+            Op::If => self.if_op(id)?,
+            Op::While => self.while_loop(id)?,
+            // The ops that hold the region read its terminator.
+            Op::Yield | Op::Condition => {}
+            Op::Return => self.e.void("ret void"),
+            Op::DevicePrint { .. } => self.device_print(id)?,
+            Op::DeviceAssert { .. } => self.device_assert(id)?,
+            Op::ConvertLayout => self.convert_layout(id)?,
+            Op::LocalAlloc => self.local_alloc(id),
+            Op::LocalLoad => self.local_load(id),
+            Op::LocalStore => self.local_store(id),
+            Op::LocalSlot => self.local_slot(id),
+            Op::LocalTrans { .. } => {
+                let base = self.regs(data.operands[0]);
+                self.values[data.results[0].0 as usize] = Some(base);
+            }
+            Op::AsyncCopy { .. } => self.async_copy(id)?,
+            Op::AsyncCommit => self.e.void("call void asm sideeffect \"cp.async.commit_group;\", \"~{memory}\"()"),
+            Op::AsyncWait { pending } => {
+                self.e.void(format!("call void asm sideeffect \"cp.async.wait_group {pending};\", \"~{{memory}}\"()"));
+            }
+            Op::MmaSync { .. } => self.mma_sync(id)?,
+            Op::FmaDot => self.fma_dot(id)?,
+            Op::Wgmma { .. } => self.wgmma(id)?,
+            Op::WgmmaWait { .. } => self.wgmma_wait(id),
+            Op::FenceAsyncShared => {
+                self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
+            }
+            Op::BlockBarrier { id: barrier, threads } => match threads {
+                None if *barrier == 0 => self.barrier(),
+                _ => {
+                    let n = threads.unwrap_or(32 * self.options.num_warps);
+                    self.e.void(format!("call void asm sideeffect \"bar.sync {barrier}, {n};\", \"~{{memory}}\"() #1"));
+                }
+            },
+            Op::Dot { .. } => panic!("internal compiler error: a dot without an instruction"),
+        }
+        Ok(())
+    }
+
+    /// Ops that only rename registers: each result register holds what the operand has at the same place.
+    fn rename(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let result = data.results[0];
+        let regs = match &data.op {
+            Op::Splat => {
+                vec![self.scalar(data.operands[0]); self.layout(result).map_or(1, LinearLayout::num_registers)]
+            }
+            Op::Join => {
+                let operands = [self.regs(data.operands[0]), self.regs(data.operands[1])];
+                let join = self.tile_layout(data.operands[0]).join();
+                join.registers.iter().map(|&(i, r)| operands[i][r].clone()).collect()
+            }
+            Op::Split => {
+                let whole = self.regs(data.operands[0]);
+                let split = self.tile_layout(data.operands[0]).split();
+                let split = split.expect("internal compiler error: a split across threads");
+                for (&result, registers) in data.results.iter().zip(&split.registers) {
+                    self.set(result, registers.iter().map(|&r| whole[r].clone()).collect());
+                }
+                return;
+            }
+            _ => {
+                // Reshaping to or from a single element meets scalars.
+                let operand = self.regs(data.operands[0]);
+                match (self.layout(data.operands[0]), self.layout(result)) {
+                    (Some(from), Some(to)) => {
+                        let map = self.coordinate_map(id);
+                        let back = from.pseudo_invert();
+                        (0..to.num_registers())
+                            .map(|r| operand[back.apply(&map(&to.apply(r as u32, 0, 0, 0))).register as usize].clone())
+                            .collect()
+                    }
+                    (_, to) => vec![operand[0].clone(); to.map_or(1, LinearLayout::num_registers)],
+                }
+            }
+        };
+        self.set(result, regs);
+    }
+
+    fn tile_layout(&self, v: Value) -> &'f LinearLayout {
+        self.layout(v).expect("internal compiler error: a scalar where a tile belongs")
+    }
+
+    /// From coordinates of the result to coordinates of the operand.
+    fn coordinate_map(&self, id: OpId) -> CoordinateMap<'f> {
+        let data = self.func.op(id);
+        let from = self.func.ty(data.operands[0]).shape();
+        let to = self.func.ty(data.results[0]).shape();
+        match &data.op {
+            Op::ExpandDims { axis } => {
+                let axis = *axis;
+                Box::new(move |c| {
+                    let mut c = c.to_vec();
+                    c.remove(axis);
+                    c
+                })
+            }
+            Op::Broadcast => Box::new(move |c| c.iter().zip(from).map(|(&c, &n)| if n == 1 { 0 } else { c }).collect()),
+            Op::Trans { perm } => Box::new(move |c| {
+                let mut out = vec![0; perm.len()];
+                perm.iter().zip(c).for_each(|(&p, &c)| out[p] = c);
+                out
+            }),
+            Op::Reshape => Box::new(move |c| {
+                let flat = c.iter().zip(to).fold(0usize, |f, (&c, &n)| f * n + c as usize);
+                let mut rest = flat;
+                let mut out: Vec<u32> = from
+                    .iter()
+                    .rev()
+                    .map(|&n| {
+                        let c = rest % n;
+                        rest /= n;
+                        c as u32
+                    })
+                    .collect();
+                out.reverse();
+                out
+            }),
+            other => panic!("internal compiler error: `{}` renames nothing", other.mnemonic()),
+        }
+    }
+}

@@ -109,6 +109,7 @@ impl<'f> Homes<'f> {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm per op")]
     fn op(&mut self, id: OpId) {
         let func = self.func;
         let data = func.op(id);
@@ -363,10 +364,11 @@ impl<'f> Homes<'f> {
                 data.op,
                 Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd
             );
-            if elementwise && self.func.ty(data.results[0]).shape() == ty.shape() {
-                if let Some(layout) = self.wanted_by_memory(data.results[0], ty, visited) {
-                    return Some(layout);
-                }
+            if elementwise
+                && self.func.ty(data.results[0]).shape() == ty.shape()
+                && let Some(layout) = self.wanted_by_memory(data.results[0], ty, visited)
+            {
+                return Some(layout);
             }
         }
         None

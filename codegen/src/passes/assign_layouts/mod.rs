@@ -14,7 +14,7 @@ mod dot;
 mod homes;
 mod rewrite;
 
-pub use choose::coalesced;
+pub use choose::{ViewParts, coalesced, pointer_vector, view_parts, view_vector};
 pub use dot::{DotPlan, plan_dot};
 
 use crate::ir::Func;

@@ -1,0 +1,476 @@
+//! Products: `fma`, `mma.sync`, `wgmma`.
+
+use super::emit::Val;
+use super::shared::SharedAccess;
+use super::{Lowering, Result, llvm_type};
+use crate::ir::{DType, Elem, Literal, Op, OpId, Precision, Type, Value};
+use crate::layout::{Dim, LinearLayout, Swizzle};
+
+/// An operand whose registers are fetched when they are first needed.
+struct Operand {
+    regs: Vec<Option<Val>>,
+    /// `None` where all registers are there.
+    access: Option<SharedAccess>,
+}
+
+/// A shared operand as `wgmma` sees it.
+struct Matrix {
+    /// The K dimension runs fastest in memory.
+    k_major: bool,
+    swizzle: Swizzle,
+    element_bytes: u32,
+    /// Extents along M or N, and K.
+    extent: u32,
+    k: u32,
+    base: Val,
+}
+
+impl Matrix {
+    /// Elements of one swizzle span.
+    fn panel(&self) -> u32 {
+        self.swizzle.bytes() / self.element_bytes
+    }
+
+    /// Byte offset of the element (`at` along M or N, `k`).
+    fn offset(&self, at: u32, k: u32) -> u32 {
+        let span = self.swizzle.bytes();
+        let (inner, outer, rows) = if self.k_major { (k, at, self.extent) } else { (at, k, self.k) };
+        (inner / self.panel()) * rows * span + outer * span + (inner % self.panel()) * self.element_bytes
+    }
+
+    /// The constant part of a descriptor (PTX ISA, "Matrix Descriptor Format"): leading and stride byte offsets in units
+    /// of 16 bytes, and the swizzle mode.
+    fn descriptor(&self) -> u64 {
+        let span = self.swizzle.bytes() as u64;
+        // K-major: the leading offset is not used under a swizzle. M/N-major: from one panel to the next.
+        let leading = if self.k_major { 16 } else { self.k as u64 * span };
+        let stride = 8 * span;
+        let mode: u64 = match self.swizzle {
+            Swizzle::Bytes128 => 1,
+            Swizzle::Bytes64 => 2,
+            Swizzle::Bytes32 => 3,
+            Swizzle::None => 0,
+        };
+        ((leading >> 4) & 0x3FFF) << 16 | ((stride >> 4) & 0x3FFF) << 32 | mode << 62
+    }
+}
+
+impl Lowering<'_> {
+    /// Registers of an operand in the given layout, from wherever it is.
+    fn operand(&mut self, v: Value, layout: &LinearLayout) -> Operand {
+        match self.func.ty(v) {
+            Type::Shared { .. } => {
+                let (memory, elem, base) = self.buffer(v);
+                let memory = memory.clone();
+                let access = self.shared_access(layout, &memory, base, elem);
+                Operand { regs: vec![None; layout.num_registers()], access: Some(access) }
+            }
+            _ => {
+                let regs = self.regs(v);
+                let map = self.tile_layout(v).registers_of(layout);
+                let map = map.expect("internal compiler error: an operand in another layout");
+                Operand { regs: map.iter().map(|&r| Some(regs[r].clone())).collect(), access: None }
+            }
+        }
+    }
+
+    fn fetch(&mut self, operand: &mut Operand, register: usize) -> Val {
+        if let Some(v) = &operand.regs[register] {
+            return v.clone();
+        }
+        let access = operand.access.as_mut().expect("internal compiler error: a missing register");
+        for (r, v) in self.load_shared_group(access, register) {
+            operand.regs[r] = Some(v);
+        }
+        operand.regs[register].clone().expect("internal compiler error: a register was not loaded")
+    }
+
+    pub(super) fn fma_dot(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
+        let layout = self.tile_layout(data.results[0]);
+        let k = self.func.ty(a).shape()[1] as u32;
+        let (m, n) = (layout.shape()[0], layout.shape()[1]);
+        // Each thread needs its own rows of a and its own columns of b, all along K. K runs in the low registers, so that
+        // vector loads run along it where memory does.
+        let k_bits = k.trailing_zeros() as usize;
+        let a_layout = fma_operand(layout, 0, [m, k], k_bits);
+        let b_layout = fma_operand(layout, 1, [k, n], k_bits);
+        let mut a_operand = self.operand(a, &a_layout);
+        let mut b_operand = self.operand(b, &b_layout);
+        let a_back = registers_by_coordinates(&a_layout);
+        let b_back = registers_by_coordinates(&b_layout);
+        let acc_dtype = self.dtype(acc);
+        let (a_dtype, b_dtype) = (self.operand_dtype(a), self.operand_dtype(b));
+        let mut sums = self.regs(acc).to_vec();
+        let ty = llvm_type(Elem::Num(acc_dtype));
+        for step in 0..k {
+            for (r, sum) in sums.iter_mut().enumerate() {
+                let at = layout.apply(r as u32, 0, 0, 0);
+                let x = self.fetch(&mut a_operand, a_back[&vec![at[0], step]]);
+                let y = self.fetch(&mut b_operand, b_back[&vec![step, at[1]]]);
+                let x = self.cast_element(&x, a_dtype, acc_dtype);
+                let y = self.cast_element(&y, b_dtype, acc_dtype);
+                *sum = if acc_dtype.is_float() {
+                    let suffix = if acc_dtype == DType::F64 { "f64" } else { "f32" };
+                    self.e.call(ty, &format!("llvm.fma.{suffix}"), &[(ty, &x), (ty, &y), (ty, sum)])
+                } else {
+                    let product = self.e.inst(format!("mul {ty} {x}, {y}"));
+                    self.e.inst(format!("add {ty} {sum}, {product}"))
+                };
+            }
+        }
+        self.set(data.results[0], sums);
+        Ok(())
+    }
+
+    fn operand_dtype(&self, v: Value) -> DType {
+        match self.func.ty(v) {
+            Type::Shared { elem, .. } => *elem,
+            _ => self.dtype(v),
+        }
+    }
+
+    pub(super) fn mma_sync(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::MmaSync { precision, warps } = &data.op else { panic!("internal compiler error: not mma.sync") };
+        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
+        let dtype = self.operand_dtype(a);
+        let (a_shape, b_shape) = (self.shape2(a), self.shape2(b));
+        let warps = [warps[0], warps[1]];
+        let bits = dtype.bits() as u32;
+        let mut a_regs = self.operand(a, &LinearLayout::mma_m16n8_a(&a_shape, bits, warps));
+        let mut b_regs = self.operand(b, &LinearLayout::mma_m16n8_b(&b_shape, bits, warps));
+        // Elements in one 32-bit register, and so in the four (two) registers of a's (b's) fragment.
+        let per_word = 32 / dtype.bits();
+        let (a_size, b_size) = (4 * per_word, 2 * per_word);
+        let k_steps = a_shape[1] as usize / (8 * per_word);
+        let mut sums = self.regs(acc).to_vec();
+        let n_tiles = (b_shape[1] as usize / (8 * warps[1] as usize)).max(1);
+        let m_tiles = sums.len() / 4 / n_tiles;
+        for k in 0..k_steps {
+            for m in 0..m_tiles {
+                let a_parts = self.fragment(&mut a_regs, (m * k_steps + k) * a_size, a_size, dtype, *precision);
+                for n in 0..n_tiles {
+                    let b_parts = self.fragment(&mut b_regs, (n * k_steps + k) * b_size, b_size, dtype, *precision);
+                    let at = (m * n_tiles + n) * 4;
+                    let mut c: Vec<Val> = sums[at..at + 4].to_vec();
+                    // tf32x3: the small corrections first.
+                    let products: &[(usize, usize)] =
+                        if a_parts.len() == 2 { &[(1, 0), (0, 1), (0, 0)] } else { &[(0, 0)] };
+                    for &(i, j) in products {
+                        c = self.mma_m16n8(dtype, &a_parts[i], &b_parts[j], &c);
+                    }
+                    sums[at..at + 4].clone_from_slice(&c);
+                }
+            }
+        }
+        self.set(data.results[0], sums);
+        Ok(())
+    }
+
+    fn shape2(&self, v: Value) -> [u32; 2] {
+        let shape = self.func.ty(v).shape();
+        [shape[0] as u32, shape[1] as u32]
+    }
+
+    /// The 32-bit words of one fragment; for tf32x3 twice: the leading bits, and what they leave.
+    fn fragment(
+        &mut self,
+        operand: &mut Operand,
+        first: usize,
+        count: usize,
+        dtype: DType,
+        precision: Precision,
+    ) -> Vec<Vec<Val>> {
+        let elements: Vec<Val> = (first..first + count).map(|r| self.fetch(operand, r)).collect();
+        if dtype != DType::F32 {
+            let ty = llvm_type(Elem::Num(dtype));
+            let per_word = 32 / dtype.bits();
+            return vec![elements.chunks(per_word).map(|w| self.pack_elements(w, ty, "i32")).collect()];
+        }
+        let big: Vec<Val> = elements.iter().map(|x| self.tf32(x)).collect();
+        if precision != Precision::Tf32x3 {
+            return vec![big];
+        }
+        let small = elements
+            .iter()
+            .zip(&big)
+            .map(|(x, b)| {
+                let b = self.e.inst(format!("bitcast i32 {b} to float"));
+                let rest = self.e.inst(format!("fsub float {x}, {b}"));
+                self.tf32(&rest)
+            })
+            .collect();
+        vec![big, small]
+    }
+
+    fn tf32(&mut self, x: &str) -> Val {
+        self.e.inst(format!("call i32 asm \"cvt.rna.tf32.f32 $0, $1;\", \"=r,f\"(float {x}) #2"))
+    }
+
+    fn mma_m16n8(&mut self, dtype: DType, a: &[Val], b: &[Val], c: &[Val]) -> Vec<Val> {
+        let (k, name) = match dtype {
+            DType::F16 => (16, "f16"),
+            DType::BF16 => (16, "bf16"),
+            DType::F32 => (8, "tf32"),
+            other => panic!("internal compiler error: mma.sync of {other}"),
+        };
+        let text = format!(
+            "mma.sync.aligned.m16n8k{k}.row.col.f32.{name}.{name}.f32 {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
+        );
+        let mut args: Vec<String> = a.iter().chain(b).map(|w| format!("i32 {w}")).collect();
+        args.extend(c.iter().map(|x| format!("float {x}")));
+        let ty = "{ float, float, float, float }";
+        let v = self
+            .e
+            .inst(format!("call {ty} asm \"{text}\", \"=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f\"({}) #4", args.join(", ")));
+        (0..4).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect()
+    }
+
+    pub(super) fn wgmma(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::Wgmma { warps } = &data.op else { panic!("internal compiler error: not wgmma") };
+        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
+        let layout = self.tile_layout(data.results[0]);
+        let (m, n) = (layout.shape()[0], layout.shape()[1]);
+        let n_instr = (n / warps[1]).min(256);
+        let n_tiles = n / (n_instr * warps[1]);
+        let m_tiles = m / (16 * warps[0]);
+        let k_steps = self.func.ty(b).shape()[0] as u32 / 16;
+        let dtype = self.operand_dtype(b);
+        let b_matrix = self.matrix(b, [1, 0]);
+        let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, [0, 1]));
+        let a_regs = if a_matrix.is_some() { None } else { Some(self.regs(a)) };
+        // Warpgroups stand along M first, then along N.
+        let groups_m = warps[0] / 4;
+        let group = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
+        let (along_m, along_n) = if self.options.num_warps == 4 {
+            ("0".to_string(), "0".to_string())
+        } else {
+            let along_m = self.e.hoist(format!("and i32 {group}, {}", groups_m - 1));
+            let along_n = self.e.hoist(format!("lshr i32 {group}, {}", groups_m.trailing_zeros()));
+            (along_m, along_n)
+        };
+        let sums = self.regs(acc);
+        let fresh = matches!(self.func.constant(acc), Some(Literal::Float(0.0)));
+        self.e.void("call void asm sideeffect \"wgmma.fence.sync.aligned;\", \"~{memory}\"() #1");
+        let mut out = Vec::new();
+        let per_tile = n_instr as usize / 2;
+        for mi in 0..m_tiles {
+            for ni in 0..n_tiles {
+                let b_group = self.group_offset(&b_matrix, &along_n, n_instr);
+                let b_tile = ni * n_instr * warps[1];
+                let mut descriptors = Vec::new();
+                for k in 0..k_steps {
+                    let b_desc = self.descriptor(&b_matrix, &b_group, b_tile, 16 * k);
+                    let a_desc = match &a_matrix {
+                        Some(matrix) => {
+                            let a_group = self.group_offset(matrix, &along_m, 64);
+                            vec![self.descriptor(matrix, &a_group, mi * 16 * warps[0], 16 * k)]
+                        }
+                        None => {
+                            let regs = a_regs.as_ref().expect("internal compiler error: no operand a");
+                            let first = ((mi * k_steps + k) * 8) as usize;
+                            let ty = llvm_type(Elem::Num(dtype));
+                            regs[first..first + 8].chunks(2).map(|w| self.pack_elements(w, ty, "i32")).collect()
+                        }
+                    };
+                    descriptors.push((a_desc, b_desc));
+                }
+                let at = (mi * n_tiles + ni) as usize * per_tile;
+                let trans = (a_matrix.as_ref().map(|a| !a.k_major), !b_matrix.k_major);
+                out.extend(self.wgmma_tile(dtype, n_instr, &descriptors, trans, &sums[at..at + per_tile], fresh));
+            }
+        }
+        self.e.void("call void asm sideeffect \"wgmma.commit_group.sync.aligned;\", \"~{memory}\"() #1");
+        self.set(data.results[0], out);
+        Ok(())
+    }
+
+    /// A number that all lanes of a warp share, told to the hardware as such.
+    fn uniform(&mut self, f: impl FnOnce(&mut super::emit::Emitter, &super::threads::Threads) -> Val) -> Val {
+        let v = f(&mut self.e, &self.threads);
+        self.e.declare("declare i32 @llvm.nvvm.shfl.sync.idx.i32(i32, i32, i32, i32)");
+        self.e.hoist(format!("call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {v}, i32 0, i32 31)"))
+    }
+
+    /// The shared operand of a `wgmma`; `axes` are its M or N dimension and its K dimension.
+    fn matrix(&self, v: Value, axes: [usize; 2]) -> Matrix {
+        let (layout, elem, base) = self.buffer(v);
+        let shape = layout.shape();
+        let bytes = elem.bytes() as u32;
+        for swizzle in [Swizzle::Bytes128, Swizzle::Bytes64, Swizzle::Bytes32] {
+            for inner in [0, 1] {
+                if shape[inner] * bytes >= swizzle.bytes()
+                    && *layout == LinearLayout::shared_swizzled(shape, &[inner, 1 - inner], bytes, swizzle.bytes())
+                {
+                    return Matrix {
+                        k_major: inner == axes[1],
+                        swizzle,
+                        element_bytes: bytes,
+                        extent: shape[axes[0]],
+                        k: shape[axes[1]],
+                        base,
+                    };
+                }
+            }
+        }
+        panic!("internal compiler error: wgmma cannot read an operand of layout {layout}")
+    }
+
+    /// Byte offset of a warpgroup's part, which starts at `group · step` along M or N.
+    fn group_offset(&mut self, matrix: &Matrix, group: &str, step: u32) -> Val {
+        if group == "0" {
+            return "0".into();
+        }
+        let panel = matrix.panel();
+        if matrix.k_major || step >= panel {
+            // The offset grows by the same amount with each step.
+            let by = matrix.offset(step, 0);
+            return self.e.hoist(format!("mul i32 {group}, {by}"));
+        }
+        let at = self.e.hoist(format!("mul i32 {group}, {step}"));
+        let whole = self.e.hoist(format!("udiv i32 {at}, {panel}"));
+        let part = self.e.hoist(format!("urem i32 {at}, {panel}"));
+        let whole = self.e.hoist(format!("mul i32 {whole}, {}", matrix.offset(panel, 0)));
+        let part = self.e.hoist(format!("mul i32 {part}, {}", matrix.element_bytes));
+        self.e.hoist(format!("add i32 {whole}, {part}"))
+    }
+
+    /// Descriptor of the instruction's box at (`at`, `k`), i64.
+    fn descriptor(&mut self, matrix: &Matrix, group: &str, at: u32, k: u32) -> Val {
+        let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
+        let address = self.e.inst(format!("add i32 {start}, {}", matrix.base));
+        let address = self.e.inst(format!("add i32 {address}, {group}"));
+        let address = self.e.inst(format!("and i32 {address}, 262143"));
+        let units = self.e.inst(format!("lshr exact i32 {address}, 4"));
+        let wide = self.e.inst(format!("zext nneg i32 {units} to i64"));
+        let constant = matrix.descriptor() + u64::from(matrix.offset(at, k) >> 4);
+        self.e.inst(format!("add i64 {wide}, {}", constant as i64))
+    }
+
+    /// All K steps of one 64×n tile in one statement, so that nothing comes between them.
+    fn wgmma_tile(
+        &mut self,
+        dtype: DType,
+        n: u32,
+        steps: &[(Vec<Val>, Val)],
+        trans: (Option<bool>, bool),
+        sums: &[Val],
+        fresh: bool,
+    ) -> Vec<Val> {
+        let name = llvm_name(dtype);
+        let count = sums.len();
+        let outputs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
+        // After the outputs come the accumulators tied to them, unless the product starts from zero.
+        let mut next = if fresh { count } else { 2 * count };
+        let mut args: Vec<String> =
+            if fresh { Vec::new() } else { sums.iter().map(|s| format!("float {s}")).collect() };
+        let mut constraints: Vec<String> = vec![if fresh { "=&f" } else { "=f" }.to_string(); count];
+        if !fresh {
+            constraints.extend((0..count).map(|i| i.to_string()));
+        }
+        // The accumulate flag is a predicate.
+        let mut text = String::from("{.reg .pred add; .reg .pred set; setp.eq.u32 add, 0, 0; setp.ne.u32 set, 0, 0; ");
+        for (i, (a, b)) in steps.iter().enumerate() {
+            let a_text = match trans.0 {
+                Some(_) => {
+                    args.push(format!("i64 {}", a[0]));
+                    constraints.push("l".into());
+                    next += 1;
+                    format!("${}", next - 1)
+                }
+                None => {
+                    let words: Vec<String> = (0..4).map(|j| format!("${}", next + j)).collect();
+                    args.extend(a.iter().map(|w| format!("i32 {w}")));
+                    constraints.extend(["r"; 4].map(String::from));
+                    next += 4;
+                    format!("{{{}}}", words.join(","))
+                }
+            };
+            args.push(format!("i64 {b}"));
+            constraints.push("l".into());
+            let b_text = format!("${next}");
+            next += 1;
+            let scale = if fresh && i == 0 { "set" } else { "add" };
+            let trans_a = trans.0.map_or(String::new(), |t| format!(", {}", u32::from(t)));
+            text.push_str(&format!(
+                "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name} {{{}}}, {a_text}, {b_text}, {scale}, 1, 1{trans_a}, {};",
+                outputs.join(","),
+                u32::from(trans.1)
+            ));
+        }
+        text.push('}');
+        constraints.push("~{memory}".into());
+        let ty = format!("{{ {} }}", vec!["float"; count].join(", "));
+        let v = self.e.inst(format!(
+            "call {ty} asm sideeffect \"{text}\", \"{}\"({}) #1",
+            constraints.join(","),
+            args.join(", ")
+        ));
+        (0..count).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect()
+    }
+
+    /// The accumulators pass through the wait, so that no use of them can come before it.
+    pub(super) fn wgmma_wait(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wait") };
+        let regs: Vec<Val> = data.operands.iter().flat_map(|&v| self.regs(v).to_vec()).collect();
+        let text = format!("wgmma.wait_group.sync.aligned {pending};");
+        if regs.is_empty() {
+            self.e.void(format!("call void asm sideeffect \"{text}\", \"~{{memory}}\"() #1"));
+            return;
+        }
+        let ty = format!("{{ {} }}", vec!["float"; regs.len()].join(", "));
+        let mut constraints = vec!["=f".to_string(); regs.len()];
+        constraints.extend((0..regs.len()).map(|i| i.to_string()));
+        constraints.push("~{memory}".into());
+        let args: Vec<String> = regs.iter().map(|r| format!("float {r}")).collect();
+        let v = self.e.inst(format!(
+            "call {ty} asm sideeffect \"{text}\", \"{}\"({}) #1",
+            constraints.join(","),
+            args.join(", ")
+        ));
+        let mut at = 0;
+        for (&o, &result) in data.operands.iter().zip(&data.results) {
+            let n = self.regs(o).len();
+            let values = (at..at + n).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect();
+            self.set(result, values);
+            at += n;
+        }
+    }
+}
+
+fn llvm_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        other => panic!("internal compiler error: wgmma of {other}"),
+    }
+}
+
+/// The layout of an operand that each thread needs along K: K in the low registers, the thread's own rows (`axis` 0) or
+/// columns (`axis` 1) where the accumulator has them.
+fn fma_operand(acc: &LinearLayout, axis: usize, shape: [u32; 2], k_bits: usize) -> LinearLayout {
+    let place = |x: u32| {
+        let mut basis = vec![0; 2];
+        basis[axis] = x;
+        basis
+    };
+    let mut register: Vec<Vec<u32>> = (0..k_bits)
+        .map(|b| {
+            let mut basis = vec![0; 2];
+            basis[1 - axis] = 1 << b;
+            basis
+        })
+        .collect();
+    register.extend(acc.bases(Dim::Register).iter().map(|b| b[axis]).filter(|&x| x != 0).map(place));
+    let all = |dim| acc.bases(dim).iter().map(|b| place(b[axis])).collect();
+    LinearLayout::distributed(&shape, register, all(Dim::Lane), all(Dim::Warp), Vec::new())
+}
+
+/// Which register of thread 0 holds each element that it holds.
+fn registers_by_coordinates(layout: &LinearLayout) -> std::collections::HashMap<Vec<u32>, usize> {
+    (0..layout.num_registers()).rev().map(|r| (layout.apply(r as u32, 0, 0, 0), r)).collect()
+}

@@ -1,0 +1,455 @@
+//! Ops that treat every element alike.
+
+use super::emit::Val;
+use super::{Lowering, Result, llvm_type};
+use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Elem, Literal, Op, OpId, UnaryOp, Value};
+use std::rc::Rc;
+
+/// The literal as an LLVM constant of this type.
+pub(super) fn literal(value: Literal, elem: Elem) -> Val {
+    let Elem::Num(dtype) = elem else { return "null".into() };
+    let float = match value {
+        Literal::Bool(b) => b as u8 as f64,
+        Literal::Int(i) => i as f64,
+        Literal::Float(x) => x,
+    };
+    match dtype {
+        DType::Bool => match value {
+            Literal::Bool(b) => b.to_string(),
+            Literal::Int(i) => (i != 0).to_string(),
+            Literal::Float(x) => (x != 0.0).to_string(),
+        },
+        DType::F16 => format!("0xH{:04X}", half::f16::from_f64(float).to_bits()),
+        DType::BF16 => format!("0xR{:04X}", half::bf16::from_f64(float).to_bits()),
+        // LLVM writes a float as the double of the same value.
+        DType::F32 => format!("0x{:016X}", f64::from(float as f32).to_bits()),
+        DType::F64 => format!("0x{:016X}", float.to_bits()),
+        DType::F8E4M3 => crate::num::encode(dtype, float).to_string(),
+        DType::F8E5M2 => crate::num::encode(dtype, float).to_string(),
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 | DType::U8 | DType::U16 | DType::U32 | DType::U64 => {
+            match value {
+                Literal::Bool(b) => (b as i64).to_string(),
+                Literal::Int(i) => i.to_string(),
+                Literal::Float(x) => (x as i64).to_string(),
+            }
+        }
+    }
+}
+
+impl Lowering<'_> {
+    pub(super) fn elementwise(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Some(&result) = data.results.first() else { return self.inline_asm(id) };
+        let count = self.layout(result).map_or(1, |l| l.num_registers());
+        let operands: Vec<Rc<Vec<Val>>> = data.operands.iter().map(|&v| self.regs(v)).collect();
+        let regs = match &data.op {
+            Op::Constant { value } => vec![literal(*value, self.elem(result)); count],
+            Op::Arange { start, .. } => {
+                let layout = self.tile_layout(result);
+                let c = super::threads::coordinates(&mut self.e, &self.threads, layout).remove(0);
+                (0..count)
+                    .map(|r| {
+                        let at = c.at(&mut self.e, c.register[r]);
+                        if *start == 0 { at } else { self.e.inst(format!("add i32 {at}, {start}")) }
+                    })
+                    .collect()
+            }
+            Op::Cast => {
+                let (from, to) = (self.dtype(data.operands[0]), self.dtype(result));
+                self.cast(&operands[0], from, to)
+            }
+            Op::InlineAsm { .. } => return self.inline_asm(id),
+            _ => {
+                let mut regs = Vec::with_capacity(count);
+                for r in 0..count {
+                    let args: Vec<&str> = operands.iter().map(|o| o[r].as_str()).collect();
+                    regs.push(self.element(id, &args)?);
+                }
+                regs
+            }
+        };
+        self.set(result, regs);
+        Ok(())
+    }
+
+    /// One element of an elementwise op.
+    fn element(&mut self, id: OpId, args: &[&str]) -> Result<Val> {
+        let data = self.func.op(id);
+        let result = data.results[0];
+        Ok(match &data.op {
+            Op::Unary(op) => self.unary(*op, self.dtype(result), args[0])?,
+            Op::Binary(op) => self.binary(*op, self.dtype(result), args[0], args[1]),
+            Op::Cmp(op) => self.compare(*op, self.elem(data.operands[0]), args[0], args[1]),
+            Op::Fma => {
+                let d = self.dtype(result);
+                self.in_f32(d, args, |this, args, ty| {
+                    let suffix = if ty == "double" { "f64" } else { "f32" };
+                    this.e.call(ty, &format!("llvm.fma.{suffix}"), &[(ty, &args[0]), (ty, &args[1]), (ty, &args[2])])
+                })
+            }
+            Op::Select => {
+                let ty = self.ty(result);
+                self.e.inst(format!("select i1 {}, {ty} {}, {ty} {}", args[0], args[1], args[2]))
+            }
+            Op::Bitcast => {
+                let (from, to) = (self.ty(data.operands[0]), self.ty(result));
+                match (self.elem(data.operands[0]), self.elem(result)) {
+                    _ if from == to => args[0].to_string(),
+                    (Elem::Ptr(_), _) => self.e.inst(format!("ptrtoint {from} {} to {to}", args[0])),
+                    (_, Elem::Ptr(_)) => self.e.inst(format!("inttoptr {from} {} to {to}", args[0])),
+                    (Elem::Num(DType::Bool), _) => self.e.inst(format!("zext i1 {} to {to}", args[0])),
+                    (_, Elem::Num(DType::Bool)) => self.e.inst(format!("trunc {from} {} to i1", args[0])),
+                    _ => self.e.inst(format!("bitcast {from} {} to {to}", args[0])),
+                }
+            }
+            Op::PtrAdd => {
+                let pointee = self.elem(result).pointee().expect("internal compiler error: not a pointer");
+                let offset = self.dtype(data.operands[1]);
+                let bytes = if pointee == DType::Bool { "i8" } else { llvm_type(Elem::Num(pointee)) };
+                let wide = self.widen_index(args[1], offset);
+                self.e.inst(format!("getelementptr {bytes}, ptr addrspace(1) {}, i64 {wide}", args[0]))
+            }
+            other => panic!("internal compiler error: `{}` is not elementwise", other.mnemonic()),
+        })
+    }
+
+    pub(super) fn widen_index(&mut self, v: &str, dtype: DType) -> Val {
+        if dtype.bits() == 64 {
+            return v.to_string();
+        }
+        // Folded here so that constants stay constants.
+        if let Ok(n) = v.parse::<i64>() {
+            return n.to_string();
+        }
+        let extend = if dtype.is_signed_int() { "sext" } else { "zext" };
+        self.e.inst(format!("{extend} {} {v} to i64", llvm_type(Elem::Num(dtype))))
+    }
+
+    /// Computes on f32 what f16, bf16 and the 8-bit floats do not have of their own, rounding the result back.
+    fn in_f32(&mut self, d: DType, args: &[&str], f: impl FnOnce(&mut Self, &[Val], &'static str) -> Val) -> Val {
+        match d {
+            DType::F64 => f(self, &args.iter().map(|a| a.to_string()).collect::<Vec<_>>(), "double"),
+            DType::F32 => f(self, &args.iter().map(|a| a.to_string()).collect::<Vec<_>>(), "float"),
+            _ => {
+                let wide: Vec<Val> = args.iter().map(|a| self.cast_element(a, d, DType::F32)).collect();
+                let v = f(self, &wide, "float");
+                self.cast_element(&v, DType::F32, d)
+            }
+        }
+    }
+
+    fn unary(&mut self, op: UnaryOp, d: DType, x: &str) -> Result<Val> {
+        let ty = llvm_type(Elem::Num(d));
+        if !d.is_float() {
+            return Ok(match op {
+                UnaryOp::Neg => self.e.inst(format!("sub {ty} 0, {x}")),
+                UnaryOp::Not if d == DType::Bool => self.e.inst(format!("xor i1 {x}, true")),
+                UnaryOp::Not => self.e.inst(format!("xor {ty} {x}, -1")),
+                UnaryOp::Abs if d.is_signed_int() => {
+                    self.e.call(ty, &format!("llvm.abs.{ty}"), &[(ty, x), ("i1", "false")])
+                }
+                UnaryOp::Abs => x.to_string(),
+                other => panic!("internal compiler error: `{}` of {d}", other.name()),
+            });
+        }
+        if d == DType::F64 && super::math::needs_library(op) {
+            return self.unsupported(
+                format!("`{}` of f64 is not available on the GPU", op.name()),
+                Some("compute it in f32: `.to::<f32>()`"),
+            );
+        }
+        Ok(self.in_f32(d, &[x], |this, args, ty| super::math::unary(&mut this.e, op, ty, &args[0])))
+    }
+
+    pub(super) fn binary(&mut self, op: BinaryOp, d: DType, a: &str, b: &str) -> Val {
+        if d.is_float() {
+            return self.in_f32(d, &[a, b], |this, args, ty| {
+                let (a, b) = (&args[0], &args[1]);
+                let bits = if ty == "double" { 64 } else { 32 };
+                match op {
+                    BinaryOp::Add => this.e.inst(format!("fadd contract {ty} {a}, {b}")),
+                    BinaryOp::Sub => this.e.inst(format!("fsub contract {ty} {a}, {b}")),
+                    BinaryOp::Mul => this.e.inst(format!("fmul contract {ty} {a}, {b}")),
+                    // Two units in the last place over the whole range; `div.rn` calls a subroutine.
+                    BinaryOp::Div if bits == 32 => this.e.inst(format!(
+                        "call float asm \"div.full.f32 $0, $1, $2;\", \"=f,f,f\"(float {a}, float {b}) #2"
+                    )),
+                    BinaryOp::Div => this.e.inst(format!("fdiv {ty} {a}, {b}")),
+                    BinaryOp::Rem => this.e.inst(format!("frem {ty} {a}, {b}")),
+                    BinaryOp::Min => this.e.call(ty, &format!("llvm.minnum.f{bits}"), &[(ty, a), (ty, b)]),
+                    BinaryOp::Max => this.e.call(ty, &format!("llvm.maxnum.f{bits}"), &[(ty, a), (ty, b)]),
+                    other => panic!("internal compiler error: `{}` of floats", other.name()),
+                }
+            });
+        }
+        let ty = llvm_type(Elem::Num(d));
+        let signed = d.is_signed_int();
+        let text = match op {
+            BinaryOp::Add => format!("add {ty} {a}, {b}"),
+            BinaryOp::Sub => format!("sub {ty} {a}, {b}"),
+            BinaryOp::Mul => format!("mul {ty} {a}, {b}"),
+            BinaryOp::Div => format!("{} {ty} {a}, {b}", if signed { "sdiv" } else { "udiv" }),
+            BinaryOp::Rem => format!("{} {ty} {a}, {b}", if signed { "srem" } else { "urem" }),
+            BinaryOp::And => format!("and {ty} {a}, {b}"),
+            BinaryOp::Or => format!("or {ty} {a}, {b}"),
+            BinaryOp::Xor => format!("xor {ty} {a}, {b}"),
+            BinaryOp::Shl => format!("shl {ty} {a}, {b}"),
+            BinaryOp::Shr => format!("{} {ty} {a}, {b}", if signed { "ashr" } else { "lshr" }),
+            BinaryOp::Min | BinaryOp::Max => {
+                let name = match (op == BinaryOp::Min, signed) {
+                    (true, true) => "smin",
+                    (true, false) => "umin",
+                    (false, true) => "smax",
+                    (false, false) => "umax",
+                };
+                return self.e.call(ty, &format!("llvm.{name}.{ty}"), &[(ty, a), (ty, b)]);
+            }
+            BinaryOp::MulHi => {
+                let bits = d.bits();
+                let wide = format!("i{}", 2 * bits);
+                let extend = if signed { "sext" } else { "zext" };
+                let a = self.e.inst(format!("{extend} {ty} {a} to {wide}"));
+                let b = self.e.inst(format!("{extend} {ty} {b} to {wide}"));
+                let product = self.e.inst(format!("mul {wide} {a}, {b}"));
+                let high = self.e.inst(format!("lshr {wide} {product}, {bits}"));
+                format!("trunc {wide} {high} to {ty}")
+            }
+        };
+        self.e.inst(text)
+    }
+
+    fn compare(&mut self, op: CmpOp, elem: Elem, a: &str, b: &str) -> Val {
+        if let Elem::Num(d) = elem
+            && d.is_float()
+        {
+            let predicate = match op {
+                CmpOp::Eq => "oeq",
+                CmpOp::Ne => "une",
+                CmpOp::Lt => "olt",
+                CmpOp::Le => "ole",
+                CmpOp::Gt => "ogt",
+                CmpOp::Ge => "oge",
+            };
+            let (a, b, ty) = match d {
+                DType::F32 | DType::F64 => (a.to_string(), b.to_string(), llvm_type(elem)),
+                _ => (self.cast_element(a, d, DType::F32), self.cast_element(b, d, DType::F32), "float"),
+            };
+            return self.e.inst(format!("fcmp {predicate} {ty} {a}, {b}"));
+        }
+        let signed = elem.num().is_some_and(DType::is_signed_int);
+        let predicate = match (op, signed) {
+            (CmpOp::Eq, _) => "eq",
+            (CmpOp::Ne, _) => "ne",
+            (CmpOp::Lt, true) => "slt",
+            (CmpOp::Le, true) => "sle",
+            (CmpOp::Gt, true) => "sgt",
+            (CmpOp::Ge, true) => "sge",
+            (CmpOp::Lt, false) => "ult",
+            (CmpOp::Le, false) => "ule",
+            (CmpOp::Gt, false) => "ugt",
+            (CmpOp::Ge, false) => "uge",
+        };
+        self.e.inst(format!("icmp {predicate} {} {a}, {b}", llvm_type(elem)))
+    }
+
+    /// Casts all registers of a tile. f32 → f16/bf16 goes two registers at a time: one instruction packs a pair.
+    fn cast(&mut self, regs: &[Val], from: DType, to: DType) -> Vec<Val> {
+        let packed = match (from, to) {
+            (DType::F32, DType::BF16) => Some(("bfloat", "llvm.nvvm.ff2bf16x2.rn")),
+            (DType::F32, DType::F16) => Some(("half", "llvm.nvvm.ff2f16x2.rn")),
+            _ => None,
+        };
+        if let (Some((ty, name)), true) = (packed, regs.len().is_multiple_of(2)) {
+            let vector = format!("<2 x {ty}>");
+            return regs
+                .chunks(2)
+                .flat_map(|pair| {
+                    // The first operand goes to the high half.
+                    let v = self.e.call(&vector, name, &[("float", &pair[1]), ("float", &pair[0])]);
+                    [0, 1].map(|i| self.e.inst(format!("extractelement {vector} {v}, i32 {i}")))
+                })
+                .collect();
+        }
+        regs.iter().map(|x| self.cast_element(x, from, to)).collect()
+    }
+
+    /// Numeric conversion of one element, as `cast` defines it.
+    pub(super) fn cast_element(&mut self, x: &str, from: DType, to: DType) -> Val {
+        let (from_ty, to_ty) = (llvm_type(Elem::Num(from)), llvm_type(Elem::Num(to)));
+        if from == to {
+            return x.to_string();
+        }
+        if let Some(v) = self.cast_f8(x, from, to) {
+            return v;
+        }
+        if to == DType::Bool {
+            return if from.is_float() {
+                self.e.inst(format!("fcmp une {from_ty} {x}, {}", literal(Literal::Float(0.0), Elem::Num(from))))
+            } else {
+                self.e.inst(format!("icmp ne {from_ty} {x}, 0"))
+            };
+        }
+        let text = match (from.is_float(), to.is_float()) {
+            (true, true) if from.bits() < to.bits() => format!("fpext {from_ty} {x} to {to_ty}"),
+            (true, true) if from.bits() > to.bits() => format!("fptrunc {from_ty} {x} to {to_ty}"),
+            (true, true) => {
+                // f16 and bf16 meet in f32.
+                let wide = self.e.inst(format!("fpext {from_ty} {x} to float"));
+                format!("fptrunc float {wide} to {to_ty}")
+            }
+            (true, false) => {
+                let sign = if to.is_signed_int() { "s" } else { "u" };
+                let wide = self.cast_element(x, from, if from == DType::F64 { DType::F64 } else { DType::F32 });
+                let wide_ty = if from == DType::F64 { ("f64", "double") } else { ("f32", "float") };
+                let name = format!("llvm.fpto{sign}i.sat.{to_ty}.{}", wide_ty.0);
+                return self.e.call(to_ty, &name, &[(wide_ty.1, &wide)]);
+            }
+            (false, true) => {
+                let convert = if from.is_signed_int() { "sitofp" } else { "uitofp" };
+                format!("{convert} {from_ty} {x} to {to_ty}")
+            }
+            (false, false) if from.bits() < to.bits() || from == DType::Bool => {
+                let extend = if from.is_signed_int() { "sext" } else { "zext" };
+                format!("{extend} {from_ty} {x} to {to_ty}")
+            }
+            (false, false) if from.bits() > to.bits() => format!("trunc {from_ty} {x} to {to_ty}"),
+            (false, false) => return x.to_string(),
+        };
+        self.e.inst(text)
+    }
+
+    /// Conversions from and to the 8-bit floats, through f16, which holds both exactly.
+    fn cast_f8(&mut self, x: &str, from: DType, to: DType) -> Option<Val> {
+        let f8 = |d| matches!(d, DType::F8E4M3 | DType::F8E5M2);
+        let name = |d| if d == DType::F8E4M3 { "e4m3" } else { "e5m2" };
+        if f8(from) {
+            let wide = self.e.inst(format!("zext i8 {x} to i16"));
+            let pair =
+                self.e.inst(format!("call i32 asm \"cvt.rn.f16x2.{}x2 $0, $1;\", \"=r,h\"(i16 {wide}) #2", name(from)));
+            let low = self.e.inst(format!("trunc i32 {pair} to i16"));
+            let half = self.e.inst(format!("bitcast i16 {low} to half"));
+            return Some(self.cast_element(&half, DType::F16, to));
+        }
+        if f8(to) {
+            let wide = self.cast_element(x, from, DType::F32);
+            let pair = self.e.inst(format!(
+                "call i16 asm \"cvt.rn.satfinite.{}x2.f32 $0, $1, $2;\", \"=h,f,f\"(float 0.0, float {wide}) #2",
+                name(to)
+            ));
+            return Some(self.e.inst(format!("trunc i16 {pair} to i8")));
+        }
+        None
+    }
+
+    /// The values that a combine region yields for these arguments.
+    pub(super) fn inline_region(&mut self, region: BlockId, args: &[Val]) -> Result<Vec<Val>> {
+        let block = self.func.block(region);
+        for (&p, a) in block.params.iter().zip(args) {
+            self.values[p.0 as usize] = Some(Rc::new(vec![a.clone()]));
+        }
+        for &id in &block.ops {
+            self.op(id)?;
+        }
+        let results: Vec<Value> = block.ops.last().map(|&id| self.func.op(id).operands.clone()).unwrap_or_default();
+        Ok(results.iter().map(|&v| self.scalar(v)).collect())
+    }
+
+    /// One asm statement per `pack` elements: outputs first, then the operands' elements.
+    fn inline_asm(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::InlineAsm { asm, constraints, pack, pure } = &data.op else {
+            panic!("internal compiler error: not inline asm")
+        };
+        let pack = (*pack).max(1);
+        let anchor = data.results.iter().chain(&data.operands).copied().find(|&v| self.layout(v).is_some());
+        let count = anchor.map_or(1, |v| self.tile_layout(v).num_registers());
+        if count % pack != 0 {
+            return self.unsupported(
+                format!("inline asm packs {pack} elements, but each thread holds {count} of this tile"),
+                Some("use a larger tile, fewer warps, or a smaller `pack`"),
+            );
+        }
+        let packed_ty = |this: &Self, v: Value| -> String {
+            let bits = this.elem(v).bits() * pack;
+            if pack == 1 { this.ty(v).to_string() } else { format!("i{bits}") }
+        };
+        let mut results: Vec<Vec<Val>> = vec![Vec::new(); data.results.len()];
+        for first in (0..count).step_by(pack) {
+            let mut args = Vec::new();
+            for &v in &data.operands {
+                let regs = self.regs(v);
+                let ty = packed_ty(self, v);
+                let group: Vec<Val> = (0..pack)
+                    .map(|i| if regs.len() == 1 { regs[0].clone() } else { regs[first + i].clone() })
+                    .collect();
+                let value = self.pack_elements(&group, self.ty(v), &ty);
+                args.push(format!("{ty} {value}"));
+            }
+            let types: Vec<String> = data.results.iter().map(|&v| packed_ty(self, v)).collect();
+            let result_ty = match &types[..] {
+                [] => "void".to_string(),
+                [one] => one.clone(),
+                many => format!("{{ {} }}", many.join(", ")),
+            };
+            let effect = if *pure { "" } else { "sideeffect " };
+            let text = format!(
+                "call {result_ty} asm {effect}\"{}\", \"{constraints}\"({}){}",
+                asm.replace('\\', "\\5C").replace('"', "\\22").replace('\n', "\\0A"),
+                args.join(", "),
+                if *pure { " #2" } else { "" }
+            );
+            if types.is_empty() {
+                self.e.void(text);
+                continue;
+            }
+            let out = self.e.inst(text);
+            for (i, &v) in data.results.iter().enumerate() {
+                let part = if types.len() == 1 {
+                    out.clone()
+                } else {
+                    self.e.inst(format!("extractvalue {result_ty} {out}, {i}"))
+                };
+                let elements = self.unpack_elements(&part, &types[i], self.ty(v), pack);
+                results[i].extend(elements);
+            }
+        }
+        for (&v, regs) in data.results.iter().zip(results) {
+            self.set(v, regs);
+        }
+        Ok(())
+    }
+
+    /// Elements side by side in one integer, the first in the low bits.
+    pub(super) fn pack_elements(&mut self, elements: &[Val], ty: &str, packed: &str) -> Val {
+        if elements.len() == 1 {
+            return if ty == packed {
+                elements[0].clone()
+            } else if ty.starts_with("ptr") {
+                self.e.inst(format!("ptrtoint {ty} {} to {packed}", elements[0]))
+            } else {
+                self.e.inst(format!("bitcast {ty} {} to {packed}", elements[0]))
+            };
+        }
+        let vector = format!("<{} x {ty}>", elements.len());
+        let mut v = "poison".to_string();
+        for (i, x) in elements.iter().enumerate() {
+            v = self.e.inst(format!("insertelement {vector} {v}, {ty} {x}, i32 {i}"));
+        }
+        self.e.inst(format!("bitcast {vector} {v} to {packed}"))
+    }
+
+    pub(super) fn unpack_elements(&mut self, packed: &str, packed_ty: &str, ty: &str, count: usize) -> Vec<Val> {
+        if count == 1 {
+            return vec![if ty == packed_ty {
+                packed.to_string()
+            } else if ty.starts_with("ptr") {
+                self.e.inst(format!("inttoptr {packed_ty} {packed} to {ty}"))
+            } else {
+                self.e.inst(format!("bitcast {packed_ty} {packed} to {ty}"))
+            }];
+        }
+        let vector = format!("<{count} x {ty}>");
+        let v = self.e.inst(format!("bitcast {packed_ty} {packed} to {vector}"));
+        (0..count).map(|i| self.e.inst(format!("extractelement {vector} {v}, i32 {i}"))).collect()
+    }
+}

@@ -1,0 +1,200 @@
+//! Writes LLVM IR text: values, labels, phis, declarations. Knows nothing of Tile IR.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write;
+
+/// An LLVM operand: `%v12`, a literal, or a global.
+pub type Val = String;
+
+/// The text of one kernel while it grows.
+pub struct Emitter {
+    /// Instructions of the entry block: whatever depends on the thread's number alone. They dominate everything.
+    entry: Vec<String>,
+    body: Vec<String>,
+    next_value: usize,
+    next_label: usize,
+    /// Label of the block that instructions go to.
+    label: String,
+    declarations: BTreeSet<String>,
+    globals: BTreeMap<String, String>,
+    metadata: Vec<String>,
+    /// Entry instructions by their text, so that each is emitted once.
+    hoisted: HashMap<String, Val>,
+    /// Functions that are polynomials, called as `@math.NAME.1`.
+    pub shared_math: Vec<crate::ir::UnaryOp>,
+}
+
+/// A phi whose incoming value from the loop's end is not known yet.
+pub struct OpenPhi {
+    line: usize,
+    text: String,
+}
+
+impl Emitter {
+    pub fn new() -> Emitter {
+        Emitter {
+            entry: Vec::new(),
+            body: Vec::new(),
+            next_value: 0,
+            next_label: 0,
+            label: "start".into(),
+            declarations: BTreeSet::new(),
+            globals: BTreeMap::new(),
+            metadata: Vec::new(),
+            hoisted: HashMap::new(),
+            shared_math: Vec::new(),
+        }
+    }
+
+    fn fresh(&mut self) -> Val {
+        self.next_value += 1;
+        format!("%v{}", self.next_value)
+    }
+
+    /// Emits an instruction with a result.
+    pub fn inst(&mut self, text: impl AsRef<str>) -> Val {
+        let v = self.fresh();
+        self.body.push(format!("  {v} = {}", text.as_ref()));
+        v
+    }
+
+    /// Emits an instruction without a result.
+    pub fn void(&mut self, text: impl AsRef<str>) {
+        self.body.push(format!("  {}", text.as_ref()));
+    }
+
+    /// Emits an instruction whose operands are known at entry, there, once.
+    pub fn hoist(&mut self, text: impl AsRef<str>) -> Val {
+        if let Some(v) = self.hoisted.get(text.as_ref()) {
+            return v.clone();
+        }
+        let v = self.fresh();
+        self.entry.push(format!("  {v} = {}", text.as_ref()));
+        self.hoisted.insert(text.as_ref().into(), v.clone());
+        v
+    }
+
+    /// Calls a function, declaring it.
+    pub fn call(&mut self, result: &str, name: &str, args: &[(&str, &str)]) -> Val {
+        let types: Vec<&str> = args.iter().map(|(t, _)| *t).collect();
+        self.declarations.insert(format!("declare {result} @{name}({})", types.join(", ")));
+        let list: Vec<String> = args.iter().map(|(t, v)| format!("{t} {v}")).collect();
+        let text = format!("call {result} @{name}({})", list.join(", "));
+        if result == "void" {
+            self.void(text);
+            String::new()
+        } else {
+            self.inst(text)
+        }
+    }
+
+    /// Asks for the definition of `@math.NAME.1`.
+    pub fn shared_math(&mut self, op: crate::ir::UnaryOp) {
+        if !self.shared_math.contains(&op) {
+            self.shared_math.push(op);
+        }
+    }
+
+    pub fn declare(&mut self, text: &str) {
+        self.declarations.insert(text.into());
+    }
+
+    /// A zero-terminated string constant; gives its global's name.
+    pub fn string(&mut self, text: &str) -> Val {
+        let mut bytes = String::new();
+        for b in text.bytes().chain([0]) {
+            match b {
+                b' '..=b'~' if b != b'"' && b != b'\\' => bytes.push(b as char),
+                _ => {
+                    let _ = write!(bytes, "\\{b:02X}");
+                }
+            }
+        }
+        let ty = format!("[{} x i8] c\"{bytes}\"", text.len() + 1);
+        let found = self.globals.iter().find(|(_, t)| t.contains(&ty)).map(|(n, _)| n.clone());
+        found.unwrap_or_else(|| {
+            let name = format!("@str{}", self.globals.len());
+            self.globals.insert(name.clone(), format!("private unnamed_addr addrspace(1) constant {ty}"));
+            name
+        })
+    }
+
+    /// Declares a global once.
+    pub fn global(&mut self, name: &str, definition: &str) {
+        self.globals.insert(name.into(), definition.into());
+    }
+
+    /// A new metadata node; gives its number.
+    pub fn metadata(&mut self, node: impl FnOnce(usize) -> String) -> usize {
+        let n = self.metadata.len();
+        self.metadata.push(node(n));
+        n
+    }
+
+    pub fn new_label(&mut self, hint: &str) -> String {
+        self.next_label += 1;
+        format!("{hint}{}", self.next_label)
+    }
+
+    /// Label of the block that instructions go to.
+    pub fn label(&self) -> String {
+        self.label.clone()
+    }
+
+    /// Begins a block.
+    pub fn start_block(&mut self, label: &str) {
+        self.body.push(format!("{label}:"));
+        self.label = label.into();
+    }
+
+    pub fn branch(&mut self, label: &str) {
+        self.void(format!("br label %{label}"));
+    }
+
+    pub fn branch_if(&mut self, condition: &str, then: &str, otherwise: &str) {
+        self.void(format!("br i1 {condition}, label %{then}, label %{otherwise}"));
+    }
+
+    /// A phi with one incoming edge so far.
+    pub fn open_phi(&mut self, ty: &str, value: &str, from: &str) -> (Val, OpenPhi) {
+        let v = self.fresh();
+        let text = format!("  {v} = phi {ty} [ {value}, %{from} ]");
+        self.body.push(text.clone());
+        (v, OpenPhi { line: self.body.len() - 1, text })
+    }
+
+    /// The phi's other edge.
+    pub fn close_phi(&mut self, phi: OpenPhi, value: &str, from: &str) {
+        self.body[phi.line] = format!("{}, [ {value}, %{from} ]", phi.text);
+    }
+
+    /// The module: globals, the kernel, declarations, metadata.
+    pub fn finish(self, signature: &str, attributes: &str) -> String {
+        let mut out = String::new();
+        for (name, definition) in &self.globals {
+            let _ = writeln!(out, "{name} = {definition}");
+        }
+        let _ = writeln!(out, "\ndefine ptx_kernel void {signature} #0 {{\nentry:");
+        for line in &self.entry {
+            let _ = writeln!(out, "{line}");
+        }
+        out.push_str("  br label %start\nstart:\n");
+        for line in &self.body {
+            let _ = writeln!(out, "{line}");
+        }
+        out.push_str("}\n\n");
+        for d in &self.declarations {
+            let _ = writeln!(out, "{d}");
+        }
+        let _ = writeln!(out, "\nattributes #0 = {{ {attributes} }}");
+        // Inline asm: #1 synchronises, #2 computes, #3 reads through its pointer, #4 computes with the whole warp.
+        out.push_str("attributes #1 = { convergent nounwind }\n");
+        out.push_str("attributes #2 = { nounwind willreturn memory(none) }\n");
+        out.push_str("attributes #3 = { nounwind willreturn memory(argmem: read) }\n");
+        out.push_str("attributes #4 = { convergent nounwind willreturn memory(none) }\n");
+        for (i, m) in self.metadata.iter().enumerate() {
+            let _ = writeln!(out, "!{i} = {m}");
+        }
+        out
+    }
+}

@@ -1,0 +1,658 @@
+//! Global memory: views, pointers, atomics.
+
+use super::emit::Val;
+use super::threads::{Coordinate, coordinates};
+use super::{Lowering, Result, llvm_type};
+use crate::ir::{AtomicOp, BinaryOp, DType, Elem, Eviction, Op, OpId, Padding, Value};
+use crate::layout::{Dim, LinearLayout};
+use crate::passes::assign_layouts::{ViewParts, pointer_vector, view_parts, view_vector};
+use std::collections::HashMap;
+
+/// Where the elements of one block lie: everything that the accesses of one view share.
+pub(super) struct Place<'f> {
+    parts: ViewParts<'f>,
+    coordinates: Vec<Coordinate>,
+    elem: DType,
+    boundary: Vec<usize>,
+    /// Byte address of the element at the thread's own coordinates, before register parts.
+    base: Val,
+    /// i64 index of the thread's own coordinate, by dimension of the boundary.
+    limits: HashMap<(usize, u32), Val>,
+    strides: Vec<Val>,
+}
+
+/// LLVM's type of an element in memory: a bool is a byte.
+pub(super) fn memory_type(d: DType) -> &'static str {
+    if d == DType::Bool { "i8" } else { llvm_type(Elem::Num(d)) }
+}
+
+impl<'f> Lowering<'f> {
+    /// Sets up the addresses of a view's block under a layout.
+    pub(super) fn place(&mut self, view: Value, layout: &LinearLayout, boundary: &[usize]) -> Place<'f> {
+        let parts = view_parts(self.func, view);
+        let crate::ir::Type::View { elem, .. } = self.func.ty(view) else {
+            panic!("internal compiler error: not a view")
+        };
+        let coordinates = coordinates(&mut self.e, &self.threads, layout);
+        let strides: Vec<Val> = parts
+            .strides
+            .iter()
+            .map(|&s| match self.axis.scalar_constant(self.func, s) {
+                Some(c) => c.to_string(),
+                None => self.scalar(s),
+            })
+            .collect();
+        let mut offset: Option<Val> = None;
+        for (d, c) in coordinates.iter().enumerate() {
+            let index = self.index(parts.offsets[d], &c.thread);
+            let term = self.times(&index, &strides[d]);
+            offset = Some(match offset {
+                None => term,
+                Some(sum) => self.e.inst(format!("add i64 {sum}, {term}")),
+            });
+        }
+        let base = self.scalar(parts.base);
+        let elem = *elem;
+        let base = match offset {
+            Some(o) => self.e.inst(format!("getelementptr {}, ptr addrspace(1) {base}, i64 {o}", memory_type(elem))),
+            None => base,
+        };
+        // A boundary that the whole block provably lies in costs nothing.
+        let shape = self.func.ty(view).shape();
+        let boundary = boundary
+            .iter()
+            .copied()
+            .filter(|&d| {
+                let known = |v| self.axis.scalar_constant(self.func, v);
+                !matches!((known(parts.offsets[d]), known(parts.shape[d])),
+                    (Some(o), Some(n)) if o >= 0 && o + shape[d] as i64 <= n)
+            })
+            .collect();
+        Place { parts, coordinates, elem, boundary, base, limits: HashMap::new(), strides }
+    }
+
+    /// `offset + coordinate` in i64.
+    fn index(&mut self, offset: Value, coordinate: &str) -> Val {
+        let offset = self.scalar(offset);
+        if coordinate == "0" {
+            return offset;
+        }
+        let wide = self.e.inst(format!("zext nneg i32 {coordinate} to i64"));
+        self.e.inst(format!("add i64 {offset}, {wide}"))
+    }
+
+    fn times(&mut self, index: &str, stride: &str) -> Val {
+        if stride == "1" { index.to_string() } else { self.e.inst(format!("mul i64 {index}, {stride}")) }
+    }
+
+    /// Address of the element in register `r`.
+    pub(super) fn address(&mut self, place: &Place, r: usize) -> Val {
+        let mut address = place.base.clone();
+        let ty = memory_type(place.elem);
+        for (d, c) in place.coordinates.iter().enumerate() {
+            let constant = c.register[r];
+            if constant == 0 {
+                continue;
+            }
+            // Bits that the thread's part may have set too do not simply add up.
+            let step = if constant & c.mask == 0 {
+                constant.to_string()
+            } else {
+                let moved = c.at(&mut self.e, constant);
+                let difference = self.e.inst(format!("sub i32 {moved}, {}", c.thread));
+                self.e.inst(format!("sext i32 {difference} to i64"))
+            };
+            let by = self.times(&step, &place.strides[d]);
+            address = self.e.inst(format!("getelementptr {ty}, ptr addrspace(1) {address}, i64 {by}"));
+        }
+        address
+    }
+
+    /// i1: the element in register `r` lies within the boundary; `None` where it always does.
+    pub(super) fn inside(&mut self, place: &mut Place, r: usize) -> Option<Val> {
+        let mut all: Option<Val> = None;
+        for d in place.boundary.clone() {
+            let constant = place.coordinates[d].register[r];
+            let inside = match place.limits.get(&(d, constant)) {
+                Some(v) => v.clone(),
+                None => {
+                    let at = place.coordinates[d].at(&mut self.e, constant);
+                    let index = self.index(place.parts.offsets[d], &at);
+                    let extent = self.scalar(place.parts.shape[d]);
+                    // Unsigned: a negative index is outside too.
+                    let v = self.e.inst(format!("icmp ult i64 {index}, {extent}"));
+                    place.limits.insert((d, constant), v.clone());
+                    v
+                }
+            };
+            all = Some(match all {
+                None => inside,
+                Some(a) => self.e.inst(format!("and i1 {a}, {inside}")),
+            });
+        }
+        all
+    }
+
+    pub(super) fn load_view(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::LoadView { boundary, padding, eviction } = &data.op else {
+            panic!("internal compiler error: not a load of a view")
+        };
+        let layout = self.tile_layout(data.results[0]);
+        let mut place = self.place(data.operands[0], layout, boundary);
+        let inner = place.parts.order[0];
+        let vector = view_vector(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
+        let vector = vector.min(layout.contiguous_run(inner));
+        let fill = match padding {
+            Padding::Zero => 0u64,
+            Padding::Nan => nan_bits(place.elem),
+        };
+        let mut regs = Vec::new();
+        for r in (0..layout.num_registers()).step_by(vector) {
+            let address = self.address(&place, r);
+            let inside = self.inside(&mut place, r);
+            regs.extend(self.load_vector(&address, place.elem, vector, inside, &Fill::Bits(fill), *eviction));
+        }
+        self.set(data.results[0], regs);
+        Ok(())
+    }
+
+    pub(super) fn store_view(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::StoreView { boundary, eviction } = &data.op else {
+            panic!("internal compiler error: not a store to a view")
+        };
+        let layout = self.tile_layout(data.operands[1]);
+        let values = self.regs(data.operands[1]);
+        let mut place = self.place(data.operands[0], layout, boundary);
+        let vector = view_vector(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
+        let vector = vector.min(layout.contiguous_run(place.parts.order[0]));
+        let owner = self.threads.owner(&mut self.e, layout);
+        let free = layout.free_mask(Dim::Register) as usize;
+        for r in (0..layout.num_registers()).step_by(vector) {
+            if r & free != 0 {
+                continue;
+            }
+            let address = self.address(&place, r);
+            let inside = self.inside(&mut place, r);
+            let predicate = self.both(owner.clone(), inside);
+            self.store_vector(&address, place.elem, &values[r..r + vector], predicate, *eviction);
+        }
+        Ok(())
+    }
+
+    fn both(&mut self, a: Option<Val>, b: Option<Val>) -> Option<Val> {
+        match (a, b) {
+            (Some(a), Some(b)) => Some(self.e.inst(format!("and i1 {a}, {b}"))),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Loads `n` neighbouring elements into registers.
+    fn load_vector(
+        &mut self,
+        address: &str,
+        elem: DType,
+        n: usize,
+        predicate: Option<Val>,
+        fill: &Fill,
+        eviction: Eviction,
+    ) -> Vec<Val> {
+        let ty = memory_type(elem);
+        let bytes = elem.bytes() * n;
+        let loaded: Vec<Val> = match predicate {
+            None if eviction == Eviction::Normal => {
+                if n == 1 {
+                    vec![self.e.inst(format!("load {ty}, ptr addrspace(1) {address}, align {bytes}"))]
+                } else {
+                    let v = self.e.inst(format!("load <{n} x {ty}>, ptr addrspace(1) {address}, align {bytes}"));
+                    (0..n).map(|i| self.e.inst(format!("extractelement <{n} x {ty}> {v}, i32 {i}"))).collect()
+                }
+            }
+            predicate => self.predicated_load(address, elem, n, predicate, fill, eviction),
+        };
+        if elem != DType::Bool {
+            return loaded;
+        }
+        loaded.iter().map(|v| self.e.inst(format!("icmp ne i8 {v}, 0"))).collect()
+    }
+
+    /// `@p ld.global`, the destination filled beforehand.
+    fn predicated_load(
+        &mut self,
+        address: &str,
+        elem: DType,
+        n: usize,
+        predicate: Option<Val>,
+        fill: &Fill,
+        eviction: Eviction,
+    ) -> Vec<Val> {
+        let word = Word::of(elem.bytes() * n);
+        let per_word = (word.bytes / elem.bytes()).max(1);
+        let result = word.result_type();
+        let fills: Vec<Val> = (0..word.count)
+            .map(|w| match fill {
+                Fill::Bits(bits) => {
+                    let mut all = 0u64;
+                    for i in 0..per_word {
+                        all |= bits << (i * elem.bits());
+                    }
+                    signed_literal(all, word.bytes)
+                }
+                Fill::Values(values) => {
+                    let group = &values[w * per_word..(w + 1) * per_word];
+                    let group: Vec<Val> = group
+                        .iter()
+                        .map(
+                            |v| if elem == DType::Bool { self.e.inst(format!("zext i1 {v} to i8")) } else { v.clone() },
+                        )
+                        .collect();
+                    self.pack_elements(&group, memory_type(elem), word.ty)
+                }
+            })
+            .collect();
+        let outputs: Vec<String> = (0..word.count).map(|i| format!("${i}")).collect();
+        let list = if word.count == 1 { outputs[0].clone() } else { format!("{{{}}}", outputs.join(",")) };
+        let at = word.count;
+        let hint = eviction_suffix(eviction);
+        let suffix = word.suffix();
+        let (guard, predicate_constraint) = match predicate {
+            Some(_) => (format!("@${} ", at + 1 + word.count), ",b"),
+            None => (String::new(), ""),
+        };
+        // Inputs: the address, the fills tied to the outputs, the predicate.
+        let text = format!("{guard}ld.global{hint}.{suffix} {list}, [${at}];");
+        let ties: Vec<String> = (0..word.count).map(|i| i.to_string()).collect();
+        let out = vec![format!("={}", word.constraint); word.count].join(",");
+        let mut args = vec![format!("ptr addrspace(1) {address}")];
+        args.extend(fills.iter().map(|f| format!("{} {f}", word.ty)));
+        if let Some(p) = &predicate {
+            args.push(format!("i1 {p}"));
+        }
+        let v = self.e.inst(format!(
+            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}\"({}) #3",
+            escape_asm(&text),
+            ties.join(","),
+            args.join(", ")
+        ));
+        let mut elements = Vec::new();
+        for w in 0..word.count {
+            let part = if word.count == 1 { v.clone() } else { self.e.inst(format!("extractvalue {result} {v}, {w}")) };
+            let part = if word.bytes < 2 { self.e.inst(format!("trunc i16 {part} to i8")) } else { part };
+            let packed = if word.bytes < 2 { "i8" } else { word.ty };
+            elements.extend(self.unpack_elements(&part, packed, memory_type(elem), per_word));
+        }
+        elements
+    }
+
+    fn store_vector(&mut self, address: &str, elem: DType, values: &[Val], predicate: Option<Val>, eviction: Eviction) {
+        let ty = memory_type(elem);
+        let n = values.len();
+        let bytes = elem.bytes() * n;
+        let values: Vec<Val> = values
+            .iter()
+            .map(|v| if elem == DType::Bool { self.e.inst(format!("zext i1 {v} to i8")) } else { v.clone() })
+            .collect();
+        if predicate.is_none() && eviction == Eviction::Normal {
+            let (ty, v) = if n == 1 {
+                (ty.to_string(), values[0].clone())
+            } else {
+                let vector = format!("<{n} x {ty}>");
+                let mut v = "poison".to_string();
+                for (i, x) in values.iter().enumerate() {
+                    v = self.e.inst(format!("insertelement {vector} {v}, {ty} {x}, i32 {i}"));
+                }
+                (vector, v)
+            };
+            self.e.void(format!("store {ty} {v}, ptr addrspace(1) {address}, align {bytes}"));
+            return;
+        }
+        let word = Word::of(bytes);
+        let per_word = (word.bytes / elem.bytes()).max(1);
+        let words: Vec<Val> = values
+            .chunks(per_word)
+            .map(|group| {
+                if word.bytes < 2 {
+                    let v = self.pack_elements(group, ty, "i8");
+                    self.e.inst(format!("zext i8 {v} to i16"))
+                } else {
+                    self.pack_elements(group, ty, word.ty)
+                }
+            })
+            .collect();
+        let inputs: Vec<String> = (1..=word.count).map(|i| format!("${i}")).collect();
+        let list = if word.count == 1 { inputs[0].clone() } else { format!("{{{}}}", inputs.join(",")) };
+        let (guard, constraint) = match predicate {
+            Some(_) => (format!("@${} ", word.count + 1), ",b"),
+            None => (String::new(), ""),
+        };
+        let text = format!("{guard}st.global{}.{} [$0], {list};", eviction_suffix(eviction), word.suffix());
+        let mut args = vec![format!("ptr addrspace(1) {address}")];
+        args.extend(words.iter().map(|w| format!("{} {w}", word.ty)));
+        if let Some(p) = &predicate {
+            args.push(format!("i1 {p}"));
+        }
+        self.e.void(format!(
+            "call void asm sideeffect \"{}\", \"l,{}{constraint},~{{memory}}\"({})",
+            escape_asm(&text),
+            vec![word.constraint; word.count].join(","),
+            args.join(", ")
+        ));
+    }
+
+    pub(super) fn load(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::Load { eviction } = data.op else { panic!("internal compiler error: not a load") };
+        let pointers = self.regs(data.operands[0]);
+        let mask = data.operands.get(1).map(|&v| self.regs(v));
+        let other = data.operands.get(2).map(|&v| self.regs(v));
+        let elem = self.dtype(data.results[0]);
+        let vector = self.pointer_run(data.operands[0], data.operands.get(1).copied());
+        let mut regs = Vec::new();
+        for r in (0..pointers.len()).step_by(vector) {
+            let fill = match &other {
+                Some(values) => Fill::Values(values[r..r + vector].to_vec()),
+                None => Fill::Bits(0),
+            };
+            let predicate = mask.as_ref().map(|m| m[r].clone());
+            regs.extend(self.load_vector(&pointers[r], elem, vector, predicate, &fill, eviction));
+        }
+        self.set(data.results[0], regs);
+        Ok(())
+    }
+
+    pub(super) fn store(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::Store { eviction } = data.op else { panic!("internal compiler error: not a store") };
+        let pointers = self.regs(data.operands[0]);
+        let values = self.regs(data.operands[1]);
+        let mask = data.operands.get(2).map(|&v| self.regs(v));
+        let elem = self.dtype(data.operands[1]);
+        let vector = self.pointer_run(data.operands[0], data.operands.get(2).copied());
+        let (owner, free) = self.owner_of(data.operands[0]);
+        for r in (0..pointers.len()).step_by(vector) {
+            if r & free == 0 {
+                let predicate = self.both(owner.clone(), mask.as_ref().map(|m| m[r].clone()));
+                self.store_vector(&pointers[r], elem, &values[r..r + vector], predicate, eviction);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many registers of a pointer tile one access covers.
+    fn pointer_run(&self, pointers: Value, mask: Option<Value>) -> usize {
+        match self.layout(pointers) {
+            Some(layout) => {
+                let (order, vector) = pointer_vector(self.func, &self.axis, pointers, mask);
+                (vector as usize).min(layout.contiguous_run(order[0]))
+            }
+            None => 1,
+        }
+    }
+
+    /// Which thread acts for an element, and which register bits only repeat others. A scalar belongs to thread 0.
+    fn owner_of(&mut self, v: Value) -> (Option<Val>, usize) {
+        match self.layout(v) {
+            Some(l) => (self.threads.owner(&mut self.e, l), l.free_mask(Dim::Register) as usize),
+            None => {
+                let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+                let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
+                (Some(self.e.hoist(format!("and i1 {lane}, {warp}"))), 0)
+            }
+        }
+    }
+
+    pub(super) fn atomic_view(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::AtomicView { op, boundary } = &data.op else { panic!("internal compiler error: not an atomic") };
+        let layout = self.tile_layout(data.operands[1]);
+        let values = self.regs(data.operands[1]);
+        let mut place = self.place(data.operands[0], layout, boundary);
+        let (owner, free) = self.owner_of(data.operands[1]);
+        for r in 0..layout.num_registers() {
+            if r & free == 0 {
+                let address = self.address(&place, r);
+                let inside = self.inside(&mut place, r);
+                let predicate = self.both(owner.clone(), inside);
+                self.atomic(*op, place.elem, &address, &values[r], predicate)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn atomic_rmw(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::AtomicRmw { op } = data.op else { panic!("internal compiler error: not an atomic") };
+        let elem = self.dtype(data.operands[1]);
+        let pointers = self.regs(data.operands[0]);
+        let values = self.regs(data.operands[1]);
+        let mask = data.operands.get(2).map(|&v| self.regs(v));
+        let (owner, free) = self.owner_of(data.operands[0]);
+        let mut olds: Vec<Val> = Vec::new();
+        for r in 0..pointers.len() {
+            if r & free != 0 {
+                olds.push(olds[r & !free].clone());
+                continue;
+            }
+            let predicate = self.both(owner.clone(), mask.as_ref().map(|m| m[r].clone()));
+            olds.push(self.atomic(op, elem, &pointers[r], &values[r], predicate)?);
+        }
+        self.share_from_owner(data.results[0], olds)
+    }
+
+    pub(super) fn atomic_cas(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let elem = self.dtype(data.results[0]);
+        if elem.bits() < 32 {
+            return self.unsupported(format!("atomic_cas on {elem}"), Some("use a 32-bit or 64-bit type"));
+        }
+        let operands: Vec<_> = data.operands.iter().map(|&v| self.regs(v)).collect();
+        let (owner, free) = self.owner_of(data.operands[0]);
+        let ty = llvm_type(Elem::Num(elem));
+        let int = format!("i{}", elem.bits());
+        let mut olds: Vec<Val> = Vec::new();
+        for r in 0..operands[0].len() {
+            if r & free != 0 {
+                olds.push(olds[r & !free].clone());
+                continue;
+            }
+            let bits = [1, 2].map(|i| self.pack_elements(&[operands[i][r].clone()], ty, &int));
+            let p = &operands[0][r];
+            let old = self.guarded(owner.clone(), &int, |this| {
+                let pair = this.e.inst(format!(
+                    "cmpxchg ptr addrspace(1) {p}, {int} {}, {int} {} syncscope(\"device\") acq_rel acquire",
+                    bits[0], bits[1]
+                ));
+                this.e.inst(format!("extractvalue {{ {int}, i1 }} {pair}, 0"))
+            });
+            olds.extend(self.unpack_elements(&old, &int, ty, 1));
+        }
+        self.share_from_owner(data.results[0], olds)
+    }
+
+    /// Runs `f` where the predicate holds; zero elsewhere.
+    fn guarded(&mut self, predicate: Option<Val>, ty: &str, f: impl FnOnce(&mut Self) -> Val) -> Val {
+        let Some(p) = predicate else { return f(self) };
+        let (then, join) = (self.e.new_label("act"), self.e.new_label("acted"));
+        let from = self.e.label();
+        self.e.branch_if(&p, &then, &join);
+        self.e.start_block(&then);
+        let v = f(self);
+        let end = self.e.label();
+        self.e.branch(&join);
+        self.e.start_block(&join);
+        self.e.inst(format!("phi {ty} [ {v}, %{end} ], [ zeroinitializer, %{from} ]"))
+    }
+
+    /// One element: `old = *p; *p = op(old, value)`; gives `old`.
+    fn atomic(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str, predicate: Option<Val>) -> Result<Val> {
+        let ty = llvm_type(Elem::Num(elem));
+        if elem == DType::Bool || matches!(elem, DType::F8E4M3 | DType::F8E5M2) {
+            return self.unsupported(format!("atomics on {elem}"), Some("use a wider type"));
+        }
+        let float = elem.is_float();
+        let signed = elem.is_signed_int();
+        let native = match (op, float) {
+            (AtomicOp::Add, true) => Some("fadd"),
+            (AtomicOp::Add, false) => Some("add"),
+            (AtomicOp::Min, false) => Some(if signed { "min" } else { "umin" }),
+            (AtomicOp::Max, false) => Some(if signed { "max" } else { "umax" }),
+            (AtomicOp::Min | AtomicOp::Max, true) => None,
+            (AtomicOp::And, false) => Some("and"),
+            (AtomicOp::Or, false) => Some("or"),
+            (AtomicOp::Xor, false) => Some("xor"),
+            (AtomicOp::Xchg, _) => Some("xchg"),
+            (AtomicOp::And | AtomicOp::Or | AtomicOp::Xor, true) => {
+                return self.unsupported(format!("atomic {} on {elem}", op.name()), Some("use an integer type"));
+            }
+        };
+        if let (AtomicOp::Add, DType::F32 | DType::F64 | DType::F16) = (op, elem) {
+            // Straight to the instruction: LLVM would loop on compare-and-swap where it minds denormals.
+            return Ok(self.atomic_add_asm(elem, p, value, predicate));
+        }
+        Ok(self.guarded(predicate, ty, |this| match native {
+            Some(name) => this
+                .e
+                .inst(format!("atomicrmw {name} ptr addrspace(1) {p}, {ty} {value} syncscope(\"device\") monotonic")),
+            None => this.atomic_loop(op, elem, p, value),
+        }))
+    }
+
+    fn atomic_add_asm(&mut self, elem: DType, p: &str, value: &str, predicate: Option<Val>) -> Val {
+        let (suffix, constraint, ty) = match elem {
+            DType::F64 => ("f64", "d", "double"),
+            DType::F16 => ("noftz.f16", "h", "i16"),
+            _ => ("f32", "f", "float"),
+        };
+        let value = if elem == DType::F16 { self.e.inst(format!("bitcast half {value} to i16")) } else { value.into() };
+        let (guard, more, arg) = match &predicate {
+            Some(p) => ("@$3 ", ",b", format!(", i1 {p}")),
+            None => ("", "", String::new()),
+        };
+        let old = self.e.inst(format!(
+            "call {ty} asm sideeffect \"{guard}atom.global.gpu.relaxed.add.{suffix} $0, [$1], $2;\", \"={constraint},l,{constraint}{more},~{{memory}}\"(ptr addrspace(1) {p}, {ty} {value}{arg})"
+        ));
+        if elem == DType::F16 { self.e.inst(format!("bitcast i16 {old} to half")) } else { old }
+    }
+
+    /// Compare-and-swap until nobody came between.
+    fn atomic_loop(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str) -> Val {
+        let ty = llvm_type(Elem::Num(elem));
+        let int = format!("i{}", elem.bits());
+        let first = self.e.inst(format!("load {ty}, ptr addrspace(1) {p}, align {}", elem.bytes()));
+        let from = self.e.label();
+        let (head, done) = (self.e.new_label("cas"), self.e.new_label("swapped"));
+        self.e.branch(&head);
+        self.e.start_block(&head);
+        let (old, phi) = self.e.open_phi(ty, &first, &from);
+        let binary = if op == AtomicOp::Min { BinaryOp::Min } else { BinaryOp::Max };
+        let new = self.binary(binary, elem, &old, value);
+        let old_bits = self.e.inst(format!("bitcast {ty} {old} to {int}"));
+        let new_bits = self.e.inst(format!("bitcast {ty} {new} to {int}"));
+        let pair = self.e.inst(format!(
+            "cmpxchg ptr addrspace(1) {p}, {int} {old_bits}, {int} {new_bits} syncscope(\"device\") monotonic monotonic"
+        ));
+        let seen = self.e.inst(format!("extractvalue {{ {int}, i1 }} {pair}, 0"));
+        let swapped = self.e.inst(format!("extractvalue {{ {int}, i1 }} {pair}, 1"));
+        let seen = self.e.inst(format!("bitcast {int} {seen} to {ty}"));
+        let end = self.e.label();
+        self.e.close_phi(phi, &seen, &end);
+        self.e.branch_if(&swapped, &done, &head);
+        self.e.start_block(&done);
+        old
+    }
+
+    /// Results of an atomic are known to the thread that acted; the others get them through shared memory.
+    fn share_from_owner(&mut self, result: Value, olds: Vec<Val>) -> Result<()> {
+        let values = match self.layout(result) {
+            Some(layout) => {
+                let copies = layout.free_mask(Dim::Lane) != 0 || layout.free_mask(Dim::Warp) != 0;
+                if copies && self.func.use_counts()[result.0 as usize] > 0 {
+                    self.exchange_copies(result, layout, olds)
+                } else {
+                    olds
+                }
+            }
+            None if self.func.use_counts()[result.0 as usize] > 0 => self.exchange_scalar(result, olds),
+            None => olds,
+        };
+        self.set(result, values);
+        Ok(())
+    }
+}
+
+/// What a masked-off element of a load becomes.
+enum Fill {
+    Bits(u64),
+    Values(Vec<Val>),
+}
+
+/// The machine words of one vector access.
+struct Word {
+    bytes: usize,
+    count: usize,
+    ty: &'static str,
+    constraint: &'static str,
+}
+
+impl Word {
+    fn of(bytes: usize) -> Word {
+        match bytes {
+            1 => Word { bytes: 1, count: 1, ty: "i16", constraint: "h" },
+            2 => Word { bytes: 2, count: 1, ty: "i16", constraint: "h" },
+            4 => Word { bytes: 4, count: 1, ty: "i32", constraint: "r" },
+            8 => Word { bytes: 8, count: 1, ty: "i64", constraint: "l" },
+            16 => Word { bytes: 4, count: 4, ty: "i32", constraint: "r" },
+            n => panic!("internal compiler error: an access of {n} bytes"),
+        }
+    }
+
+    fn suffix(&self) -> String {
+        let bits = self.bytes * 8;
+        if self.count == 1 { format!("b{bits}") } else { format!("v{}.b{bits}", self.count) }
+    }
+
+    fn result_type(&self) -> String {
+        if self.count == 1 { self.ty.into() } else { format!("{{ {} }}", vec![self.ty; self.count].join(", ")) }
+    }
+}
+
+fn signed_literal(bits: u64, bytes: usize) -> Val {
+    match bytes {
+        1 | 2 => (bits as u16 as i16).to_string(),
+        4 => (bits as u32 as i32).to_string(),
+        _ => (bits as i64).to_string(),
+    }
+}
+
+fn eviction_suffix(eviction: Eviction) -> &'static str {
+    match eviction {
+        Eviction::Normal => "",
+        Eviction::First => ".L1::evict_first",
+        Eviction::Last => ".L1::evict_last",
+    }
+}
+
+/// Inline asm takes `$n` for operands and needs braces of PTX vectors as they are; only quotes are special in IR.
+fn escape_asm(text: &str) -> String {
+    text.replace('"', "\\22")
+}
+
+fn nan_bits(d: DType) -> u64 {
+    match d {
+        DType::F16 => 0x7E00,
+        DType::BF16 => 0x7FC0,
+        DType::F32 => 0x7FC0_0000,
+        DType::F64 => 0x7FF8_0000_0000_0000,
+        DType::F8E4M3 | DType::F8E5M2 => 0x7F,
+        DType::Bool
+        | DType::I8
+        | DType::I16
+        | DType::I32
+        | DType::I64
+        | DType::U8
+        | DType::U16
+        | DType::U32
+        | DType::U64 => 0,
+    }
+}

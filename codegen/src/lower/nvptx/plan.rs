@@ -1,0 +1,382 @@
+//! Shared memory of one block: where buffers and scratch lie, and where barriers are needed.
+//!
+//! Buffers live from their `local_alloc` to the last use of anything made from them (through a loop's end, if they were
+//! made before the loop); scratch lives for one op. Barriers come from a walk that keeps the accesses since the last one:
+//! an access that overlaps an earlier one, of which at least one writes, needs a barrier in between. Loops are walked
+//! again with what their end leaves open, until nothing changes.
+//!
+//! Rings (buffers that asynchronous copies fill) are left alone: the pass that made them placed their barriers.
+
+use crate::ir::{BlockId, Effects, Elem, Func, Op, OpId, Type, Value};
+use crate::layout::{Conversion, Dim};
+use crate::target::GpuArch;
+use std::collections::{HashMap, HashSet};
+
+/// Alignment of buffers: the period of the widest swizzle.
+const BUFFER_ALIGN: u32 = 1024;
+const SCRATCH_ALIGN: u32 = 16;
+
+#[derive(Debug, Default)]
+pub struct SharedPlan {
+    /// Dynamic shared memory of a block.
+    pub bytes: u32,
+    offsets: HashMap<OpId, u32>,
+    scratch: HashMap<OpId, u32>,
+    barriers: HashSet<OpId>,
+    fences: HashSet<OpId>,
+}
+
+/// Bytes from `start` up to `end`, needed from op number `first` to `last`.
+struct Need {
+    op: OpId,
+    bytes: u32,
+    align: u32,
+    first: usize,
+    last: usize,
+    scratch: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Range {
+    start: u32,
+    end: u32,
+}
+
+impl Range {
+    fn overlaps(self, other: Range) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+}
+
+/// Accesses since the last barrier.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Pending {
+    reads: HashSet<Range>,
+    writes: HashSet<Range>,
+    /// Written by ordinary stores and not yet fenced for `wgmma`.
+    unfenced: HashSet<Range>,
+}
+
+impl SharedPlan {
+    pub fn new(func: &Func, _arch: GpuArch, _num_warps: u32) -> SharedPlan {
+        let mut plan = SharedPlan::default();
+        plan.allocate(func);
+        let mut pending = Pending::default();
+        plan.walk(func, func.body, &mut pending);
+        plan
+    }
+
+    /// Byte offset of a buffer.
+    pub fn offset(&self, id: OpId) -> u32 {
+        self.offsets[&id]
+    }
+
+    /// Byte offset of an op's scratch.
+    pub fn scratch(&self, id: OpId) -> u32 {
+        self.scratch[&id]
+    }
+
+    pub fn barrier_before(&self, id: OpId) -> bool {
+        self.barriers.contains(&id)
+    }
+
+    pub fn fence_before(&self, id: OpId) -> bool {
+        self.fences.contains(&id)
+    }
+
+    fn allocate(&mut self, func: &Func) {
+        let mut needs = Vec::new();
+        let order = func.walk();
+        let number: HashMap<OpId, usize> = order.iter().enumerate().map(|(i, &id)| (id, i)).collect();
+        let spans = loop_spans(func, &number);
+        for (i, &id) in order.iter().enumerate() {
+            let data = func.op(id);
+            if data.op == Op::LocalAlloc {
+                let ty = func.ty(data.results[0]);
+                let Type::Shared { elem, .. } = ty else { panic!("internal compiler error: an untyped buffer") };
+                let mut last = i;
+                for user in users(func, &order, data.results[0]) {
+                    last = last.max(number[&user]);
+                }
+                // Made before a loop and used in it: needed until the loop ends.
+                for &(first, end) in &spans {
+                    if i < first && last >= first && last <= end {
+                        last = end;
+                    }
+                }
+                let bytes = (ty.numel() * elem.bytes()) as u32;
+                needs.push(Need { op: id, bytes, align: BUFFER_ALIGN, first: i, last, scratch: false });
+            }
+            let bytes = scratch_bytes(func, id);
+            if bytes > 0 {
+                needs.push(Need { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, scratch: true });
+            }
+        }
+        // Largest first, each at the lowest offset that is free while it is needed.
+        needs.sort_by_key(|n| (n.scratch, std::cmp::Reverse(n.bytes), n.first));
+        let mut placed: Vec<(u32, &Need)> = Vec::new();
+        for need in &needs {
+            let mut at = 0u32;
+            loop {
+                let end = at + need.bytes;
+                let clash = placed
+                    .iter()
+                    .filter(|(start, p)| {
+                        *start < end && at < start + p.bytes && p.first <= need.last && need.first <= p.last
+                    })
+                    .map(|(start, p)| start + p.bytes)
+                    .max();
+                match clash {
+                    Some(next) => at = next.next_multiple_of(need.align),
+                    None => break,
+                }
+            }
+            placed.push((at, need));
+            self.bytes = self.bytes.max(at + need.bytes);
+            if need.scratch {
+                self.scratch.insert(need.op, at);
+            } else {
+                self.offsets.insert(need.op, at);
+            }
+        }
+    }
+
+    fn walk(&mut self, func: &Func, block: BlockId, pending: &mut Pending) {
+        for &id in &func.block(block).ops {
+            let data = func.op(id);
+            match &data.op {
+                Op::For { .. } | Op::While => {
+                    // What one iteration leaves open meets the next.
+                    loop {
+                        let before = (self.barriers.len(), self.fences.len(), pending.clone());
+                        for &r in &data.regions {
+                            self.walk(func, r, pending);
+                        }
+                        // The loop may not run at all: what was open stays open.
+                        pending.reads.extend(&before.2.reads);
+                        pending.writes.extend(&before.2.writes);
+                        pending.unfenced.extend(&before.2.unfenced);
+                        if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
+                            break;
+                        }
+                    }
+                }
+                Op::If => {
+                    let mut merged = Pending::default();
+                    for &r in &data.regions {
+                        let mut arm = pending.clone();
+                        self.walk(func, r, &mut arm);
+                        merged.reads.extend(&arm.reads);
+                        merged.writes.extend(&arm.writes);
+                        merged.unfenced.extend(&arm.unfenced);
+                    }
+                    *pending = merged;
+                }
+                _ => self.access(func, id, pending),
+            }
+        }
+    }
+
+    fn access(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
+        let data = func.op(id);
+        if let Op::BlockBarrier { id: 0, threads: None } = data.op {
+            pending.reads.clear();
+            pending.writes.clear();
+            return;
+        }
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        match &data.op {
+            Op::LocalAlloc if !data.operands.is_empty() => writes.extend(self.range(func, data.results[0])),
+            Op::LocalStore => writes.extend(self.range(func, data.operands[0])),
+            Op::LocalLoad | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. } => {
+                reads.extend(data.operands.iter().filter_map(|&v| self.range(func, v)));
+            }
+            _ => {}
+        }
+        let scratch = self.scratch.get(&id).map(|&start| Range { start, end: start + scratch_bytes(func, id) });
+        writes.extend(scratch);
+        let by_wgmma = matches!(data.op, Op::Wgmma { .. });
+        let unfenced = by_wgmma && reads.iter().any(|r| pending.unfenced.iter().any(|u| u.overlaps(*r)));
+        let clash = reads.iter().any(|r| pending.writes.iter().any(|w| w.overlaps(*r)))
+            || writes.iter().any(|w| pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(*w)));
+        if clash || unfenced {
+            self.barriers.insert(id);
+            pending.reads.clear();
+            pending.writes.clear();
+        }
+        if unfenced {
+            self.fences.insert(id);
+            pending.unfenced.clear();
+        }
+        if let Some(scratch) = scratch {
+            // The op writes its scratch, has a barrier of its own, and reads it.
+            pending.reads.clear();
+            pending.writes.clear();
+            pending.reads.insert(scratch);
+            pending.unfenced.insert(scratch);
+            return;
+        }
+        pending.reads.extend(reads);
+        pending.unfenced.extend(&writes);
+        pending.writes.extend(writes);
+    }
+
+    /// Bytes of the buffer that a value is (a part of); `None` for rings and for other values.
+    fn range(&self, func: &Func, v: Value) -> Option<Range> {
+        let Type::Shared { .. } = func.ty(v) else { return None };
+        let id = root(func, v)?;
+        if func.op(id).operands.is_empty() {
+            return None;
+        }
+        let ty = func.ty(func.result(id));
+        let Type::Shared { elem, .. } = ty else { return None };
+        let start = self.offsets[&id];
+        Some(Range { start, end: start + (ty.numel() * elem.bytes()) as u32 })
+    }
+}
+
+/// The `local_alloc` that a shared value is made from.
+fn root(func: &Func, v: Value) -> Option<OpId> {
+    let id = func.def_op(v)?;
+    match func.op(id).op {
+        Op::LocalAlloc => Some(id),
+        Op::LocalSlot | Op::LocalTrans { .. } => root(func, func.op(id).operands[0]),
+        _ => None,
+    }
+}
+
+/// Ops that use a buffer or anything made from it. A product in flight uses its operands until it is waited for.
+fn users(func: &Func, order: &[OpId], v: Value) -> Vec<OpId> {
+    let mut derived = vec![v];
+    let mut found = Vec::new();
+    for &id in order {
+        let data = func.op(id);
+        if data.operands.iter().any(|o| derived.contains(o)) {
+            found.push(id);
+            match data.op {
+                Op::LocalSlot | Op::LocalTrans { .. } | Op::Wgmma { .. } => derived.extend(&data.results),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+/// Numbers of the first and last op inside each loop.
+fn loop_spans(func: &Func, number: &HashMap<OpId, usize>) -> Vec<(usize, usize)> {
+    let mut spans: Vec<(usize, usize)> = func
+        .walk()
+        .into_iter()
+        .filter(|&id| matches!(func.op(id).op, Op::For { .. } | Op::While))
+        .filter_map(|id| {
+            let inside: Vec<usize> =
+                func.op(id).regions.iter().flat_map(|&r| func.walk_from(r)).map(|id| number[&id]).collect();
+            Some((*inside.first()?, *inside.last()?))
+        })
+        .collect();
+    // Inner loops first: extending to the end of one may reach into the next outer one.
+    spans.sort_by_key(|&(first, _)| std::cmp::Reverse(first));
+    spans
+}
+
+/// Scratch bytes that an op needs while it runs.
+fn scratch_bytes(func: &Func, id: OpId) -> u32 {
+    let data = func.op(id);
+    let layout = |v: Value| func.ty(v).layout().map(|l| func.layout(l));
+    match &data.op {
+        Op::ConvertLayout => match (layout(data.operands[0]), layout(data.results[0])) {
+            (Some(from), Some(to)) if Conversion::between(from, to) == Conversion::Shared => {
+                let bits = func.ty(data.operands[0]).elem().map_or(64, Elem::bits);
+                (from.num_elements() * bits / 8) as u32
+            }
+            _ => 0,
+        },
+        Op::Reduce { axis } => match layout(data.operands[0]) {
+            Some(l) => {
+                let dtypes: Vec<_> = data.operands.iter().filter_map(|&v| func.ty(v).dtype()).collect();
+                super::reduce::scratch_bytes(l, *axis, &dtypes)
+            }
+            None => 0,
+        },
+        Op::AtomicRmw { .. } | Op::AtomicCas => {
+            let used = func.use_counts()[data.results[0].0 as usize] > 0;
+            let bytes = func.ty(data.results[0]).elem().map_or(8, Elem::bits) / 8;
+            match layout(data.results[0]) {
+                Some(l) if used && (l.free_mask(Dim::Lane) != 0 || l.free_mask(Dim::Warp) != 0) => {
+                    (l.num_elements() * bytes) as u32
+                }
+                None if used => bytes as u32,
+                _ => 0,
+            }
+        }
+        _ => 0,
+    }
+}
+
+/// Pointer arguments through which something is written.
+pub(super) fn written_pointers(func: &Func) -> HashSet<Value> {
+    let mut written = HashSet::new();
+    for id in func.walk() {
+        let data = func.op(id);
+        if data.op.effects() == Effects::Write {
+            match data.op {
+                Op::LocalStore | Op::AsyncCopy { .. } => {}
+                _ => mark(func, data.operands[0], &mut written, &mut HashSet::new()),
+            }
+        }
+    }
+    written
+}
+
+/// Everything that an address is computed from, as far as pointers and views go.
+fn mark(func: &Func, v: Value, written: &mut HashSet<Value>, seen: &mut HashSet<Value>) {
+    if !seen.insert(v) {
+        return;
+    }
+    written.insert(v);
+    match func.value(v).def {
+        crate::ir::Def::Result(id, index) => {
+            let data = func.op(id);
+            for &o in &data.operands {
+                let pointer =
+                    matches!(func.ty(o).elem(), Some(Elem::Ptr(_))) || matches!(func.ty(o), Type::View { .. });
+                if pointer {
+                    mark(func, o, written, seen);
+                }
+            }
+            for &r in &data.regions {
+                if let Some(&last) = func.block(r).ops.last() {
+                    let operands = &func.op(last).operands;
+                    let skip = usize::from(matches!(func.op(last).op, Op::Condition));
+                    if let Some(&y) = operands.get(index + skip) {
+                        mark(func, y, written, seen);
+                    }
+                }
+            }
+        }
+        crate::ir::Def::Param(block, index) => {
+            // A carried value: the initial value, and what the loop yields.
+            for id in func.walk() {
+                let data = func.op(id);
+                if data.regions.contains(&block) {
+                    let skip = match data.op {
+                        Op::For { .. } => 2,
+                        _ => 0,
+                    };
+                    if let Some(&init) = data.operands.get(index + skip) {
+                        mark(func, init, written, seen);
+                    }
+                    for &r in &data.regions {
+                        if let Some(&last) = func.block(r).ops.last() {
+                            for &y in &func.op(last).operands {
+                                if func.ty(y) == func.ty(v) {
+                                    mark(func, y, written, seen);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

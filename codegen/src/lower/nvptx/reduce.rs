@@ -1,0 +1,255 @@
+//! Reductions and scans: inside a thread, then between lanes by shuffles, then between warps through shared memory.
+
+use super::emit::Val;
+use super::{Lowering, Result};
+use crate::ir::{DType, Elem, Op, OpId, Type};
+use crate::layout::{Dim, LinearLayout};
+
+impl Lowering<'_> {
+    pub(super) fn reduce(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::Reduce { axis } = data.op else { panic!("internal compiler error: not a reduction") };
+        let region = data.regions[0];
+        let layout = self.tile_layout(data.operands[0]);
+        let steps = layout.reduction(axis).expect("internal compiler error: a layout that cannot be reduced");
+        let operands: Vec<_> = data.operands.iter().map(|&v| self.regs(v)).collect();
+        let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
+        let n = operands.len();
+        // Each register of the result: one value per operand.
+        let mut partial: Vec<Vec<Val>> = Vec::new();
+        for group in &steps.registers {
+            let mut values: Vec<Vec<Val>> =
+                group.iter().map(|&r| (0..n).map(|i| operands[i][r].clone()).collect()).collect();
+            // Pairs of neighbours, then pairs of pairs: a short chain of dependent operations.
+            while values.len() > 1 {
+                let mut next = Vec::new();
+                for pair in values.chunks(2) {
+                    next.push(match pair {
+                        [a, b] => self.combine(region, a, b)?,
+                        rest => rest[0].clone(),
+                    });
+                }
+                values = next;
+            }
+            partial.push(values.remove(0));
+        }
+        for &mask in &steps.lanes {
+            for value in &mut partial {
+                let other: Vec<Val> =
+                    (0..n).map(|i| self.shuffle("bfly", &value[i], elems[i], &mask.to_string())).collect();
+                *value = self.combine(region, value, &other)?;
+            }
+        }
+        if !steps.warps.is_empty() {
+            partial = self.reduce_warps(id, &steps.layout, &steps.warps, partial)?;
+        }
+        for (i, &result) in data.results.iter().enumerate() {
+            let values: Vec<Val> = partial.iter().map(|v| v[i].clone()).collect();
+            match self.func.ty(result) {
+                Type::Scalar(_) => self.set(result, vec![values[0].clone()]),
+                _ => {
+                    let to = self.tile_layout(result);
+                    let map = steps.layout.registers_of(to);
+                    let map = map.expect("internal compiler error: a reduction's result in another layout");
+                    self.set(result, map.iter().map(|&r| values[r].clone()).collect());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn combine(&mut self, region: crate::ir::BlockId, a: &[Val], b: &[Val]) -> Result<Vec<Val>> {
+        let args: Vec<Val> = a.iter().chain(b).cloned().collect();
+        self.inline_region(region, &args)
+    }
+
+    /// Each warp that shares a result writes its part; every thread then reads all parts.
+    fn reduce_warps(
+        &mut self,
+        id: OpId,
+        layout: &LinearLayout,
+        warps: &[u32],
+        partial: Vec<Vec<Val>>,
+    ) -> Result<Vec<Vec<Val>>> {
+        let data = self.func.op(id);
+        let region = data.regions[0];
+        let parts = 1u32 << warps.len();
+        let count = layout.num_elements() as u32;
+        // The warp's number among those that share a result.
+        let mut images = vec![0; layout.bits(Dim::Warp)];
+        for (i, mask) in warps.iter().enumerate() {
+            assert!(mask.is_power_of_two(), "internal compiler error: warps mix the reduced axis with others");
+            images[mask.trailing_zeros() as usize] = 1 << i;
+        }
+        let rank = self.threads.linear(&mut self.e, &[], &images);
+        let order: Vec<usize> = (0..layout.rank()).rev().collect();
+        let memory = LinearLayout::shared_row_major(layout.shape(), &order);
+        let mut base = self.plan.scratch(id);
+        let mut columns: Vec<Vec<Vec<Val>>> = Vec::new();
+        let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
+        let mut reads = Vec::new();
+        for (i, &elem) in elems.iter().enumerate() {
+            let Elem::Num(dtype) = elem else { return self.unsupported("a reduction of pointers", None) };
+            let bytes = dtype.bytes() as u32;
+            let values: Vec<Val> = partial.iter().map(|v| v[i].clone()).collect();
+            let own = self.e.hoist(format!("mul i32 {rank}, {}", count * bytes));
+            let own = self.e.hoist(format!("add i32 {own}, {base}"));
+            let mut access = self.shared_access(layout, &memory, own, dtype);
+            self.store_shared(&mut access, &values);
+            reads.push((base, dtype, bytes));
+            base += parts * count * bytes;
+        }
+        self.barrier();
+        for (base, dtype, bytes) in reads {
+            let mut all = Vec::new();
+            for part in 0..parts {
+                let at = (base + part * count * bytes).to_string();
+                let mut access = self.shared_access(layout, &memory, at, dtype);
+                all.push(self.load_shared(&mut access, layout.num_registers()));
+            }
+            columns.push(all);
+        }
+        let mut result = Vec::new();
+        for r in 0..layout.num_registers() {
+            let mut value: Vec<Val> = columns.iter().map(|c| c[0][r].clone()).collect();
+            for part in 1..parts as usize {
+                let other: Vec<Val> = columns.iter().map(|c| c[part][r].clone()).collect();
+                value = self.combine(region, &value, &other)?;
+            }
+            result.push(value);
+        }
+        Ok(result)
+    }
+
+    /// The layout (`scan_layout`) keeps each line in one warp: neighbours in registers, then lanes.
+    pub(super) fn scan(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::Scan { axis, reverse } = data.op else { panic!("internal compiler error: not a scan") };
+        let region = data.regions[0];
+        let layout = self.tile_layout(data.operands[0]);
+        let operands: Vec<_> = data.operands.iter().map(|&v| self.regs(v)).collect();
+        let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
+        let n = operands.len();
+        let lane_bits: Vec<usize> =
+            (0..layout.bits(Dim::Lane)).filter(|&b| layout.bases(Dim::Lane)[b][axis] != 0).collect();
+        let threads: Vec<usize> =
+            (0..layout.bits(Dim::Warp)).filter(|&b| layout.bases(Dim::Warp)[b][axis] != 0).collect();
+        assert!(threads.is_empty(), "internal compiler error: a scan across warps");
+        let lanes = 1u32 << lane_bits.len();
+        let mut values: Vec<Vec<Val>> =
+            (0..layout.num_registers()).map(|r| operands.iter().map(|o| o[r].clone()).collect()).collect();
+        for mut line in lines(layout, axis) {
+            if reverse {
+                line.reverse();
+            }
+            for pair in line.windows(2) {
+                let (left, right) = (values[pair[0]].clone(), values[pair[1]].clone());
+                values[pair[1]] = self.combine_scan(region, &left, &right)?;
+            }
+            if lanes > 1 {
+                self.scan_lanes(region, &mut values, &line, lanes, reverse, &elems, n)?;
+            }
+        }
+        for (i, &result) in data.results.iter().enumerate() {
+            self.set(result, values.iter().map(|v| v[i].clone()).collect());
+        }
+        Ok(())
+    }
+
+    /// In program order, whichever way the scan runs: the region takes what is accumulated first.
+    fn combine_scan(&mut self, region: crate::ir::BlockId, before: &[Val], next: &[Val]) -> Result<Vec<Val>> {
+        self.combine(region, before, next)
+    }
+
+    /// Adds to each lane's registers what all lanes before it have.
+    fn scan_lanes(
+        &mut self,
+        region: crate::ir::BlockId,
+        values: &mut [Vec<Val>],
+        line: &[usize],
+        lanes: u32,
+        reverse: bool,
+        elems: &[Elem],
+        n: usize,
+    ) -> Result<()> {
+        let last = *line.last().expect("internal compiler error: an empty line");
+        // Inclusive scan of the lanes' totals.
+        let mut total = values[last].clone();
+        let lane = self.threads.lane.clone();
+        let position = self.e.hoist(format!("and i32 {lane}, {}", lanes - 1));
+        let mut distance = 1;
+        while distance < lanes {
+            let source = self.step_back(&lane, distance, reverse);
+            let other: Vec<Val> = (0..n).map(|i| self.shuffle("idx", &total[i], elems[i], &source)).collect();
+            let sum = self.combine_scan(region, &other, &total)?;
+            let has = if reverse {
+                self.e.hoist(format!("icmp ult i32 {position}, {}", lanes - distance))
+            } else {
+                self.e.hoist(format!("icmp uge i32 {position}, {distance}"))
+            };
+            total = self.choose(&has, &sum, &total, elems);
+            distance *= 2;
+        }
+        // What the lane before has accumulated goes in front of this lane's registers.
+        let source = self.step_back(&lane, 1, reverse);
+        let before: Vec<Val> = (0..n).map(|i| self.shuffle("idx", &total[i], elems[i], &source)).collect();
+        let has = if reverse {
+            self.e.hoist(format!("icmp ult i32 {position}, {}", lanes - 1))
+        } else {
+            self.e.hoist(format!("icmp uge i32 {position}, 1"))
+        };
+        for &r in line {
+            let sum = self.combine_scan(region, &before, &values[r].clone())?;
+            values[r] = self.choose(&has, &sum, &values[r].clone(), elems);
+        }
+        Ok(())
+    }
+
+    fn step_back(&mut self, lane: &str, distance: u32, reverse: bool) -> Val {
+        let op = if reverse { "add" } else { "sub" };
+        let at = self.e.hoist(format!("{op} i32 {lane}, {distance}"));
+        self.e.hoist(format!("and i32 {at}, 31"))
+    }
+
+    fn choose(&mut self, condition: &str, a: &[Val], b: &[Val], elems: &[Elem]) -> Vec<Val> {
+        (0..a.len())
+            .map(|i| {
+                let ty = super::llvm_type(elems[i]);
+                self.e.inst(format!("select i1 {condition}, {ty} {}, {ty} {}", a[i], b[i]))
+            })
+            .collect()
+    }
+}
+
+/// Registers that lie on one line along the axis, in ascending order, for each line of a thread.
+fn lines(layout: &LinearLayout, axis: usize) -> Vec<Vec<usize>> {
+    // The other coordinates of a line, and its registers with their coordinate along the axis.
+    type Line = (Vec<u32>, Vec<(u32, usize)>);
+    let mut lines: Vec<Line> = Vec::new();
+    for r in 0..layout.num_registers() {
+        let mut key = layout.apply(r as u32, 0, 0, 0);
+        let at = key.remove(axis);
+        match lines.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, line)) => line.push((at, r)),
+            None => lines.push((key, vec![(at, r)])),
+        }
+    }
+    lines
+        .into_iter()
+        .map(|(_, mut line)| {
+            line.sort();
+            line.into_iter().map(|(_, r)| r).collect()
+        })
+        .collect()
+}
+
+/// Bytes of scratch that a reduction over warps needs: a part per warp for each operand.
+pub(super) fn scratch_bytes(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
+    match layout.reduction(axis) {
+        Some(steps) if !steps.warps.is_empty() => {
+            let count = steps.layout.num_elements() as u32 * (1 << steps.warps.len());
+            dtypes.iter().map(|d| count * d.bytes() as u32).sum()
+        }
+        _ => 0,
+    }
+}

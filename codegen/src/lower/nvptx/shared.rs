@@ -1,0 +1,386 @@
+//! Shared memory: buffers, conversions between layouts, shuffles, exchanges.
+
+use super::emit::Val;
+use super::memory::memory_type;
+use super::threads::offsets;
+use super::{Lowering, Result, llvm_type};
+use crate::ir::{DType, Elem, Op, OpId, Type, Value};
+use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
+use crate::passes::assign_layouts::{coalesced, view_vector};
+use std::collections::HashMap;
+
+/// Widest access of one thread, in bytes.
+const MAX_VECTOR_BYTES: usize = 16;
+
+/// Addresses of a thread's registers in one shared buffer.
+pub(super) struct SharedAccess {
+    offsets: super::threads::Coordinate,
+    vector: VectorAccess,
+    /// i32 byte offset of the buffer.
+    base: Val,
+    elem: DType,
+    /// Pointers by the part of a register's offset that overlaps the thread's.
+    pointers: HashMap<u32, Val>,
+}
+
+impl Lowering<'_> {
+    pub(super) fn shared_access(
+        &mut self,
+        layout: &LinearLayout,
+        memory: &LinearLayout,
+        base: Val,
+        elem: DType,
+    ) -> SharedAccess {
+        let vector = layout.vector_access(memory, MAX_VECTOR_BYTES / elem.bytes());
+        let offsets = offsets(&mut self.e, &self.threads, layout, memory);
+        SharedAccess { offsets, vector, base, elem, pointers: HashMap::new() }
+    }
+
+    /// Pointer to the element in a register.
+    fn shared_pointer(&mut self, access: &mut SharedAccess, register: usize) -> Val {
+        let constant = access.offsets.register[register];
+        let (overlap, rest) = (constant & access.offsets.mask, constant & !access.offsets.mask);
+        let bytes = access.elem.bytes() as u32;
+        let pointer = match access.pointers.get(&overlap) {
+            Some(p) => p.clone(),
+            None => {
+                let thread = access.offsets.at(&mut self.e, overlap);
+                let thread = self.e.inst(format!("mul i32 {thread}, {bytes}"));
+                let at = self.e.inst(format!("add i32 {thread}, {}", access.base));
+                let p = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {at}"));
+                access.pointers.insert(overlap, p.clone());
+                p
+            }
+        };
+        match rest * bytes {
+            0 => pointer,
+            n => self.e.inst(format!("getelementptr i8, ptr addrspace(3) {pointer}, i32 {n}")),
+        }
+    }
+
+    pub(super) fn store_shared(&mut self, access: &mut SharedAccess, regs: &[Val]) {
+        let elem = access.elem;
+        let ty = memory_type(elem);
+        let n = access.vector.elements;
+        for group in access.vector.groups.clone() {
+            let pointer = self.shared_pointer(access, group[0]);
+            let mut v = "poison".to_string();
+            for (i, &r) in group.iter().enumerate() {
+                let x = if elem == DType::Bool {
+                    self.e.inst(format!("zext i1 {} to i8", regs[r]))
+                } else {
+                    regs[r].clone()
+                };
+                v = if n == 1 { x } else { self.e.inst(format!("insertelement <{n} x {ty}> {v}, {ty} {x}, i32 {i}")) };
+            }
+            let vector = if n == 1 { ty.to_string() } else { format!("<{n} x {ty}>") };
+            self.e.void(format!("store {vector} {v}, ptr addrspace(3) {pointer}, align {}", n * elem.bytes()));
+        }
+    }
+
+    /// Loads the group of registers that holds `register`; gives the registers of the group with their values.
+    pub(super) fn load_shared_group(&mut self, access: &mut SharedAccess, register: usize) -> Vec<(usize, Val)> {
+        let elem = access.elem;
+        let ty = memory_type(elem);
+        let n = access.vector.elements;
+        let group = access.vector.groups.iter().find(|g| g.contains(&register)).cloned();
+        let group = group.expect("internal compiler error: a register without a group");
+        let pointer = self.shared_pointer(access, group[0]);
+        let align = n * elem.bytes();
+        let mut values: Vec<Val> = if n == 1 {
+            vec![self.e.inst(format!("load {ty}, ptr addrspace(3) {pointer}, align {align}"))]
+        } else {
+            let v = self.e.inst(format!("load <{n} x {ty}>, ptr addrspace(3) {pointer}, align {align}"));
+            (0..n).map(|i| self.e.inst(format!("extractelement <{n} x {ty}> {v}, i32 {i}"))).collect()
+        };
+        if elem == DType::Bool {
+            values = values.iter().map(|v| self.e.inst(format!("icmp ne i8 {v}, 0"))).collect();
+        }
+        group.into_iter().zip(values).collect()
+    }
+
+    pub(super) fn load_shared(&mut self, access: &mut SharedAccess, count: usize) -> Vec<Val> {
+        let mut regs: Vec<Option<Val>> = vec![None; count];
+        for r in 0..count {
+            if regs[r].is_none() {
+                for (i, v) in self.load_shared_group(access, r) {
+                    regs[i] = Some(v);
+                }
+            }
+        }
+        regs.into_iter().map(|r| r.expect("internal compiler error: a register without a value")).collect()
+    }
+
+    /// Layout, element and base of a shared buffer.
+    pub(super) fn buffer(&self, v: Value) -> (&LinearLayout, DType, Val) {
+        match self.func.ty(v) {
+            Type::Shared { layout, elem, .. } => (self.func.layout(*layout), *elem, self.scalar(v)),
+            other => panic!("internal compiler error: {other} is not a shared buffer"),
+        }
+    }
+
+    pub(super) fn local_alloc(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let base = self.plan.offset(id).to_string();
+        self.values[data.results[0].0 as usize] = Some(std::rc::Rc::new(vec![base]));
+        if let Some(&tile) = data.operands.first() {
+            self.write_buffer(data.results[0], tile);
+        }
+    }
+
+    pub(super) fn local_store(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        self.write_buffer(data.operands[0], data.operands[1]);
+    }
+
+    fn write_buffer(&mut self, buffer: Value, tile: Value) {
+        let layout = self.tile_layout(tile);
+        let (memory, elem, base) = self.buffer(buffer);
+        let memory = memory.clone();
+        let regs = self.regs(tile);
+        let mut access = self.shared_access(layout, &memory, base, elem);
+        self.store_shared(&mut access, &regs);
+    }
+
+    pub(super) fn local_load(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let layout = self.tile_layout(data.results[0]);
+        let (memory, elem, base) = self.buffer(data.operands[0]);
+        let memory = memory.clone();
+        let mut access = self.shared_access(layout, &memory, base, elem);
+        let regs = self.load_shared(&mut access, layout.num_registers());
+        self.set(data.results[0], regs);
+    }
+
+    pub(super) fn local_slot(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let ty = self.func.ty(data.results[0]);
+        let Type::Shared { elem, .. } = ty else { panic!("internal compiler error: a slot of no buffer") };
+        let bytes = ty.numel() * elem.bytes();
+        let (base, index) = (self.scalar(data.operands[0]), self.scalar(data.operands[1]));
+        let offset = self.e.inst(format!("mul i32 {index}, {bytes}"));
+        let at = self.e.inst(format!("add i32 {base}, {offset}"));
+        self.values[data.results[0].0 as usize] = Some(std::rc::Rc::new(vec![at]));
+    }
+
+    /// `cp.async` of the block that a view selects, 4 to 16 bytes a thread; bytes beyond the boundary become zeros.
+    pub(super) fn async_copy(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::AsyncCopy { boundary, .. } = &data.op else { panic!("internal compiler error: not a copy") };
+        let view = data.operands[0];
+        let order = crate::passes::assign_layouts::view_parts(self.func, view).order.to_vec();
+        let vector = view_vector(self.func, &self.axis, view, boundary);
+        let layout = coalesced(self.func.ty(view).shape(), &order, vector, self.options.num_warps);
+        let (memory, elem, base) = self.buffer(data.operands[1]);
+        let memory = memory.clone();
+        let predicate = data.operands.get(2).map(|&p| self.scalar(p));
+        let mut place = self.place(view, &layout, boundary);
+        let mut access = self.shared_access(&layout, &memory, base, elem);
+        let n = layout.contiguous_run(order[0]).min(vector as usize).min(layout.contiguous_offsets(&memory));
+        let bytes = n * elem.bytes();
+        if !matches!(bytes, 4 | 8 | 16) {
+            panic!("internal compiler error: an asynchronous copy of {bytes} bytes");
+        }
+        let cache = if bytes == 16 { "cg" } else { "ca" };
+        let owner = self.threads.owner(&mut self.e, &layout);
+        let free = layout.free_mask(Dim::Register) as usize;
+        for r in (0..layout.num_registers()).step_by(n) {
+            if r & free != 0 {
+                continue;
+            }
+            let from = self.address(&place, r);
+            let to = self.shared_pointer(&mut access, r);
+            let size = match self.inside(&mut place, r) {
+                Some(inside) => self.e.inst(format!("select i1 {inside}, i32 {bytes}, i32 0")),
+                None => bytes.to_string(),
+            };
+            let guard = match (&predicate, &owner) {
+                (Some(a), Some(b)) => Some(self.e.inst(format!("and i1 {a}, {b}"))),
+                (a, b) => a.clone().or(b.clone()),
+            };
+            let (prefix, constraint, arg) = match guard {
+                Some(g) => ("@$3 ", ",b", format!(", i1 {g}")),
+                None => ("", "", String::new()),
+            };
+            self.e.void(format!(
+                "call void asm sideeffect \"{prefix}cp.async.{cache}.shared.global [$0], [$1], {bytes}, $2;\", \"r,l,r{constraint},~{{memory}}\"(ptr addrspace(3) {to}, ptr addrspace(1) {from}, i32 {size}{arg})"
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn convert_layout(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let (from, to) = (self.tile_layout(data.operands[0]), self.tile_layout(data.results[0]));
+        let regs = self.regs(data.operands[0]);
+        let elem = self.elem(data.operands[0]);
+        let result = match Conversion::between(from, to) {
+            Conversion::Identity => regs.to_vec(),
+            Conversion::Registers(map) => map.iter().map(|&r| regs[r].clone()).collect(),
+            Conversion::Lanes(plan) => self.convert_lanes(&plan, &regs, elem),
+            Conversion::Shared => {
+                let memory = LinearLayout::conversion_scratch(from, to, (elem.bits() / 8) as u32);
+                let base = self.plan.scratch(id).to_string();
+                self.through_shared(from, to, &memory, &base, &regs, elem)
+            }
+            Conversion::Blocks => panic!("internal compiler error: a conversion between blocks"),
+        };
+        self.set(data.results[0], result);
+        Ok(())
+    }
+
+    fn through_shared(
+        &mut self,
+        from: &LinearLayout,
+        to: &LinearLayout,
+        memory: &LinearLayout,
+        base: &str,
+        regs: &[Val],
+        elem: Elem,
+    ) -> Vec<Val> {
+        // Pointers travel as integers.
+        let (dtype, regs) = match elem {
+            Elem::Num(d) => (d, regs.to_vec()),
+            Elem::Ptr(_) => (
+                DType::I64,
+                regs.iter().map(|r| self.e.inst(format!("ptrtoint ptr addrspace(1) {r} to i64"))).collect(),
+            ),
+        };
+        let mut write = self.shared_access(from, memory, base.into(), dtype);
+        self.store_shared(&mut write, &regs);
+        self.barrier();
+        let mut read = self.shared_access(to, memory, base.into(), dtype);
+        let out = self.load_shared(&mut read, to.num_registers());
+        match elem {
+            Elem::Num(_) => out,
+            Elem::Ptr(_) => out.iter().map(|r| self.e.inst(format!("inttoptr i64 {r} to ptr addrspace(1)"))).collect(),
+        }
+    }
+
+    /// The three steps of a [`LanePlan`].
+    fn convert_lanes(&mut self, plan: &LanePlan, regs: &[Val], elem: Elem) -> Vec<Val> {
+        let ty = llvm_type(elem);
+        let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
+        let mut offer = regs.to_vec();
+        for (number, masks) in [(&lane, &plan.rotate_in_lane), (&warp, &plan.rotate_in_warp)] {
+            offer = self.rotate(offer, number, masks, ty);
+        }
+        let butterfly = plan.is_butterfly();
+        let from =
+            if butterfly { "0".into() } else { self.threads.linear(&mut self.e, &plan.from_lane, &plan.from_warp) };
+        let taken: Vec<Val> = plan
+            .shuffles
+            .iter()
+            .map(|s| {
+                let value = offer[s.register].clone();
+                if butterfly {
+                    if s.lane == 0 { value } else { self.shuffle("bfly", &value, elem, &s.lane.to_string()) }
+                } else {
+                    let source = self.e.inst(format!("xor i32 {from}, {}", s.lane));
+                    self.shuffle("idx", &value, elem, &source)
+                }
+            })
+            .collect();
+        let taken = self.rotate(taken, &lane, &plan.rotate_out_lane, ty);
+        plan.registers.iter().map(|&r| taken[r].clone()).collect()
+    }
+
+    /// Register `r` becomes register `r ^ mask` in the threads whose number has the mask's bit set.
+    fn rotate(&mut self, mut regs: Vec<Val>, number: &str, masks: &[u32], ty: &str) -> Vec<Val> {
+        for (bit, &mask) in masks.iter().enumerate() {
+            if mask == 0 {
+                continue;
+            }
+            let b = self.e.hoist(format!("and i32 {number}, {}", 1 << bit));
+            let set = self.e.hoist(format!("icmp ne i32 {b}, 0"));
+            regs = (0..regs.len())
+                .map(|r| {
+                    let other = &regs[r ^ mask as usize];
+                    self.e.inst(format!("select i1 {set}, {ty} {other}, {ty} {}", regs[r]))
+                })
+                .collect();
+        }
+        regs
+    }
+
+    /// `shfl.sync` of one element; `mode` is `bfly`, `idx` or `up`.
+    pub(super) fn shuffle(&mut self, mode: &str, value: &str, elem: Elem, lane: &str) -> Val {
+        let ty = llvm_type(elem);
+        // `up` clamps at lane 0, the others at lane 31.
+        let clamp = if mode == "up" { "0" } else { "31" };
+        let word = |e: &mut super::emit::Emitter, w: &str| {
+            let args = [("i32", "-1"), ("i32", w), ("i32", lane), ("i32", clamp)];
+            e.call("i32", &format!("llvm.nvvm.shfl.sync.{mode}.i32"), &args)
+        };
+        match elem.bits() {
+            64 => {
+                let packed = self.pack_elements(&[value.to_string()], ty, "i64");
+                let low = self.e.inst(format!("trunc i64 {packed} to i32"));
+                let high = self.e.inst(format!("lshr i64 {packed}, 32"));
+                let high = self.e.inst(format!("trunc i64 {high} to i32"));
+                let (low, high) = (word(&mut self.e, &low), word(&mut self.e, &high));
+                let low = self.e.inst(format!("zext i32 {low} to i64"));
+                let high = self.e.inst(format!("zext i32 {high} to i64"));
+                let high = self.e.inst(format!("shl i64 {high}, 32"));
+                let packed = self.e.inst(format!("or disjoint i64 {low}, {high}"));
+                self.unpack_elements(&packed, "i64", ty, 1).remove(0)
+            }
+            32 => {
+                let packed = self.pack_elements(&[value.to_string()], ty, "i32");
+                let moved = word(&mut self.e, &packed);
+                self.unpack_elements(&moved, "i32", ty, 1).remove(0)
+            }
+            bits => {
+                let narrow = if ty == "i1" { "i1".to_string() } else { format!("i{bits}") };
+                let packed = self.pack_elements(&[value.to_string()], ty, &narrow);
+                let wide = self.e.inst(format!("zext {narrow} {packed} to i32"));
+                let moved = word(&mut self.e, &wide);
+                let packed = self.e.inst(format!("trunc i32 {moved} to {narrow}"));
+                self.unpack_elements(&packed, &narrow, ty, 1).remove(0)
+            }
+        }
+    }
+
+    /// Brings values that only the owners of their copies know to all threads.
+    pub(super) fn exchange_copies(&mut self, result: Value, layout: &LinearLayout, values: Vec<Val>) -> Vec<Val> {
+        let order: Vec<usize> = (0..layout.rank()).rev().collect();
+        let memory = LinearLayout::shared_row_major(layout.shape(), &order);
+        let id = self.func.def_op(result).expect("internal compiler error: an exchange of a parameter");
+        let base = self.plan.scratch(id).to_string();
+        let owner = self.threads.owner(&mut self.e, layout);
+        let elem = self.dtype(result);
+        let mut access = self.shared_access(layout, &memory, base.clone(), elem);
+        self.when(owner, |this| this.store_shared(&mut access, &values));
+        self.barrier();
+        let mut access = self.shared_access(layout, &memory, base, elem);
+        self.load_shared(&mut access, values.len())
+    }
+
+    /// The same for a scalar, which thread 0 knows.
+    pub(super) fn exchange_scalar(&mut self, result: Value, values: Vec<Val>) -> Vec<Val> {
+        let id = self.func.def_op(result).expect("internal compiler error: an exchange of a parameter");
+        let base = self.plan.scratch(id);
+        let elem = self.dtype(result);
+        let ty = memory_type(elem);
+        let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
+        let first = self.e.hoist(format!("and i1 {lane}, {warp}"));
+        let p = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {base}"));
+        self.when(Some(first), |this| {
+            this.e.void(format!("store {ty} {}, ptr addrspace(3) {p}, align {}", values[0], elem.bytes()));
+        });
+        self.barrier();
+        vec![self.e.inst(format!("load {ty}, ptr addrspace(3) {p}, align {}", elem.bytes()))]
+    }
+
+    /// Runs `f` in the threads where the condition holds.
+    pub(super) fn when(&mut self, condition: Option<Val>, f: impl FnOnce(&mut Self)) {
+        let Some(c) = condition else { return f(self) };
+        let (then, join) = (self.e.new_label("when"), self.e.new_label("after"));
+        self.e.branch_if(&c, &then, &join);
+        self.e.start_block(&then);
+        f(self);
+        self.e.branch(&join);
+        self.e.start_block(&join);
+    }
+}

@@ -1,0 +1,137 @@
+//! Thread numbers, and linear functions of them: where a layout puts a thread's values.
+
+use super::emit::{Emitter, Val};
+use crate::layout::{Dim, Index, IndexMap, LinearLayout};
+
+/// `tid.x`, its lane and its warp.
+pub struct Threads {
+    pub lane: Val,
+    pub warp: Val,
+}
+
+impl Threads {
+    pub fn new(e: &mut Emitter, threads: u32) -> Threads {
+        e.declare("declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()");
+        let tid = e.hoist(format!("call range(i32 0, {threads}) i32 @llvm.nvvm.read.ptx.sreg.tid.x()"));
+        let lane = e.hoist(format!("and i32 {tid}, 31"));
+        let warp = if threads > 32 { e.hoist(format!("lshr i32 {tid}, 5")) } else { "0".into() };
+        Threads { lane, warp }
+    }
+
+    /// `⊕ images[bit]` over the set bits of the lane and warp numbers, as i32, computed at entry.
+    pub fn linear(&self, e: &mut Emitter, lane: &[u32], warp: &[u32]) -> Val {
+        let mut terms = Vec::new();
+        self.terms(e, &self.lane.clone(), lane, &mut terms);
+        self.terms(e, &self.warp.clone(), warp, &mut terms);
+        let mut covered = 0;
+        let mut sum: Option<Val> = None;
+        for (value, mask) in terms {
+            sum = Some(match sum {
+                None => value,
+                Some(s) if covered & mask == 0 => e.hoist(format!("or disjoint i32 {s}, {value}")),
+                Some(s) => e.hoist(format!("xor i32 {s}, {value}")),
+            });
+            covered |= mask;
+        }
+        sum.unwrap_or_else(|| "0".into())
+    }
+
+    /// One term for each run of bits whose images double, with the bits that it may set.
+    fn terms(&self, e: &mut Emitter, number: &str, images: &[u32], terms: &mut Vec<(Val, u32)>) {
+        let mut bit = 0;
+        while bit < images.len() {
+            let first = images[bit];
+            let mut run = 1;
+            while first != 0 && bit + run < images.len() && images[bit + run] == first << run {
+                run += 1;
+            }
+            if first != 0 && number != "0" {
+                let shifted = if bit == 0 { number.to_string() } else { e.hoist(format!("lshr i32 {number}, {bit}")) };
+                let masked = e.hoist(format!("and i32 {shifted}, {}", (1u32 << run) - 1));
+                // Bits of `first` other than its lowest overlap with those of its doubles, where XOR is not
+                // multiplication: such runs have length one.
+                if first.is_power_of_two() {
+                    let value = match first.trailing_zeros() {
+                        0 => masked,
+                        s => e.hoist(format!("shl i32 {masked}, {s}")),
+                    };
+                    terms.push((value, ((1u32 << run) - 1) << first.trailing_zeros()));
+                } else {
+                    for i in 0..run {
+                        let one = e.hoist(format!("lshr i32 {shifted}, {i}"));
+                        let one = e.hoist(format!("and i32 {one}, 1"));
+                        let value = e.hoist(format!("mul i32 {one}, {}", first << i));
+                        terms.push((value, first << i));
+                    }
+                }
+            }
+            bit += run;
+        }
+    }
+
+    /// i1: this thread is the one that acts for all that hold copies under this layout (lane and warp bits that change
+    /// nothing are zero). `None` where no thread holds copies.
+    pub fn owner(&self, e: &mut Emitter, layout: &LinearLayout) -> Option<Val> {
+        let mut owner: Option<Val> = None;
+        for (dim, number) in [(Dim::Lane, &self.lane), (Dim::Warp, &self.warp)] {
+            let mask = layout.free_mask(dim);
+            if mask != 0 {
+                let bits = e.hoist(format!("and i32 {number}, {mask}"));
+                let zero = e.hoist(format!("icmp eq i32 {bits}, 0"));
+                owner = Some(match owner {
+                    None => zero,
+                    Some(o) => e.hoist(format!("and i1 {o}, {zero}")),
+                });
+            }
+        }
+        owner
+    }
+}
+
+/// Coordinates of a thread's values along one axis: `thread ⊕ register part`.
+pub struct Coordinate {
+    /// i32, the same for all registers.
+    pub thread: Val,
+    /// Bits that `thread` may set.
+    pub mask: u32,
+    /// By register.
+    pub register: Vec<u32>,
+}
+
+/// Coordinates along each axis.
+pub fn coordinates(e: &mut Emitter, threads: &Threads, layout: &LinearLayout) -> Vec<Coordinate> {
+    (0..layout.rank())
+        .map(|axis| {
+            let images = |dim| -> Vec<u32> { layout.bases(dim).iter().map(|b| b[axis]).collect() };
+            let (lane, warp) = (images(Dim::Lane), images(Dim::Warp));
+            let mask = lane.iter().chain(&warp).fold(0, |m, i| m | i);
+            let register = (0..layout.num_registers()).map(|r| layout.apply(r as u32, 0, 0, 0)[axis]).collect();
+            Coordinate { thread: threads.linear(e, &lane, &warp), mask, register }
+        })
+        .collect()
+}
+
+/// Offsets in a shared buffer of a thread's values: `thread ⊕ register part`, in elements.
+pub fn offsets(e: &mut Emitter, threads: &Threads, layout: &LinearLayout, memory: &LinearLayout) -> Coordinate {
+    let map: IndexMap = layout.locate_in(memory);
+    let images = |dim| -> Vec<u32> { map.images(dim).iter().map(|i: &Index| i.offset).collect() };
+    let (lane, warp) = (images(Dim::Lane), images(Dim::Warp));
+    let mask = lane.iter().chain(&warp).fold(0, |m, i| m | i);
+    let register = (0..layout.num_registers()).map(|r| map.offset(r as u32, 0, 0, 0)).collect();
+    Coordinate { thread: threads.linear(e, &lane, &warp), mask, register }
+}
+
+impl Coordinate {
+    /// `thread ⊕ constant` as i32 (for a constant that is a register's part).
+    pub fn at(&self, e: &mut Emitter, constant: u32) -> Val {
+        if constant == 0 {
+            self.thread.clone()
+        } else if self.thread == "0" {
+            constant.to_string()
+        } else if constant & self.mask == 0 {
+            e.inst(format!("or disjoint i32 {}, {constant}", self.thread))
+        } else {
+            e.inst(format!("xor i32 {}, {constant}", self.thread))
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The compiler: one function per target, a pass a line.
+
+use crate::ir::{Func, Stage};
+use crate::llvm::{self, LlvmError, Opt};
+use crate::lower::{self, Unsupported};
+use crate::passes::assign_layouts::assign_layouts;
+use crate::target::{Artifact, Code, CompileOptions, GpuArch, Manifest};
+use crate::verify::verify;
+
+/// Why a kernel did not compile.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CompileError {
+    /// The kernel asks for something that the target does not have.
+    #[error("{0}")]
+    Unsupported(#[from] Unsupported),
+    /// LLVM refused what we generated: a bug of ours.
+    #[error("{0}")]
+    Llvm(#[from] LlvmError),
+}
+
+/// What a compilation went through, for `--emit`, dumps and timing.
+pub trait Observer {
+    /// Called with the function after each pass.
+    fn after(&mut self, pass: &'static str, stage: Stage, func: &Func);
+    /// Called with LLVM IR before LLVM sees it.
+    fn llvm_ir(&mut self, text: &str);
+}
+
+/// Observes nothing.
+impl Observer for () {
+    fn after(&mut self, _: &'static str, _: Stage, _: &Func) {}
+    fn llvm_ir(&mut self, _: &str) {}
+}
+
+/// Runs one pass: checks its result in debug builds, and shows it to the observer.
+fn run(
+    func: Func,
+    name: &'static str,
+    stage: Stage,
+    observer: &mut dyn Observer,
+    pass: impl FnOnce(Func) -> Func,
+) -> Func {
+    let func = pass(func);
+    if cfg!(debug_assertions)
+        && let Err(errors) = verify(&func, stage)
+    {
+        let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        panic!(
+            "internal compiler error: pass `{name}` left a broken function, please report\n{}\n{}",
+            list.join("\n"),
+            crate::text::print(&func)
+        );
+    }
+    observer.after(name, stage, &func);
+    func
+}
+
+/// Compiles for an NVIDIA GPU, as far as Tile IR goes.
+pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
+    let f = func.clone();
+    run(f, "assign_layouts", Stage::Laid, observer, |f| assign_layouts(&f, arch, options))
+}
+
+/// Compiles for an NVIDIA GPU.
+pub fn compile_gpu(
+    func: &Func,
+    arch: GpuArch,
+    options: &CompileOptions,
+    observer: &mut dyn Observer,
+) -> Result<Artifact, CompileError> {
+    let laid = gpu_ir(func, arch, options, observer);
+    let module = lower::nvptx::lower(&laid, arch, options)?;
+    observer.llvm_ir(&module.llvm_ir);
+    let ptx = llvm::ptx(&module.llvm_ir, arch, options.ptx_version, &Opt::gpu())?;
+    let manifest = Manifest {
+        kernel: func.name.clone(),
+        entry: module.entry,
+        target: arch.name().into(),
+        args: module.args,
+        threads: module.threads,
+        shared_bytes: module.shared_bytes,
+        arena_bytes: 0,
+        tensor_maps: module.tensor_maps,
+        source: func.loc.to_string(),
+    };
+    Ok(Artifact { manifest, code: Code::Ptx(ptx.code) })
+}
