@@ -210,7 +210,8 @@ impl<'a> Machine<'a> {
             Op::Assume => none(()),
             Op::DevicePrint { prefix } => {
                 let values: Vec<String> = operands.iter().map(|v| elementwise::display(v.tile())).collect();
-                none(self.outcome.prints.push(format!("{prefix}{}", values.join(" "))))
+                self.outcome.prints.push(format!("{prefix}{}", values.join(" ")));
+                none(())
             }
             Op::DeviceAssert { message } => match tile(0).bits.iter().position(|&b| b == 0) {
                 Some(i) => Err(Fault::Here(format!("assertion failed at element {i}: {message}"))),
@@ -223,7 +224,10 @@ impl<'a> Machine<'a> {
                 one(self.shared.alloc(shape, *elem, optional(0)))
             }
             Op::LocalLoad => one(self.shared.load(operands[0].shared())?),
-            Op::LocalStore => none(self.shared.store(operands[0].shared(), tile(1))),
+            Op::LocalStore => {
+                self.shared.store(operands[0].shared(), tile(1));
+                none(())
+            }
             Op::LocalSlot => one(operands[0].shared().slot(operands[1].int())?),
             Op::LocalTrans { perm } => one(operands[0].shared().trans(perm)),
             Op::AsyncCopy { boundary, padding } => {

@@ -1,3 +1,70 @@
 //! Passes: each a function from one function to another, in a file of its own.
 
 pub mod assign_layouts;
+pub mod canonicalize;
+pub mod carried;
+pub mod cse;
+pub mod dce;
+mod edit;
+pub mod licm;
+pub mod resolve_views;
+
+use crate::ir::Func;
+
+/// A pass that needs nothing but the function, by its name.
+#[derive(Clone, Copy)]
+pub struct Pass {
+    pub name: &'static str,
+    /// One line for people.
+    pub summary: &'static str,
+    pub run: fn(&mut Func),
+}
+
+/// The passes that tools can name.
+pub const PASSES: &[Pass] = &[
+    Pass {
+        name: "canonicalize",
+        summary: "compute constants, drop ops that change nothing",
+        run: |f| {
+            canonicalize::run(f);
+        },
+    },
+    Pass {
+        name: "carried",
+        summary: "take values out of loops and branches that carry them without need",
+        run: |f| {
+            carried::run(f);
+        },
+    },
+    Pass {
+        name: "cse",
+        summary: "compute equal expressions once",
+        run: |f| {
+            cse::run(f);
+        },
+    },
+    Pass {
+        name: "dce",
+        summary: "drop what nobody needs",
+        run: |f| {
+            dce::run(f);
+        },
+    },
+    Pass {
+        name: "licm",
+        summary: "move loop-invariant ops out of loops",
+        run: |f| {
+            licm::run(f);
+        },
+    },
+    Pass {
+        name: "resolve_views",
+        summary: "make views where they are used; carry only the offsets that change",
+        run: resolve_views::run,
+    },
+];
+
+/// The pass of that name.
+pub fn by_name(name: &str) -> Option<&'static Pass> {
+    PASSES.iter().find(|pass| pass.name == name)
+}

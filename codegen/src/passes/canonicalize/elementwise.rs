@@ -1,0 +1,211 @@
+//! Rules of elementwise ops.
+
+use super::constants::{constant_bits, literal};
+use super::{Change, Pass};
+use crate::interp::arith;
+use crate::ir::{BinaryOp, CmpOp, DType, Func, Literal, Op, OpId, UnaryOp, Value};
+use crate::num;
+
+/// The op that defines a value, with its operands.
+fn made_by(func: &Func, v: Value) -> Option<(&Op, &[Value])> {
+    let data = func.op(func.def_op(v)?);
+    Some((&data.op, &data.operands))
+}
+
+/// `−−x` and `!!x`.
+pub(super) fn unary(func: &Func, id: OpId, op: UnaryOp) -> Option<Change> {
+    let undoes_itself = matches!(op, UnaryOp::Neg | UnaryOp::Not);
+    match made_by(func, func.op(id).operands[0])? {
+        (Op::Unary(inner), operands) if undoes_itself && *inner == op => Change::is(operands[0]),
+        _ => None,
+    }
+}
+
+fn commutes(op: BinaryOp) -> bool {
+    match op {
+        BinaryOp::Add
+        | BinaryOp::Mul
+        | BinaryOp::Min
+        | BinaryOp::Max
+        | BinaryOp::And
+        | BinaryOp::Or
+        | BinaryOp::Xor
+        | BinaryOp::MulHi => true,
+        BinaryOp::Sub | BinaryOp::Div | BinaryOp::Rem | BinaryOp::Shl | BinaryOp::Shr => false,
+    }
+}
+
+pub(super) fn binary(pass: &mut Pass, id: OpId, op: BinaryOp) -> Option<Change> {
+    let func = &*pass.func;
+    let (a, b) = (func.op(id).operands[0], func.op(id).operands[1]);
+    let dtype = func.ty(a).dtype()?;
+    if commutes(op) && func.constant(a).is_some() && func.constant(b).is_none() {
+        return Some(Change::Into(Op::Binary(op), vec![b, a]));
+    }
+    if a == b && !dtype.is_float() {
+        match op {
+            BinaryOp::Min | BinaryOp::Max | BinaryOp::And | BinaryOp::Or => return Change::is(a),
+            BinaryOp::Sub | BinaryOp::Xor => return Change::constant(literal(dtype, 0)),
+            _ => {}
+        }
+    }
+    let right = constant_bits(func, b)?;
+    if leaves_left(op, dtype, right) {
+        return Change::is(a);
+    }
+    if forces_right(op, dtype, right) {
+        return Change::is(b);
+    }
+    regroup(pass, id, op, dtype, right)
+}
+
+/// `op(x, c)` is x for every x.
+fn leaves_left(op: BinaryOp, dtype: DType, c: u64) -> bool {
+    if dtype.is_float() {
+        let c = num::decode(dtype, c);
+        let zero_with = |negative: bool| c == 0.0 && c.is_sign_negative() == negative;
+        return match op {
+            // −0 + 0 is +0, so only −0 leaves every x.
+            BinaryOp::Add => zero_with(true),
+            BinaryOp::Sub => zero_with(false),
+            BinaryOp::Mul | BinaryOp::Div => c == 1.0,
+            _ => false,
+        };
+    }
+    let value = num::decode_int(dtype, c);
+    match op {
+        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => value == 0,
+        BinaryOp::Mul | BinaryOp::Div => value == 1,
+        BinaryOp::And => c == ones(dtype),
+        BinaryOp::Min => value == num::int_range(dtype).1,
+        BinaryOp::Max => value == num::int_range(dtype).0,
+        BinaryOp::Rem | BinaryOp::MulHi => false,
+    }
+}
+
+/// `op(x, c)` is c for every x.
+fn forces_right(op: BinaryOp, dtype: DType, c: u64) -> bool {
+    if dtype.is_float() {
+        return false;
+    }
+    let value = num::decode_int(dtype, c);
+    match op {
+        BinaryOp::Mul | BinaryOp::And | BinaryOp::MulHi => value == 0,
+        BinaryOp::Or => c == ones(dtype),
+        BinaryOp::Min => value == num::int_range(dtype).0,
+        BinaryOp::Max => value == num::int_range(dtype).1,
+        BinaryOp::Add
+        | BinaryOp::Sub
+        | BinaryOp::Div
+        | BinaryOp::Rem
+        | BinaryOp::Xor
+        | BinaryOp::Shl
+        | BinaryOp::Shr => false,
+    }
+}
+
+/// Storage with every bit set (`true` for bool).
+fn ones(dtype: DType) -> u64 {
+    num::encode_int(dtype, -1)
+}
+
+/// `(x op c) op d` is `x op (c op d)` where integers wrap.
+fn regroup(pass: &mut Pass, id: OpId, op: BinaryOp, dtype: DType, d: u64) -> Option<Change> {
+    let associates = matches!(op, BinaryOp::Add | BinaryOp::Mul | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
+    if dtype.is_float() || !associates {
+        return None;
+    }
+    let func = &*pass.func;
+    let (x, c) = match made_by(func, func.op(id).operands[0])? {
+        (Op::Binary(inner), operands) if *inner == op => (operands[0], constant_bits(func, operands[1])?),
+        _ => return None,
+    };
+    let (ty, loc) = (func.ty(x).clone(), func.op(id).loc.clone());
+    let both = pass.new_constant(literal(dtype, arith::binary(op, dtype, c, d)), ty, loc);
+    Some(Change::Into(Op::Binary(op), vec![x, both]))
+}
+
+/// A value compared with itself.
+pub(super) fn cmp(func: &Func, id: OpId, op: CmpOp) -> Option<Change> {
+    let operands = &func.op(id).operands;
+    let ordered = func.ty(operands[0]).dtype().is_none_or(|d| !d.is_float());
+    if operands[0] == operands[1] && ordered {
+        return Change::constant(Literal::Bool(matches!(op, CmpOp::Eq | CmpOp::Le | CmpOp::Ge)));
+    }
+    let swapped = match op {
+        CmpOp::Eq | CmpOp::Ne => op,
+        CmpOp::Lt => CmpOp::Gt,
+        CmpOp::Le => CmpOp::Ge,
+        CmpOp::Gt => CmpOp::Lt,
+        CmpOp::Ge => CmpOp::Le,
+    };
+    let constant_left = func.constant(operands[0]).is_some() && func.constant(operands[1]).is_none();
+    constant_left.then(|| Change::Into(Op::Cmp(swapped), vec![operands[1], operands[0]]))
+}
+
+pub(super) fn select(func: &Func, id: OpId) -> Option<Change> {
+    let operands = &func.op(id).operands;
+    match func.constant(operands[0]) {
+        _ if operands[1] == operands[2] => Change::is(operands[1]),
+        Some(Literal::Bool(true)) => Change::is(operands[1]),
+        Some(Literal::Bool(false)) => Change::is(operands[2]),
+        _ => None,
+    }
+}
+
+/// Whether every number of `from` is one of `to`.
+fn holds(from: DType, to: DType) -> bool {
+    let float = |d: DType| match d {
+        // Significant bits, and exponent bits.
+        DType::F8E4M3 => Some((4, 4)),
+        DType::F8E5M2 => Some((3, 5)),
+        DType::F16 => Some((11, 5)),
+        DType::BF16 => Some((8, 8)),
+        DType::F32 => Some((24, 8)),
+        DType::F64 => Some((53, 11)),
+        _ => None,
+    };
+    match (float(from), float(to)) {
+        // e4m3 has no infinity and one NaN, which every other format has.
+        (Some((p, e)), Some((q, f))) => p <= q && e <= f && (to != DType::F8E4M3 || from == to),
+        (Some(_), None) => false,
+        (None, None) => {
+            let ((a, b), (c, d)) = (num::int_range(from), num::int_range(to));
+            c <= a && b <= d
+        }
+        (None, Some((q, f))) => {
+            let (low, high) = num::int_range(from);
+            // Within the significand's width, and f16 and wider can scale it.
+            let limit = 1i128 << q;
+            f >= 5 && -limit <= low && high <= limit
+        }
+    }
+}
+
+/// To the type that it has, and back from a type that lost nothing.
+pub(super) fn cast(func: &Func, id: OpId) -> Option<Change> {
+    let data = func.op(id);
+    let (x, to) = (data.operands[0], func.ty(data.results[0]));
+    if func.ty(x) == to {
+        return Change::is(x);
+    }
+    match made_by(func, x)? {
+        (Op::Cast, inner) => {
+            let (from, between) = (func.ty(inner[0]).dtype()?, func.ty(x).dtype()?);
+            (func.ty(inner[0]) == to && holds(from, between)).then(|| Change::Replace(vec![inner[0]]))
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn bitcast(func: &Func, id: OpId) -> Option<Change> {
+    let data = func.op(id);
+    let x = data.operands[0];
+    if func.ty(x) == func.ty(data.results[0]) {
+        return Change::is(x);
+    }
+    match made_by(func, x)? {
+        (Op::Bitcast, inner) => Some(Change::Into(Op::Bitcast, inner.to_vec())),
+        _ => None,
+    }
+}

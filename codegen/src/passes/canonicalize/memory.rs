@@ -1,0 +1,42 @@
+//! Rules of pointers, views, masked loads and stores.
+
+use super::Change;
+use crate::ir::{Eviction, Func, Literal, Op, OpId, Value};
+
+/// A pointer moved by nothing.
+pub(super) fn ptr_add(func: &Func, id: OpId) -> Option<Change> {
+    let operands = &func.op(id).operands;
+    (func.constant_int(operands[1]) == Some(0)).then(|| Change::Replace(vec![operands[0]]))
+}
+
+/// A view moved by nothing.
+pub(super) fn advance(func: &Func, id: OpId) -> Option<Change> {
+    let operands = &func.op(id).operands;
+    let still = operands[1..].iter().all(|&delta| func.constant_int(delta) == Some(0));
+    still.then(|| Change::Replace(vec![operands[0]]))
+}
+
+/// The mask at operand `i`, where there is one that is constant.
+fn constant_mask(func: &Func, operands: &[Value], i: usize) -> Option<bool> {
+    match func.constant(*operands.get(i)?)? {
+        Literal::Bool(mask) => Some(mask),
+        Literal::Int(_) | Literal::Float(_) => None,
+    }
+}
+
+pub(super) fn load(func: &Func, id: OpId, eviction: Eviction) -> Option<Change> {
+    let data = func.op(id);
+    match (constant_mask(func, &data.operands, 1)?, data.operands.get(2)) {
+        (true, _) => Some(Change::Into(Op::Load { eviction }, vec![data.operands[0]])),
+        (false, Some(&other)) => Change::is(other),
+        (false, None) => Change::constant(super::constants::literal(func.ty(data.results[0]).dtype()?, 0)),
+    }
+}
+
+pub(super) fn store(func: &Func, id: OpId, eviction: Eviction) -> Option<Change> {
+    let operands = &func.op(id).operands;
+    match constant_mask(func, operands, 2)? {
+        true => Some(Change::Into(Op::Store { eviction }, operands[..2].to_vec())),
+        false => Some(Change::Replace(Vec::new())),
+    }
+}

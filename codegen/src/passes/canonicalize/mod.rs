@@ -1,0 +1,167 @@
+//! Canonicalisation: each op in its simplest form.
+//!
+//! Does: computes ops on constants (with the interpreter's arithmetic), drops ops that change nothing (`x + 0`,
+//! `trans` of `trans`, masks that are always true), puts constants on the right, takes the one branch or iteration that
+//! a constant leaves, carries no value through a loop that gives it back unchanged, and puts constants in place of
+//! arguments that the specialisation fixes.
+//! Requires: a verified function. Keeps: the results, bit by bit; at the later stages, layouts. Does not: drop what
+//! has become dead (`dce` does), nor rewrite float arithmetic in ways that only real numbers allow.
+
+mod constants;
+mod control;
+mod elementwise;
+mod memory;
+mod shape;
+
+use super::carried;
+use super::edit::{rewrite, terminator};
+use crate::ir::{BlockId, Func, Literal, Loc, Op, OpId, Type, Value};
+
+/// Runs the pass; says whether it changed anything.
+pub fn run(func: &mut Func) -> bool {
+    let mut any = fix_arguments(func);
+    loop {
+        let mut pass = Pass { func, out: Vec::new(), changed: false };
+        pass.block(pass.func.body);
+        let changed = pass.changed | carried::run(func);
+        any |= changed;
+        if !changed {
+            return any;
+        }
+    }
+}
+
+/// Puts constants in place of arguments that are known.
+fn fix_arguments(func: &mut Func) -> bool {
+    let uses = func.use_counts();
+    let mut constants = Vec::new();
+    for (i, &v) in func.block(func.body).params.clone().iter().enumerate() {
+        if let Some(n) = func.args[i].equal_to.filter(|_| uses[v.0 as usize] > 0) {
+            let op = Op::Constant { value: Literal::Int(n) };
+            let id = func.create_op(op, Vec::new(), vec![func.ty(v).clone()], Vec::new(), func.loc.clone());
+            let constant = func.result(id);
+            func.replace_uses(v, constant);
+            constants.push(id);
+        }
+    }
+    let changed = !constants.is_empty();
+    let body = func.body;
+    func.block_mut(body).ops.splice(0..0, constants);
+    changed
+}
+
+/// What becomes of an op.
+enum Change {
+    /// It goes; these values take the place of its results.
+    Replace(Vec<Value>),
+    /// It becomes this op on these operands, with the results that it has.
+    Into(Op, Vec<Value>),
+    /// The ops of this region take its place, with these values for the region's parameters.
+    Inline(BlockId, Vec<Value>),
+}
+
+impl Change {
+    /// The op's one result is this value.
+    fn is(v: Value) -> Option<Change> {
+        Some(Change::Replace(vec![v]))
+    }
+
+    /// The op becomes a constant.
+    fn constant(value: Literal) -> Option<Change> {
+        Some(Change::Into(Op::Constant { value }, Vec::new()))
+    }
+}
+
+struct Pass<'f> {
+    func: &'f mut Func,
+    /// The ops, so far, of the block under way.
+    out: Vec<OpId>,
+    changed: bool,
+}
+
+impl Pass<'_> {
+    fn block(&mut self, block: BlockId) {
+        let ops = std::mem::take(&mut self.func.block_mut(block).ops);
+        let outer = std::mem::take(&mut self.out);
+        self.ops(ops);
+        self.func.block_mut(block).ops = std::mem::replace(&mut self.out, outer);
+    }
+
+    fn ops(&mut self, ops: Vec<OpId>) {
+        for id in ops {
+            while let Some(change) = self.simplify(id) {
+                self.changed = true;
+                match change {
+                    Change::Into(op, operands) => {
+                        rewrite(self.func, id, op, operands);
+                        continue;
+                    }
+                    Change::Replace(values) => self.replace(id, &values),
+                    Change::Inline(region, params) => self.inline(id, region, &params),
+                }
+                break;
+            }
+        }
+    }
+
+    /// The next step for an op, which is placed where there is none.
+    fn simplify(&mut self, id: OpId) -> Option<Change> {
+        let change = constants::fold(self.func, id).or_else(|| self.family(id));
+        if change.is_none() {
+            for region in self.func.op(id).regions.clone() {
+                self.block(region);
+            }
+            self.out.push(id);
+        }
+        change
+    }
+
+    /// Rules of the op's family. Ops without rules are as simple as they get.
+    fn family(&mut self, id: OpId) -> Option<Change> {
+        match self.func.op(id).op.clone() {
+            Op::Unary(op) => elementwise::unary(self.func, id, op),
+            Op::Binary(op) => elementwise::binary(self, id, op),
+            Op::Cmp(op) => elementwise::cmp(self.func, id, op),
+            Op::Select => elementwise::select(self.func, id),
+            Op::Cast => elementwise::cast(self.func, id),
+            Op::Bitcast => elementwise::bitcast(self.func, id),
+            Op::ExpandDims { .. } | Op::Broadcast | Op::Reshape => shape::repeat_or_reshape(self.func, id),
+            Op::Trans { perm } => shape::trans(self.func, id, &perm),
+            Op::Split => shape::split(self.func, id),
+            Op::ConvertLayout => shape::convert_layout(self.func, id),
+            Op::PtrAdd => memory::ptr_add(self.func, id),
+            Op::Advance => memory::advance(self.func, id),
+            Op::Load { eviction } => memory::load(self.func, id, eviction),
+            Op::Store { eviction } => memory::store(self.func, id, eviction),
+            Op::For { .. } => control::for_loop(self.func, id),
+            Op::If => control::branch(self.func, id),
+            Op::Assume | Op::DeviceAssert { .. } => control::known_true(self.func, id),
+            _ => None,
+        }
+    }
+
+    fn replace(&mut self, id: OpId, values: &[Value]) {
+        for (result, &value) in self.func.op(id).results.clone().into_iter().zip(values) {
+            self.func.replace_uses(result, value);
+        }
+    }
+
+    fn inline(&mut self, id: OpId, region: BlockId, values: &[Value]) {
+        for (param, &value) in self.func.block(region).params.clone().into_iter().zip(values) {
+            self.func.replace_uses(param, value);
+        }
+        let end = terminator(self.func, region);
+        let mut ops = std::mem::take(&mut self.func.block_mut(region).ops);
+        ops.pop();
+        self.ops(ops);
+        let yielded = self.func.op(end).operands.clone();
+        self.replace(id, &yielded);
+    }
+
+    /// Makes a constant before the op under way.
+    fn new_constant(&mut self, value: Literal, ty: Type, loc: Loc) -> Value {
+        let id = self.func.create_op(Op::Constant { value }, Vec::new(), vec![ty], Vec::new(), loc);
+        self.out.push(id);
+        self.func.result(id)
+    }
+}

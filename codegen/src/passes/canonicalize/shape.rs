@@ -1,0 +1,68 @@
+//! Rules of ops that move elements between shapes.
+
+use super::Change;
+use crate::ir::{Func, Op, OpId};
+
+/// `expand_dims`, `broadcast` and `reshape`: of a splat it is a splat; to the same type it is nothing; and two of the
+/// same kind are one, where no layouts say how each goes.
+pub(super) fn repeat_or_reshape(func: &Func, id: OpId) -> Option<Change> {
+    let data = func.op(id);
+    let (x, to) = (data.operands[0], func.ty(data.results[0]));
+    if func.ty(x) == to {
+        return Change::is(x);
+    }
+    let inner = func.op(func.def_op(x)?);
+    let no_layouts = to.layout().is_none();
+    match (&data.op, &inner.op) {
+        (_, Op::Splat) => Some(Change::Into(Op::Splat, inner.operands.clone())),
+        (Op::Broadcast, Op::Broadcast) if no_layouts => Some(Change::Into(Op::Broadcast, inner.operands.clone())),
+        (Op::Reshape, Op::Reshape | Op::ExpandDims { .. }) if no_layouts => {
+            Some(Change::Into(Op::Reshape, inner.operands.clone()))
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn trans(func: &Func, id: OpId, perm: &[usize]) -> Option<Change> {
+    let data = func.op(id);
+    let (x, to) = (data.operands[0], func.ty(data.results[0]));
+    if func.ty(x) == to && perm.is_sorted() {
+        return Change::is(x);
+    }
+    let inner = func.op(func.def_op(x)?);
+    match &inner.op {
+        Op::Splat => Some(Change::Into(Op::Splat, inner.operands.clone())),
+        Op::Trans { perm: first } => {
+            let both: Vec<usize> = perm.iter().map(|&d| first[d]).collect();
+            if both.is_sorted() && func.ty(inner.operands[0]) == to {
+                return Change::is(inner.operands[0]);
+            }
+            let no_layouts = to.layout().is_none();
+            no_layouts.then(|| Change::Into(Op::Trans { perm: both }, inner.operands.clone()))
+        }
+        _ => None,
+    }
+}
+
+/// `split` of `join`.
+pub(super) fn split(func: &Func, id: OpId) -> Option<Change> {
+    let data = func.op(id);
+    let inner = func.op(func.def_op(data.operands[0])?);
+    let same = inner.op == Op::Join && func.ty(inner.operands[0]) == func.ty(data.results[0]);
+    same.then(|| Change::Replace(inner.operands.clone()))
+}
+
+/// To the layout that the operand has, or of another conversion.
+pub(super) fn convert_layout(func: &Func, id: OpId) -> Option<Change> {
+    let data = func.op(id);
+    let x = data.operands[0];
+    if func.ty(x) == func.ty(data.results[0]) {
+        return Change::is(x);
+    }
+    let inner = func.op(func.def_op(x)?);
+    match inner.op {
+        Op::ConvertLayout => Some(Change::Into(Op::ConvertLayout, inner.operands.clone())),
+        Op::Splat => Some(Change::Into(Op::Splat, inner.operands.clone())),
+        _ => None,
+    }
+}

@@ -1,0 +1,167 @@
+//! Dead code elimination.
+//!
+//! Does: drops ops whose results nobody needs, and values that loops and branches carry for nobody, also where they
+//! only feed themselves. Requires: a verified function. Keeps: every write, output and synchronisation, and what they
+//! need. Does not: drop a loop that does something, nor keep a loop for not ending.
+
+use super::carried::{drop_for, drop_if, drop_while};
+use super::edit::terminator;
+use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Value};
+
+/// Runs the pass; says whether it changed anything.
+pub fn run(func: &mut Func) -> bool {
+    let mut live = Live {
+        func,
+        owners: vec![None; func.num_blocks()],
+        holder: vec![None; func.num_ops()],
+        ops: vec![false; func.num_ops()],
+        values: vec![false; func.num_values()],
+        todo: Vec::new(),
+    };
+    let walk = func.walk();
+    for &id in &walk {
+        for &region in &func.op(id).regions {
+            live.owners[region.0 as usize] = Some(id);
+            for inner in &func.block(region).ops {
+                live.holder[inner.0 as usize] = Some(id);
+            }
+        }
+    }
+    for id in walk {
+        match func.op(id).op.effects() {
+            Effects::Write | Effects::Control => live.op(id),
+            Effects::Pure | Effects::Read | Effects::Regions => {}
+        }
+    }
+    while let Some(v) = live.todo.pop() {
+        live.value(v);
+    }
+    let (ops, values) = (live.ops, live.values);
+    sweep(func, &ops, &values)
+}
+
+struct Live<'f> {
+    func: &'f Func,
+    /// For each block, the op that holds it.
+    owners: Vec<Option<OpId>>,
+    /// For each op, the op whose region holds it.
+    holder: Vec<Option<OpId>>,
+    ops: Vec<bool>,
+    values: Vec<bool>,
+    /// Needed values that have not been followed yet.
+    todo: Vec<Value>,
+}
+
+impl<'f> Live<'f> {
+    fn need(&mut self, v: Value) {
+        if !std::mem::replace(&mut self.values[v.0 as usize], true) {
+            self.todo.push(v);
+        }
+    }
+
+    fn need_all(&mut self, values: &[Value]) {
+        values.iter().for_each(|&v| self.need(v));
+    }
+
+    /// An op must stay, with the operands that it needs whichever of its results are needed, and with the ops that
+    /// hold it.
+    fn op(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        if std::mem::replace(&mut self.ops[id.0 as usize], true) {
+            return;
+        }
+        match data.op {
+            // Their operands are needed one by one, as the op that holds them needs them.
+            Op::Yield | Op::Condition => return,
+            Op::For { .. } => self.need_all(&data.operands[..3]),
+            Op::While => self.need(self.end(data.regions[0])[0]),
+            _ => {
+                self.need_all(&data.operands);
+                if data.op != Op::If {
+                    // The region of `reduce` and `scan` gives all results together.
+                    data.regions.iter().for_each(|&region| self.need_all(self.end(region)));
+                }
+            }
+        }
+        if let Some(owner) = self.holder[id.0 as usize] {
+            self.op(owner);
+        }
+    }
+
+    /// Operands of the terminator of a region.
+    fn end(&self, region: BlockId) -> &'f [Value] {
+        &self.func.op(terminator(self.func, region)).operands
+    }
+
+    /// Follows a needed value to what it is made from.
+    fn value(&mut self, v: Value) {
+        match self.func.value(v).def {
+            Def::Result(id, i) => {
+                self.op(id);
+                let data = self.func.op(id);
+                match data.op {
+                    Op::For { .. } => self.carried(data.operands[3 + i], self.end(data.regions[0])[i]),
+                    Op::If => self.carried(self.end(data.regions[0])[i], self.end(data.regions[1])[i]),
+                    Op::While => self.need(self.end(data.regions[0])[1 + i]),
+                    _ => {}
+                }
+            }
+            Def::Param(block, i) => {
+                let Some(owner) = self.owners[block.0 as usize] else { return };
+                let data = self.func.op(owner);
+                match data.op {
+                    Op::For { .. } if i > 0 => self.carried(data.operands[2 + i], self.end(block)[i - 1]),
+                    Op::While if block == data.regions[0] => {
+                        self.carried(data.operands[i], self.end(data.regions[1])[i])
+                    }
+                    Op::While => self.need(self.end(data.regions[0])[1 + i]),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn carried(&mut self, a: Value, b: Value) {
+        self.need(a);
+        self.need(b);
+    }
+}
+
+/// Takes away everything that is not needed.
+fn sweep(func: &mut Func, ops: &[bool], values: &[bool]) -> bool {
+    let mut changed = false;
+    let walk = func.walk();
+    let needed = |v: &Value| values[v.0 as usize];
+    let either = |a: &[Value], b: &[Value]| a.iter().zip(b).map(|(a, b)| needed(a) || needed(b)).collect::<Vec<_>>();
+    for &id in walk.iter().filter(|id| ops[id.0 as usize]) {
+        let data = func.op(id);
+        changed |= match data.op {
+            Op::For { .. } => {
+                let keep = either(&data.results, &func.block(data.regions[0]).params[1..]);
+                drop_for(func, id, &keep)
+            }
+            Op::If => {
+                let keep: Vec<bool> = data.results.iter().map(needed).collect();
+                drop_if(func, id, &keep)
+            }
+            Op::While => {
+                let keep_in: Vec<bool> = func.block(data.regions[0]).params.iter().map(needed).collect();
+                let keep_out = either(&data.results, &func.block(data.regions[1]).params);
+                drop_while(func, id, &keep_in, &keep_out)
+            }
+            _ => false,
+        };
+    }
+    for block in blocks(func) {
+        let before = func.block(block).ops.len();
+        func.block_mut(block).ops.retain(|id| ops[id.0 as usize]);
+        changed |= func.block(block).ops.len() != before;
+    }
+    changed
+}
+
+/// The body and the regions of every op.
+fn blocks(func: &Func) -> Vec<BlockId> {
+    let regions = func.walk().into_iter().flat_map(|id| func.op(id).regions.clone());
+    std::iter::once(func.body).chain(regions).collect()
+}

@@ -1,0 +1,63 @@
+//! Small edits of a function that several passes need.
+
+use crate::ir::{BlockId, Def, Func, Op, OpId, Value};
+use std::collections::HashSet;
+
+/// Takes away the results of an op that `keep` refuses.
+pub fn retain_results(func: &mut Func, id: OpId, keep: &[bool]) {
+    let results = kept(&func.op(id).results, keep);
+    for (i, &v) in results.iter().enumerate() {
+        func.value_mut(v).def = Def::Result(id, i);
+    }
+    func.op_mut(id).results = results;
+}
+
+/// Takes away the parameters of a block that `keep` refuses.
+pub fn retain_params(func: &mut Func, block: BlockId, keep: &[bool]) {
+    let params = kept(&func.block(block).params, keep);
+    set_params(func, block, params);
+}
+
+/// Takes away the operands of an op that `keep` refuses.
+pub fn retain_operands(func: &mut Func, id: OpId, keep: &[bool]) {
+    let operands = kept(&func.op(id).operands, keep);
+    func.op_mut(id).operands = operands;
+}
+
+fn kept(values: &[Value], keep: &[bool]) -> Vec<Value> {
+    values.iter().zip(keep).filter_map(|(&v, &k)| k.then_some(v)).collect()
+}
+
+/// Makes these values the parameters of a block.
+pub fn set_params(func: &mut Func, block: BlockId, params: Vec<Value>) {
+    for (i, &v) in params.iter().enumerate() {
+        func.value_mut(v).def = Def::Param(block, i);
+    }
+    func.block_mut(block).params = params;
+}
+
+/// The op that ends a region. Panics where there is none: a compiler bug.
+pub fn terminator(func: &Func, region: BlockId) -> OpId {
+    *func.block(region).ops.last().expect("internal compiler error: an empty region, please report")
+}
+
+/// Every value defined in the regions of an op, at any depth.
+pub fn defined_inside(func: &Func, id: OpId) -> HashSet<Value> {
+    let mut inside = HashSet::new();
+    for &region in &func.op(id).regions {
+        inside.extend(&func.block(region).params);
+        for op in func.walk_from(region) {
+            let data = func.op(op);
+            inside.extend(&data.results);
+            inside.extend(data.regions.iter().flat_map(|&r| &func.block(r).params));
+        }
+    }
+    inside
+}
+
+/// Turns an op without regions into another one that gives the same results.
+pub fn rewrite(func: &mut Func, id: OpId, op: Op, operands: Vec<Value>) {
+    let data = func.op_mut(id);
+    data.op = op;
+    data.operands = operands;
+}

@@ -1,0 +1,64 @@
+//! Loop-invariant code motion.
+//!
+//! Does: moves ops without effects out of `for` and `while` where nothing that they use is defined in the loop, through
+//! all loops that this holds for.
+//! Requires: a verified function. Keeps: every computed value; an op may run though the loop does not, which no op
+//! without effects minds. Does not: move loads, nor whole loops and branches.
+
+use super::edit::defined_inside;
+use crate::ir::{Effects, Func, Op, OpId, Value};
+use std::collections::HashSet;
+
+/// Runs the pass; says whether it changed anything.
+pub fn run(func: &mut Func) -> bool {
+    let mut changed = false;
+    // Inner loops come after outer ones in the walk: what leaves an inner loop is then looked at again further out.
+    for id in func.walk().into_iter().rev() {
+        if matches!(func.op(id).op, Op::For { .. } | Op::While) {
+            changed |= hoist(func, id);
+        }
+    }
+    changed
+}
+
+fn hoist(func: &mut Func, id: OpId) -> bool {
+    let mut inside = defined_inside(func, id);
+    let mut moved = Vec::new();
+    for region in func.op(id).regions.clone() {
+        let mut stay = Vec::new();
+        for op in func.block(region).ops.clone() {
+            if func.op(op).op.effects() == Effects::Pure && uses(func, op).is_disjoint(&inside) {
+                for v in &func.op(op).results {
+                    inside.remove(v);
+                }
+                moved.push(op);
+            } else {
+                stay.push(op);
+            }
+        }
+        func.block_mut(region).ops = stay;
+    }
+    if moved.is_empty() {
+        return false;
+    }
+    let (block, at) = place(func, id);
+    func.block_mut(block).ops.splice(at..at, moved);
+    true
+}
+
+/// What an op uses from outside itself.
+fn uses(func: &Func, id: OpId) -> HashSet<Value> {
+    let own = defined_inside(func, id);
+    let nested = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region));
+    let operands = std::iter::once(id).chain(nested).flat_map(|op| func.op(op).operands.clone());
+    operands.filter(|v| !own.contains(v)).collect()
+}
+
+/// The block that an op stands in, and where.
+fn place(func: &Func, id: OpId) -> (crate::ir::BlockId, usize) {
+    let regions = func.walk().into_iter().flat_map(|op| func.op(op).regions.clone());
+    std::iter::once(func.body)
+        .chain(regions)
+        .find_map(|block| Some((block, func.block(block).ops.iter().position(|&op| op == id)?)))
+        .expect("internal compiler error: an op of the walk stands nowhere, please report")
+}

@@ -1,0 +1,198 @@
+//! Views made where they are used.
+//!
+//! Does: takes views apart into base, shape, strides and offsets. Loops and branches carry those of these scalars that
+//! change (in the common case one or two i64 offsets), `advance` becomes additions, and every use of a view is of a
+//! `make_view` in the same block or in one around it.
+//! Requires: a verified function at stage tile. Keeps: every value read and written. Does not: say anything about the
+//! scalars; a loop that swaps two views carries their bases. Where the sides of a branch give views of different
+//! `order`, which is only a hint, the first side's is taken.
+
+use super::edit::{set_params, terminator};
+use super::{carried, dce};
+use crate::ir::{BinaryOp, BlockId, DType, Func, Loc, Op, OpId, Type, Value};
+use std::collections::HashMap;
+
+/// Runs the pass.
+pub fn run(func: &mut Func) {
+    let mut pass = Pass { func, views: HashMap::new() };
+    pass.block(pass.func.body);
+    carried::run(func);
+    dce::run(func);
+}
+
+/// What a view is made of.
+#[derive(Clone)]
+struct Parts {
+    order: Vec<usize>,
+    /// Operands of `make_view`.
+    scalars: Vec<Value>,
+}
+
+struct Pass<'f> {
+    func: &'f mut Func,
+    views: HashMap<Value, Parts>,
+}
+
+/// Types of the parts of a view; `None` for other types.
+fn part_types(ty: &Type) -> Option<Vec<Type>> {
+    let Type::View { block, elem } = ty else { return None };
+    let mut types = vec![Type::scalar(crate::ir::Elem::Ptr(*elem))];
+    types.extend(vec![Type::scalar(DType::I64); 3 * block.len()]);
+    Some(types)
+}
+
+impl Pass<'_> {
+    fn block(&mut self, block: BlockId) {
+        for id in std::mem::take(&mut self.func.block_mut(block).ops) {
+            match self.func.op(id).op.clone() {
+                Op::MakeView { order } => {
+                    let data = self.func.op(id);
+                    self.views.insert(data.results[0], Parts { order, scalars: data.operands.clone() });
+                    self.push(block, id);
+                }
+                Op::Advance => self.advance(block, id),
+                Op::For { .. } => {
+                    let body = self.func.op(id).regions[0];
+                    let orders = self.orders(&self.func.op(id).operands[3..].to_vec());
+                    self.expand_params(body, 1, &orders);
+                    self.expand_operands(id);
+                    self.region(body);
+                    self.expand_results(block, id, &orders);
+                }
+                Op::If => {
+                    let regions = self.func.op(id).regions.clone();
+                    for &side in &regions {
+                        self.block(side);
+                    }
+                    let orders = self.orders(&self.func.op(terminator(self.func, regions[0])).operands.clone());
+                    for &side in &regions {
+                        self.expand_operands(terminator(self.func, side));
+                    }
+                    self.expand_results(block, id, &orders);
+                }
+                Op::While => {
+                    let regions = self.func.op(id).regions.clone();
+                    let orders = self.orders(&self.func.op(id).operands.clone());
+                    self.expand_params(regions[0], 0, &orders);
+                    self.expand_operands(id);
+                    self.block(regions[0]);
+                    let condition = terminator(self.func, regions[0]);
+                    let orders = self.orders(&self.func.op(condition).operands[1..].to_vec());
+                    self.expand_operands(condition);
+                    self.expand_params(regions[1], 0, &orders);
+                    self.region(regions[1]);
+                    self.expand_results(block, id, &orders);
+                }
+                _ => self.push(block, id),
+            }
+        }
+    }
+
+    /// A region whose terminator passes views on.
+    fn region(&mut self, region: BlockId) {
+        self.block(region);
+        self.expand_operands(terminator(self.func, region));
+    }
+
+    fn push(&mut self, block: BlockId, id: OpId) {
+        self.func.block_mut(block).ops.push(id);
+    }
+
+    /// Turns an `advance` into a `make_view` of moved offsets.
+    fn advance(&mut self, block: BlockId, id: OpId) {
+        let data = self.func.op(id).clone();
+        let mut parts = self.views[&data.operands[0]].clone();
+        let first = parts.scalars.len() - (data.operands.len() - 1);
+        for (i, &delta) in data.operands[1..].iter().enumerate() {
+            // An offset that does not move stays the same value, so that loops need not carry it.
+            if self.func.constant_int(delta) != Some(0) {
+                let operands = vec![parts.scalars[first + i], delta];
+                let types = vec![Type::scalar(DType::I64)];
+                let sum =
+                    self.func.append(block, Op::Binary(BinaryOp::Add), operands, types, Vec::new(), data.loc.clone());
+                parts.scalars[first + i] = self.func.result(sum);
+            }
+        }
+        let op = self.func.op_mut(id);
+        op.op = Op::MakeView { order: parts.order.clone() };
+        op.operands = parts.scalars.clone();
+        self.views.insert(data.results[0], parts);
+        self.push(block, id);
+    }
+
+    /// The order of each view among these values.
+    fn orders(&self, values: &[Value]) -> Vec<Option<Vec<usize>>> {
+        values.iter().map(|v| self.views.get(v).map(|parts| parts.order.clone())).collect()
+    }
+
+    /// Puts the parts of views in place of the views among the operands of an op.
+    fn expand_operands(&mut self, id: OpId) {
+        let operands = &self.func.op(id).operands;
+        let parts = |v: &Value| self.views.get(v).map_or_else(|| vec![*v], |parts| parts.scalars.clone());
+        let expanded = operands.iter().flat_map(parts).collect();
+        self.func.op_mut(id).operands = expanded;
+    }
+
+    /// Puts the parts of views in place of the views among the parameters of a region, from parameter `first` on, and
+    /// makes the views at the region's start.
+    fn expand_params(&mut self, region: BlockId, first: usize, orders: &[Option<Vec<usize>>]) {
+        let old = self.func.block(region).params.clone();
+        let mut params = old[..first].to_vec();
+        let mut made = Vec::new();
+        for (&v, order) in old[first..].iter().zip(orders) {
+            let (Some(types), Some(order)) = (part_types(self.func.ty(v)), order) else {
+                params.push(v);
+                continue;
+            };
+            let scalars: Vec<Value> = types.into_iter().map(|ty| self.func.add_param(region, ty)).collect();
+            params.extend(&scalars);
+            made.push(self.make(v, Parts { order: order.clone(), scalars }, Loc::unknown()));
+        }
+        set_params(self.func, region, params);
+        made.append(&mut self.func.block_mut(region).ops);
+        self.func.block_mut(region).ops = made;
+    }
+
+    /// Places an op with the parts of views in place of the views among its results, then makes those views.
+    fn expand_results(&mut self, block: BlockId, id: OpId, orders: &[Option<Vec<usize>>]) {
+        if orders.iter().all(Option::is_none) {
+            return self.push(block, id);
+        }
+        let old = self.func.op(id).clone();
+        let types = old.results.iter().flat_map(|&v| {
+            let ty = self.func.ty(v);
+            part_types(ty).unwrap_or_else(|| vec![ty.clone()])
+        });
+        let types = types.collect();
+        let new = self.func.append(block, old.op, old.operands, types, old.regions, old.loc.clone());
+        let mut results = self.func.op(new).results.clone().into_iter();
+        for (&v, order) in old.results.iter().zip(orders) {
+            match (part_types(self.func.ty(v)), order) {
+                (Some(types), Some(order)) => {
+                    let scalars = results.by_ref().take(types.len()).collect();
+                    let view = self.make(v, Parts { order: order.clone(), scalars }, old.loc.clone());
+                    self.push(block, view);
+                }
+                _ => {
+                    let result = results.next().expect("internal compiler error: results ran out, please report");
+                    let name = self.func.value(v).name.clone();
+                    self.func.value_mut(result).name = name;
+                    self.func.replace_uses(v, result);
+                }
+            }
+        }
+    }
+
+    /// Creates a `make_view` that takes the place of the view `v`.
+    fn make(&mut self, v: Value, parts: Parts, loc: Loc) -> OpId {
+        let op = Op::MakeView { order: parts.order.clone() };
+        let ty = self.func.ty(v).clone();
+        let id = self.func.create_op(op, parts.scalars.clone(), vec![ty], Vec::new(), loc);
+        let view = self.func.result(id);
+        let name = self.func.value(v).name.clone();
+        self.func.value_mut(view).name = name;
+        self.func.replace_uses(v, view);
+        self.views.insert(view, parts);
+        id
+    }
+}

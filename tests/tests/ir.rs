@@ -1,0 +1,96 @@
+//! Text tests of passes: each file of `tests/ir` is a function, the passes to run, and what should come out.
+//!
+//! ```text
+//! // What the file shows.
+//! // run: canonicalize,cse
+//! kernel @name(…) { … }
+//! // expect:
+//! kernel @name(…) { … }
+//! ```
+//!
+//! `BLESS=1 cargo test -p tilewright-tests --test ir` writes what comes out into the files; look at the difference
+//! before you keep it.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use tilewright_codegen::ir::Func;
+use tilewright_codegen::{passes, text, verify};
+
+const EXPECT: &str = "// expect:\n";
+
+fn files() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("ir");
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let mut paths: Vec<PathBuf> = entries.map(|e| e.expect("a readable folder").path()).collect();
+    paths.retain(|p| p.extension().is_some_and(|e| e == "tile"));
+    paths.sort();
+    paths
+}
+
+/// Text and function are the same thing, and the function is valid.
+fn check(func: &Func, when: &str) -> Result<(), String> {
+    let printed = text::print(func);
+    let again =
+        text::parse(&printed).map_err(|e| format!("{when}, the printed text does not parse: {e}\n{printed}"))?;
+    if text::print(&again) != printed {
+        return Err(format!("{when}, parse and print change the text:\n{printed}\nto\n{}", text::print(&again)));
+    }
+    verify::verify(func, verify::stage_of(func)).map_err(|errors| {
+        let list: Vec<String> = errors.iter().map(|e| e.to_string()).collect();
+        format!("{when}, the function is not valid:\n{}\n{printed}", list.join("\n"))
+    })
+}
+
+/// Runs a file's passes; gives what comes out.
+fn run(input: &str) -> Result<String, String> {
+    let names = input
+        .lines()
+        .find_map(|line| line.strip_prefix("// run:"))
+        .ok_or("expected a line `// run: pass, pass, …` before the kernel")?;
+    let mut func = text::parse(input).map_err(|e| e.to_string())?;
+    check(&func, "before the passes")?;
+    for name in names.split(',').map(str::trim) {
+        let pass = passes::by_name(name).ok_or_else(|| format!("no pass is called `{name}`"))?;
+        (pass.run)(&mut func);
+        check(&func, &format!("after {name}"))?;
+    }
+    Ok(text::print(&func))
+}
+
+/// The lines that differ, with three lines around each.
+fn difference(expected: &str, found: &str) -> String {
+    let (left, right): (Vec<&str>, Vec<&str>) = (expected.lines().collect(), found.lines().collect());
+    let same_start = left.iter().zip(&right).take_while(|(a, b)| a == b).count();
+    let from = same_start.saturating_sub(3);
+    let mut out = String::new();
+    for (mark, lines) in [("expected", &left), ("found", &right)] {
+        let _ = writeln!(out, "--- {mark}, from line {}", from + 1);
+        for line in lines.iter().skip(from).take(12) {
+            let _ = writeln!(out, "{line}");
+        }
+    }
+    out
+}
+
+#[test]
+fn passes_give_what_the_files_expect() {
+    let bless = std::env::var_os("BLESS").is_some_and(|v| v == "1");
+    let mut failures = Vec::new();
+    let files = files();
+    assert!(!files.is_empty(), "no files in tests/ir");
+    for path in files {
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let content = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let (input, expected) = content.split_once(EXPECT).unwrap_or((&content, ""));
+        match run(input) {
+            Err(e) => failures.push(format!("{name}: {e}")),
+            Ok(found) if found == expected => {}
+            Ok(found) if bless => {
+                let blessed = format!("{}\n{EXPECT}{found}", input.trim_end());
+                std::fs::write(&path, blessed).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            }
+            Ok(found) => failures.push(format!("{name}\n{}", difference(expected, &found))),
+        }
+    }
+    assert!(failures.is_empty(), "{} files fail (BLESS=1 accepts):\n{}", failures.len(), failures.join("\n"));
+}
