@@ -3,7 +3,9 @@
 use crate::ir::{Func, Stage};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
-use crate::passes::assign_layouts::assign_layouts;
+use crate::passes::{
+    assign_layouts, canonicalize, carried, cse, dce, hoist_buffers, licm, pipeline_loads, resolve_views,
+};
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, Manifest};
 use crate::verify::verify;
 
@@ -32,33 +34,64 @@ impl Observer for () {
     fn llvm_ir(&mut self, _: &str) {}
 }
 
-/// Runs one pass: checks its result in debug builds, and shows it to the observer.
-fn run(
+/// A function on its way through the passes.
+struct Pipeline<'o> {
     func: Func,
-    name: &'static str,
-    stage: Stage,
-    observer: &mut dyn Observer,
-    pass: impl FnOnce(Func) -> Func,
-) -> Func {
-    let func = pass(func);
-    if cfg!(debug_assertions)
-        && let Err(errors) = verify(&func, stage)
-    {
-        let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        panic!(
-            "internal compiler error: pass `{name}` left a broken function, please report\n{}\n{}",
-            list.join("\n"),
-            crate::text::print(&func)
-        );
+    observer: &'o mut dyn Observer,
+}
+
+impl Pipeline<'_> {
+    /// Runs one pass: checks its result in debug builds, and shows it to the observer.
+    fn pass(&mut self, name: &'static str, stage: Stage, pass: impl FnOnce(&mut Func)) {
+        pass(&mut self.func);
+        if cfg!(debug_assertions)
+            && let Err(errors) = verify(&self.func, stage)
+        {
+            let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            panic!(
+                "internal compiler error: pass `{name}` left a broken function, please report\n{}\n{}",
+                list.join("\n"),
+                crate::text::print(&self.func)
+            );
+        }
+        self.observer.after(name, stage, &self.func);
     }
-    observer.after(name, stage, &func);
-    func
+
+    /// What both targets start with.
+    fn tile_passes(&mut self) {
+        self.pass("resolve_views", Stage::Tile, resolve_views::run);
+        self.pass("canonicalize", Stage::Tile, |f| {
+            canonicalize::run(f);
+        });
+        self.pass("carried", Stage::Tile, |f| {
+            carried::run(f);
+        });
+        self.pass("cse", Stage::Tile, |f| {
+            cse::run(f);
+        });
+        self.pass("licm", Stage::Tile, |f| {
+            licm::run(f);
+        });
+        self.pass("dce", Stage::Tile, |f| {
+            dce::run(f);
+        });
+    }
 }
 
 /// Compiles for an NVIDIA GPU, as far as Tile IR goes.
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
-    let f = func.clone();
-    run(f, "assign_layouts", Stage::Laid, observer, |f| assign_layouts(&f, arch, options))
+    let mut p = Pipeline { func: func.clone(), observer };
+    p.tile_passes();
+    p.pass("assign_layouts", Stage::Laid, |f| assign_layouts::run(f, arch, options));
+    p.pass("cse_laid", Stage::Laid, |f| {
+        cse::run(f);
+    });
+    p.pass("dce_laid", Stage::Laid, |f| {
+        dce::run(f);
+    });
+    p.pass("hoist_buffers", Stage::Laid, hoist_buffers::run);
+    p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
+    p.func
 }
 
 /// Compiles for an NVIDIA GPU.

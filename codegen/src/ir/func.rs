@@ -165,6 +165,14 @@ impl Func {
         id
     }
 
+    /// Gives an op one more result.
+    pub fn add_result(&mut self, id: OpId, ty: Type) -> Value {
+        let index = self.op(id).results.len();
+        let v = self.new_value(ty, Def::Result(id, index));
+        self.op_mut(id).results.push(v);
+        v
+    }
+
     /// Creates an op at the end of a block.
     pub fn append(
         &mut self,
@@ -284,6 +292,14 @@ impl Func {
         let mut order = Vec::new();
         self.walk_block(block, &mut order);
         order
+    }
+
+    /// The block that an op stands in. Panics where it stands in none: a compiler bug.
+    pub fn parent_block(&self, id: OpId) -> BlockId {
+        (0..self.blocks.len() as u32)
+            .map(BlockId)
+            .find(|&b| self.block(b).ops.contains(&id))
+            .expect("internal compiler error: an op outside any block")
     }
 
     /// Replaces every use of `old` by `new`.

@@ -6,7 +6,9 @@ pub mod carried;
 pub mod cse;
 pub mod dce;
 mod edit;
+pub mod hoist_buffers;
 pub mod licm;
+pub mod pipeline_loads;
 pub mod resolve_views;
 
 use crate::ir::Func;
@@ -49,6 +51,11 @@ pub const PASSES: &[Pass] = &[
         run: |f| {
             dce::run(f);
         },
+    },
+    Pass {
+        name: "hoist_buffers",
+        summary: "fill shared buffers before the loops that only read them",
+        run: hoist_buffers::run,
     },
     Pass {
         name: "licm",

@@ -53,7 +53,7 @@ impl Pass<'_> {
                 Op::Advance => self.advance(block, id),
                 Op::For { .. } => {
                     let body = self.func.op(id).regions[0];
-                    let orders = self.orders(&self.func.op(id).operands[3..].to_vec());
+                    let orders = self.orders(&self.func.op(id).operands[3..]);
                     self.expand_params(body, 1, &orders);
                     self.expand_operands(id);
                     self.region(body);
@@ -77,7 +77,7 @@ impl Pass<'_> {
                     self.expand_operands(id);
                     self.block(regions[0]);
                     let condition = terminator(self.func, regions[0]);
-                    let orders = self.orders(&self.func.op(condition).operands[1..].to_vec());
+                    let orders = self.orders(&self.func.op(condition).operands[1..]);
                     self.expand_operands(condition);
                     self.expand_params(regions[1], 0, &orders);
                     self.region(regions[1]);

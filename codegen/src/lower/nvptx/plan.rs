@@ -184,6 +184,11 @@ impl SharedPlan {
             pending.writes.clear();
             return;
         }
+        if data.op == Op::FenceAsyncShared {
+            // The barrier that orders these writes may still come: they stay pending.
+            pending.unfenced.clear();
+            return;
+        }
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         match &data.op {
             Op::LocalAlloc if !data.operands.is_empty() => writes.extend(self.range(func, data.results[0])),

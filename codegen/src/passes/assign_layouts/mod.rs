@@ -21,7 +21,7 @@ use crate::ir::Func;
 use crate::target::{CompileOptions, GpuArch};
 
 /// See the module's page.
-pub fn assign_layouts(func: &Func, arch: GpuArch, options: &CompileOptions) -> Func {
+pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
     let homes = homes::Homes::choose(func, arch, options.num_warps);
-    rewrite::rewrite(&homes)
+    *func = rewrite::rewrite(&homes);
 }

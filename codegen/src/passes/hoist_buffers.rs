@@ -1,0 +1,56 @@
+//! Moves shared buffers that hold loop-invariant tiles out of loops.
+//!
+//! Does: `local_alloc` of a tile from outside the loop, and `local_trans` of a buffer from outside, move before the loop.
+//! Requires: stage laid.
+//! Keeps: meaning: such a buffer is written once and never again (`local_store` goes only to buffers made empty).
+//! Does not: move anything else.
+
+use crate::ir::{Func, Op, OpId, Value};
+use std::collections::HashSet;
+
+/// See the module's page.
+pub fn run(func: &mut Func) {
+    // Inner loops come after the loops around them in `walk`: from the last to the first, a buffer climbs all the way.
+    let loops: Vec<OpId> =
+        func.walk().into_iter().rev().filter(|&id| matches!(func.op(id).op, Op::For { .. } | Op::While)).collect();
+    for id in loops {
+        hoist(func, id);
+    }
+}
+
+fn hoist(func: &mut Func, id: OpId) {
+    let regions = func.op(id).regions.clone();
+    let mut inside: HashSet<Value> = HashSet::new();
+    for &r in &regions {
+        inside.extend(&func.block(r).params);
+        for op in func.walk_from(r) {
+            inside.extend(&func.op(op).results);
+            for &nested in &func.op(op).regions {
+                inside.extend(&func.block(nested).params);
+            }
+        }
+    }
+    let mut moved = Vec::new();
+    for &r in &regions {
+        for op in func.block(r).ops.clone() {
+            let data = func.op(op);
+            let buffer = match data.op {
+                Op::LocalAlloc => !data.operands.is_empty(),
+                Op::LocalTrans { .. } => true,
+                _ => false,
+            };
+            if buffer && data.operands.iter().all(|v| !inside.contains(v)) {
+                inside.remove(&data.results[0]);
+                moved.push(op);
+            }
+        }
+        func.block_mut(r).ops.retain(|op| !moved.contains(op));
+    }
+    if moved.is_empty() {
+        return;
+    }
+    let parent = func.parent_block(id);
+    let ops = &mut func.block_mut(parent).ops;
+    let at = ops.iter().position(|&op| op == id).expect("internal compiler error: a lost loop");
+    ops.splice(at..at, moved);
+}

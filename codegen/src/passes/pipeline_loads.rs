@@ -1,0 +1,339 @@
+//! Software pipelines: loads that feed products run some iterations ahead, into rings of shared buffers.
+//!
+//! Does: in each loop, finds `local_alloc(load_view)` whose address depends only on scalars; replaces them by `async_copy` into a
+//! ring of as many buffers as the loop has stages. The copies of the first iterations come before the loop, each
+//! iteration then starts those of the iteration `stages − 1` further on and waits for its own.
+//! Requires: stage laid; loads not used otherwise.
+//! Keeps: meaning; barriers of everything but the rings are still to be placed.
+//! Does not: pipeline loads whose address comes from memory, nor loads that `cp.async` cannot express (accesses under four
+//! bytes, padding other than zero).
+
+use super::assign_layouts::view_vector;
+use crate::analysis::axis::AxisAnalysis;
+use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};
+use crate::target::{CompileOptions, GpuArch};
+use std::collections::HashMap;
+
+/// Fewest bytes that one `cp.async` copies.
+const MIN_COPY_BYTES: u64 = 4;
+
+/// A load to run ahead.
+struct Candidate {
+    load: OpId,
+    alloc: OpId,
+}
+
+/// See the module's page.
+pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
+    let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
+    for id in loops {
+        pipeline_loop(func, id, arch, options);
+    }
+}
+
+fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOptions) {
+    let Op::For { num_stages, .. } = func.op(id).op else { return };
+    let candidates = find(func, id);
+    if candidates.is_empty() {
+        return;
+    }
+    let wanted = num_stages.unwrap_or(options.num_stages);
+    let stages = fitting(func, &candidates, wanted, arch);
+    if stages < 2 {
+        return;
+    }
+    Pipeline::new(func, id, stages).build(&candidates);
+}
+
+/// Loads of the loop's own block that go nowhere but into a shared buffer.
+fn find(func: &Func, id: OpId) -> Vec<Candidate> {
+    let region = func.op(id).regions[0];
+    let uses = func.use_counts();
+    let axis = AxisAnalysis::new(func);
+    let mut found = Vec::new();
+    for &alloc in &func.block(region).ops {
+        let data = func.op(alloc);
+        let (Op::LocalAlloc, Some(&tile)) = (&data.op, data.operands.first()) else { continue };
+        let Some(load) = func.def_op(tile) else { continue };
+        let Op::LoadView { boundary, padding: Padding::Zero, .. } = &func.op(load).op else { continue };
+        let view = func.op(load).operands[0];
+        let Type::View { elem, .. } = func.ty(view) else { continue };
+        let wide = view_vector(func, &axis, view, boundary) * elem.bytes() as u64 >= MIN_COPY_BYTES;
+        let in_loop = func.block(region).ops.contains(&load);
+        let same_type = func.ty(tile).dtype() == Some(*elem);
+        if in_loop && wide && same_type && uses[tile.0 as usize] == 1 && depends_on_scalars(func, region, view) {
+            found.push(Candidate { load, alloc });
+        }
+    }
+    found
+}
+
+/// Everything in the loop that the value is computed from is pure and scalar, carried values included.
+fn depends_on_scalars(func: &Func, region: BlockId, v: Value) -> bool {
+    let mut seen = vec![v];
+    let mut next = 0;
+    while next < seen.len() {
+        let v = seen[next];
+        next += 1;
+        match func.value(v).def {
+            Def::Param(block, index) if block == region && index > 0 => {
+                let last = *func.block(region).ops.last().expect("internal compiler error: an empty loop");
+                let carried = func.op(last).operands[index - 1];
+                if !seen.contains(&carried) {
+                    seen.push(carried);
+                }
+            }
+            Def::Result(id, _) if func.block(region).ops.contains(&id) => {
+                let data = func.op(id);
+                let scalar = matches!(func.ty(v), Type::Scalar(_) | Type::View { .. });
+                if !scalar || data.op.effects() != Effects::Pure || !data.regions.is_empty() {
+                    return false;
+                }
+                for &o in &data.operands {
+                    if !seen.contains(&o) {
+                        seen.push(o);
+                    }
+                }
+            }
+            Def::Param(..) | Def::Result(..) => {}
+        }
+    }
+    true
+}
+
+/// The most stages, up to those wanted, whose rings fit into shared memory beside the other buffers.
+fn fitting(func: &Func, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
+    let bytes = |v: Value| match func.ty(v) {
+        ty @ Type::Shared { elem, .. } => (ty.numel() * elem.bytes()) as u64,
+        _ => 0,
+    };
+    let ring: u64 = candidates.iter().map(|c| bytes(func.result(c.alloc))).sum();
+    let others: u64 = func
+        .walk()
+        .into_iter()
+        .filter(|&id| func.op(id).op == Op::LocalAlloc && !candidates.iter().any(|c| c.alloc == id))
+        .map(|id| bytes(func.result(id)))
+        .sum();
+    let room = u64::from(arch.max_shared_bytes()).saturating_sub(others);
+    wanted.min((room / ring.max(1)) as u32)
+}
+
+struct Pipeline<'f> {
+    func: &'f mut Func,
+    id: OpId,
+    region: BlockId,
+    stages: u32,
+    /// Carried values that addresses depend on, by number of the carried value.
+    ahead: Vec<usize>,
+}
+
+impl<'f> Pipeline<'f> {
+    fn new(func: &'f mut Func, id: OpId, stages: u32) -> Pipeline<'f> {
+        let region = func.op(id).regions[0];
+        Pipeline { func, id, region, stages, ahead: Vec::new() }
+    }
+
+    /// Numbers of the carried values that the views depend on.
+    fn carried_by(&self, candidates: &[Candidate]) -> Vec<usize> {
+        let mut seen: Vec<Value> = candidates.iter().map(|c| self.func.op(c.load).operands[0]).collect();
+        let mut carried = Vec::new();
+        let mut next = 0;
+        while next < seen.len() {
+            let v = seen[next];
+            next += 1;
+            match self.func.value(v).def {
+                Def::Param(block, index) if block == self.region && index > 0 => {
+                    carried.push(index - 1);
+                    let y = self.yields()[index - 1];
+                    if !seen.contains(&y) {
+                        seen.push(y);
+                    }
+                }
+                Def::Result(id, _) if self.func.block(self.region).ops.contains(&id) => {
+                    for &o in &self.func.op(id).operands {
+                        if !seen.contains(&o) {
+                            seen.push(o);
+                        }
+                    }
+                }
+                Def::Param(..) | Def::Result(..) => {}
+            }
+        }
+        carried.sort_unstable();
+        carried
+    }
+
+    fn yields(&self) -> &[Value] {
+        let last = *self.func.block(self.region).ops.last().expect("internal compiler error: an empty loop");
+        &self.func.op(last).operands
+    }
+
+    fn build(mut self, candidates: &[Candidate]) {
+        self.ahead = self.carried_by(candidates);
+        let parent = self.func.parent_block(self.id);
+        let loc = self.func.op(self.id).loc.clone();
+        let [_, upper, step] = [0, 1, 2].map(|i| self.func.op(self.id).operands[i]);
+        let by_wgmma = self.feeds_wgmma(candidates);
+
+        // Rings, and the copies of the first iterations, into a scratch block that is then spliced before the loop.
+        let scratch = self.func.add_block();
+        let mut b = Builder::new(self.func, scratch, loc.clone());
+        let rings: Vec<Value> = candidates
+            .iter()
+            .map(|c| {
+                let Type::Shared { shape, elem, layout } = b.func.ty(b.func.result(c.alloc)).clone() else {
+                    panic!("internal compiler error: a buffer of another type")
+                };
+                let mut ring = vec![self.stages as usize];
+                ring.extend(shape);
+                let id = b.op(Op::LocalAlloc, &[], &[Type::Shared { shape: ring, elem, layout }]);
+                b.func.result(id)
+            })
+            .collect();
+        let mut index = self.func.op(self.id).operands[0];
+        let mut carried: Vec<Value> = self.ahead.iter().map(|&i| self.func.op(self.id).operands[3 + i]).collect();
+        for stage in 0..self.stages - 1 {
+            let mut b = Builder::new(self.func, scratch, loc.clone());
+            let slot = b.int(i64::from(stage), DType::I32);
+            (index, carried) = self.issue(scratch, candidates, &rings, index, &carried, slot, upper, step);
+        }
+        let mut b = Builder::new(self.func, scratch, loc.clone());
+        let read = b.int(0, DType::I32);
+        let write = b.int(i64::from(self.stages - 1), DType::I32);
+        self.splice_before(parent, scratch);
+
+        // The loop carries: the index and values that run ahead, the slots to read and to write.
+        let mut inits = vec![index];
+        inits.extend(carried);
+        inits.extend([read, write]);
+        let params: Vec<Value> = inits
+            .iter()
+            .map(|&v| {
+                let ty = self.func.ty(v).clone();
+                self.func.op_mut(self.id).operands.push(v);
+                self.func.add_result(self.id, ty.clone());
+                self.func.add_param(self.region, ty)
+            })
+            .collect();
+        let (ahead_index, rest) = (params[0], &params[1..]);
+        let (ahead, slots) = rest.split_at(self.ahead.len());
+
+        // At the top of the body: wait for this iteration's copies, and start later ones.
+        let top = self.func.add_block();
+        let mut b = Builder::new(self.func, top, loc.clone());
+        b.op(Op::AsyncWait { pending: self.stages - 2 }, &[], &[]);
+        if by_wgmma {
+            b.op(Op::FenceAsyncShared, &[], &[]);
+        }
+        b.op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
+        let (next_index, next_ahead) = self.issue(top, candidates, &rings, ahead_index, ahead, slots[1], upper, step);
+        let mut b = Builder::new(self.func, top, loc.clone());
+        let next_slots: Vec<Value> = slots.iter().map(|&s| next_slot(&mut b, s, self.stages)).collect();
+        for (c, &ring) in candidates.iter().zip(&rings) {
+            let buffer = b.func.result(c.alloc);
+            let ty = b.func.ty(buffer).clone();
+            let id = b.op(Op::LocalSlot, &[ring, slots[0]], &[ty]);
+            let slot = b.func.result(id);
+            b.func.replace_uses(buffer, slot);
+        }
+        let top_ops = std::mem::take(&mut self.func.block_mut(top).ops);
+        let body = &mut self.func.block_mut(self.region).ops;
+        body.retain(|op| !candidates.iter().any(|c| c.load == *op || c.alloc == *op));
+        body.splice(0..0, top_ops);
+        let last = *self.func.block(self.region).ops.last().expect("internal compiler error: an empty loop");
+        let operands = &mut self.func.op_mut(last).operands;
+        operands.push(next_index);
+        operands.extend(next_ahead);
+        operands.extend(next_slots);
+
+        // Whoever takes over the rings' memory waits for the last reads.
+        let after = self.func.create_op(Op::BlockBarrier { id: 0, threads: None }, vec![], vec![], vec![], loc);
+        let ops = &mut self.func.block_mut(parent).ops;
+        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
+        ops.insert(at + 1, after);
+    }
+
+    /// Copies of one iteration, if it exists; gives the next iteration's index and carried values.
+    fn issue(
+        &mut self,
+        block: BlockId,
+        candidates: &[Candidate],
+        rings: &[Value],
+        index: Value,
+        carried: &[Value],
+        slot: Value,
+        upper: Value,
+        step: Value,
+    ) -> (Value, Vec<Value>) {
+        let loc = self.func.op(self.id).loc.clone();
+        let params = self.func.block(self.region).params.clone();
+        let mut map: HashMap<Value, Value> = HashMap::from([(params[0], index)]);
+        for (&i, &v) in self.ahead.iter().zip(carried) {
+            map.insert(params[1 + i], v);
+        }
+        let mut b = Builder::new(self.func, block, loc.clone());
+        let exists = b.cmp(CmpOp::Lt, index, upper);
+        for (c, &ring) in candidates.iter().zip(rings) {
+            let load = self.func.op(c.load).clone();
+            let Op::LoadView { boundary, padding, .. } = load.op else {
+                panic!("internal compiler error: a candidate that is no load")
+            };
+            let view = self.clone_slice(block, load.operands[0], &mut map);
+            let ty = self.func.ty(self.func.result(c.alloc)).clone();
+            let mut b = Builder::new(self.func, block, load.loc);
+            let id = b.op(Op::LocalSlot, &[ring, slot], &[ty]);
+            let buffer = b.func.result(id);
+            b.op(Op::AsyncCopy { boundary, padding }, &[view, buffer, exists], &[]);
+        }
+        let yields: Vec<Value> = self.ahead.iter().map(|&i| self.yields()[i]).collect();
+        let next = yields.into_iter().map(|y| self.clone_slice(block, y, &mut map)).collect();
+        let mut b = Builder::new(self.func, block, loc);
+        b.op(Op::AsyncCommit, &[], &[]);
+        (b.binary(BinaryOp::Add, index, step), next)
+    }
+
+    /// Computes a value of the loop's body again, for the iteration that `map` describes.
+    fn clone_slice(&mut self, block: BlockId, v: Value, map: &mut HashMap<Value, Value>) -> Value {
+        if let Some(&known) = map.get(&v) {
+            return known;
+        }
+        let Some(id) = self.func.def_op(v).filter(|id| self.func.block(self.region).ops.contains(id)) else { return v };
+        let data = self.func.op(id).clone();
+        let operands = data.operands.iter().map(|&o| self.clone_slice(block, o, map)).collect();
+        let types = data.results.iter().map(|&r| self.func.ty(r).clone()).collect();
+        let copy = self.func.append(block, data.op, operands, types, vec![], data.loc);
+        for (&old, &new) in data.results.iter().zip(&self.func.op(copy).results.clone()) {
+            map.insert(old, new);
+        }
+        map[&v]
+    }
+
+    fn splice_before(&mut self, parent: BlockId, scratch: BlockId) {
+        let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
+        let ops = &mut self.func.block_mut(parent).ops;
+        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
+        ops.splice(at..at, new);
+    }
+
+    /// A buffer (or a view of it) is an operand of `wgmma`.
+    fn feeds_wgmma(&self, candidates: &[Candidate]) -> bool {
+        let mut derived: Vec<Value> = candidates.iter().map(|c| self.func.result(c.alloc)).collect();
+        self.func.walk_from(self.region).into_iter().any(|id| {
+            let data = self.func.op(id);
+            let uses = data.operands.iter().any(|o| derived.contains(o));
+            if uses && matches!(data.op, Op::LocalTrans { .. }) {
+                derived.extend(&data.results);
+            }
+            uses && matches!(data.op, Op::Wgmma { .. })
+        })
+    }
+}
+
+/// `slot + 1`, back to zero at the end of the ring.
+fn next_slot(b: &mut Builder, slot: Value, stages: u32) -> Value {
+    let (one, zero) = (b.int(1, DType::I32), b.int(0, DType::I32));
+    let next = b.binary(BinaryOp::Add, slot, one);
+    let end = b.int(i64::from(stages), DType::I32);
+    let wraps = b.cmp(CmpOp::Eq, next, end);
+    b.select(wraps, zero, next)
+}
