@@ -4,8 +4,10 @@
 //! [`Artifact`](target::Artifact) comes out.
 
 pub mod analysis;
+pub mod diag;
 pub mod interp;
 pub mod ir;
+pub mod lang;
 pub mod layout;
 pub mod llvm;
 pub mod lower;

@@ -20,6 +20,7 @@ mod element;
 pub mod env;
 mod error;
 mod launch;
+pub mod prelude;
 pub mod probe;
 mod stream;
 
@@ -33,3 +34,12 @@ pub use stream::{Event, Stream};
 
 /// The CUDA bindings that this crate uses, for callers that hand it streams or pointers of their own.
 pub use cudarc;
+
+// `#[kernel]` names this crate from inside it too.
+extern crate self as tilewright_runtime;
+
+/// What `#[kernel]` and `#[device_fn]` expand to; not for use by hand.
+#[doc(hidden)]
+pub mod __private {
+    pub use tilewright_codegen::lang;
+}

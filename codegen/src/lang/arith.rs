@@ -1,0 +1,733 @@
+//! Arithmetic, comparison and logic: the meaning of the operators in kernel code.
+//!
+//! `#[kernel]` turns `a + b` into [`add`]`(a, b)` and so on, so that one rule ([`Combine`]) types them all:
+//! tile with tile, scalar, or Rust number gives a tile; scalar with scalar or number gives a scalar; Rust numbers among
+//! themselves stay Rust numbers. `i32` and `i64` may be mixed and give `i64`.
+
+use super::dtype::{Dtype, Int, Num};
+use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
+use super::operand::{FloatLit, HostNum, IntLit, Number, Operand, Raw, broadcast, common_shape, materialise, meet_all};
+use super::record::{emit, fail, mistake, shape};
+use crate::ir::{BinaryOp, CmpOp, DType, Value};
+
+/// Pairs that the arithmetic operators accept.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` and `{R}` cannot be combined",
+    label = "no operation between `{Self}` and `{R}`",
+    note = "element types do not mix silently: convert one side with `.to::<…>()`"
+)]
+pub trait Combine<R> {
+    type Output;
+
+    #[doc(hidden)]
+    #[track_caller]
+    fn combine(self, rhs: R, op: BinaryOp) -> Self::Output;
+
+    /// ⌈self / rhs⌉ for integers that are not negative.
+    #[doc(hidden)]
+    #[track_caller]
+    fn cdiv(self, rhs: R) -> Self::Output;
+}
+
+/// How the source writes an operation.
+fn symbol(op: BinaryOp) -> &'static str {
+    match op {
+        BinaryOp::Add => "+",
+        BinaryOp::Sub => "-",
+        BinaryOp::Mul => "*",
+        BinaryOp::Div => "/",
+        BinaryOp::Rem => "%",
+        BinaryOp::Min => "minimum",
+        BinaryOp::Max => "maximum",
+        BinaryOp::And => "&",
+        BinaryOp::Or => "|",
+        BinaryOp::Xor => "^",
+        BinaryOp::Shl => "<<",
+        BinaryOp::Shr => ">>",
+        BinaryOp::MulHi => "umulhi",
+    }
+}
+
+/// Ends with a message where the element type has no such operation.
+#[track_caller]
+fn check_op(op: BinaryOp, dtype: DType) {
+    let (legal, what) = match op {
+        BinaryOp::Add
+        | BinaryOp::Sub
+        | BinaryOp::Mul
+        | BinaryOp::Div
+        | BinaryOp::Rem
+        | BinaryOp::Min
+        | BinaryOp::Max => (dtype != DType::Bool, "numbers"),
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => (!dtype.is_float(), "integers or bool"),
+        BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => (dtype.is_int(), "integers"),
+    };
+    let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
+    if !legal {
+        fail(mistake(format!("`{}` works on {what}, found {dtype}", symbol(op))).label(format!("the elements are {dtype}")));
+    }
+    if small {
+        fail(
+            mistake(format!("{dtype} is a storage type: `{}` has no meaning on it", symbol(op)))
+                .label(format!("the elements are {dtype}"))
+                .help("compute in a wider type: `.to::<f32>()`"),
+        );
+    }
+}
+
+#[track_caller]
+pub(crate) fn binary(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
+    check_op(op, dtype);
+    let [a, b] = meet_all([a, b], dtype, &format!("`{}`", symbol(op)));
+    emit(|builder| builder.binary(op, a, b))
+}
+
+/// ⌈a / b⌉ as (a + b − 1) / b.
+#[track_caller]
+fn ceil_div(a: Raw, b: Raw, dtype: DType) -> Value {
+    if !dtype.is_int() {
+        fail(mistake(format!("`cdiv` divides integers, found {dtype}")).label(format!("the numbers are {dtype}")));
+    }
+    let sum = binary(BinaryOp::Add, a, b, dtype);
+    let less = binary(BinaryOp::Sub, Raw::Value(sum), Raw::Number(Number::Int(1)), dtype);
+    binary(BinaryOp::Div, Raw::Value(less), b, dtype)
+}
+
+impl<T: Dtype, R: Operand<T>> Combine<R> for Tile<T> {
+    type Output = Tile<T>;
+    #[track_caller]
+    fn combine(self, rhs: R, op: BinaryOp) -> Tile<T> {
+        Tile::from_value(binary(op, self.raw(), rhs.raw(), T::dtype()))
+    }
+    #[track_caller]
+    fn cdiv(self, rhs: R) -> Tile<T> {
+        Tile::from_value(ceil_div(self.raw(), rhs.raw(), T::dtype()))
+    }
+}
+
+impl<T: Dtype, R: Operand<T>> Combine<R> for Scalar<T> {
+    type Output = R::WithScalar;
+    #[track_caller]
+    fn combine(self, rhs: R, op: BinaryOp) -> R::WithScalar {
+        Data::from_value(binary(op, self.raw(), rhs.raw(), T::dtype()))
+    }
+    #[track_caller]
+    fn cdiv(self, rhs: R) -> R::WithScalar {
+        Data::from_value(ceil_div(self.raw(), rhs.raw(), T::dtype()))
+    }
+}
+
+/// i32 beside i64: the narrower side is widened.
+macro_rules! widening {
+    ($($a:ident, $b:ident => $out:ident;)*) => { $(
+        widening!(@pair $a<i32>, $b<i64>, $out);
+        widening!(@pair $a<i64>, $b<i32>, $out);
+    )* };
+    (@pair $a:ty, $b:ty, $out:ident) => {
+        impl Combine<$b> for $a {
+            type Output = $out<i64>;
+            #[track_caller]
+            fn combine(self, rhs: $b, op: BinaryOp) -> $out<i64> {
+                let (a, b) = (self.to::<i64>(), rhs.to::<i64>());
+                $out::from_value(binary(op, a.raw(), b.raw(), DType::I64))
+            }
+            #[track_caller]
+            fn cdiv(self, rhs: $b) -> $out<i64> {
+                let (a, b) = (self.to::<i64>(), rhs.to::<i64>());
+                $out::from_value(ceil_div(a.raw(), b.raw(), DType::I64))
+            }
+        }
+        impl CompareEq<$b> for $a {
+            type Output = $out<bool>;
+            #[track_caller]
+            fn compare_eq(self, rhs: $b, op: CmpOp) -> $out<bool> {
+                let (a, b) = (self.to::<i64>(), rhs.to::<i64>());
+                $out::from_value(comparison(op, a.raw(), b.raw(), DType::I64))
+            }
+        }
+        impl CompareOrd<$b> for $a {
+            #[track_caller]
+            fn compare_ord(self, rhs: $b, op: CmpOp) -> $out<bool> {
+                self.compare_eq(rhs, op)
+            }
+        }
+    };
+}
+widening! {
+    Tile, Tile => Tile;
+    Tile, Scalar => Tile;
+    Scalar, Tile => Tile;
+    Scalar, Scalar => Scalar;
+}
+
+/// Ends with a message about Rust numbers that no operation can combine.
+#[track_caller]
+fn host_failure(op: BinaryOp, a: impl std::fmt::Display, b: impl std::fmt::Display) -> ! {
+    fail(
+        mistake(format!("`{a} {} {b}` has no value", symbol(op)))
+            .label("overflow, division by zero, or an operation that this type does not have"),
+    )
+}
+
+macro_rules! host_int_operation {
+    ($op:expr, $a:expr, $b:expr) => {
+        match $op {
+            BinaryOp::Add => $a.checked_add($b),
+            BinaryOp::Sub => $a.checked_sub($b),
+            BinaryOp::Mul => $a.checked_mul($b),
+            BinaryOp::Div => $a.checked_div($b),
+            BinaryOp::Rem => $a.checked_rem($b),
+            BinaryOp::Min => Some($a.min($b)),
+            BinaryOp::Max => Some($a.max($b)),
+            BinaryOp::And => Some($a & $b),
+            BinaryOp::Or => Some($a | $b),
+            BinaryOp::Xor => Some($a ^ $b),
+            BinaryOp::Shl => u32::try_from($b).ok().and_then(|n| $a.checked_shl(n)),
+            BinaryOp::Shr => u32::try_from($b).ok().and_then(|n| $a.checked_shr(n)),
+            BinaryOp::MulHi => None,
+        }
+    };
+}
+
+/// A Rust number on the left of a tile or scalar.
+macro_rules! host_left {
+    ($($ty:ty),*) => { $(
+        impl<T: Dtype> Combine<Tile<T>> for $ty where $ty: HostNum<T> {
+            type Output = Tile<T>;
+            #[track_caller]
+            fn combine(self, rhs: Tile<T>, op: BinaryOp) -> Tile<T> {
+                Tile::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
+            }
+            #[track_caller]
+            fn cdiv(self, rhs: Tile<T>) -> Tile<T> {
+                Tile::from_value(ceil_div(Operand::<T>::raw(self), rhs.raw(), T::dtype()))
+            }
+        }
+        impl<T: Dtype> Combine<Scalar<T>> for $ty where $ty: HostNum<T> {
+            type Output = Scalar<T>;
+            #[track_caller]
+            fn combine(self, rhs: Scalar<T>, op: BinaryOp) -> Scalar<T> {
+                Scalar::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
+            }
+            #[track_caller]
+            fn cdiv(self, rhs: Scalar<T>) -> Scalar<T> {
+                Scalar::from_value(ceil_div(Operand::<T>::raw(self), rhs.raw(), T::dtype()))
+            }
+        }
+        impl<T: Dtype> CompareEq<Tile<T>> for $ty where $ty: HostNum<T> {
+            type Output = Tile<bool>;
+            #[track_caller]
+            fn compare_eq(self, rhs: Tile<T>, op: CmpOp) -> Tile<bool> {
+                Tile::from_value(comparison(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
+            }
+        }
+        impl<T: Dtype> CompareEq<Scalar<T>> for $ty where $ty: HostNum<T> {
+            type Output = Scalar<bool>;
+            #[track_caller]
+            fn compare_eq(self, rhs: Scalar<T>, op: CmpOp) -> Scalar<bool> {
+                Scalar::from_value(comparison(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
+            }
+        }
+        impl<T: Dtype> CompareOrd<Tile<T>> for $ty where $ty: HostNum<T> {
+            #[track_caller]
+            fn compare_ord(self, rhs: Tile<T>, op: CmpOp) -> Tile<bool> {
+                self.compare_eq(rhs, op)
+            }
+        }
+        impl<T: Dtype> CompareOrd<Scalar<T>> for $ty where $ty: HostNum<T> {
+            #[track_caller]
+            fn compare_ord(self, rhs: Scalar<T>, op: CmpOp) -> Scalar<bool> {
+                self.compare_eq(rhs, op)
+            }
+        }
+    )* };
+}
+host_left!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
+
+/// Rust numbers among themselves: the operation happens while the kernel is specialised.
+macro_rules! host_pair {
+    ($($ty:ty, $a:ident: $left:ty = $left_value:expr, $b:ident: $right:ty = $right_value:expr, $kind:ident;)*) => { $(
+        impl Combine<$right> for $left {
+            type Output = $ty;
+            #[track_caller]
+            fn combine(self, rhs: $right, op: BinaryOp) -> $ty {
+                let ($a, $b) = (self, rhs);
+                let (a, b): ($ty, $ty) = ($left_value, $right_value);
+                host_pair!(@$kind op, a, b)
+            }
+            #[track_caller]
+            fn cdiv(self, rhs: $right) -> $ty {
+                let ($a, $b) = (self, rhs);
+                let (a, b): ($ty, $ty) = ($left_value, $right_value);
+                host_pair!(@$kind BinaryOp::Div, host_pair!(@$kind BinaryOp::Sub, host_pair!(@$kind BinaryOp::Add, a, b), 1 as $ty), b)
+            }
+        }
+    )* };
+    (@int $op:expr, $a:expr, $b:expr) => {{
+        let (a, b) = ($a, $b);
+        match host_int_operation!($op, a, b) {
+            Some(result) => result,
+            None => host_failure($op, a, b),
+        }
+    }};
+    (@float $op:expr, $a:expr, $b:expr) => {{
+        let (a, b) = ($a, $b);
+        match $op {
+            BinaryOp::Add => a + b,
+            BinaryOp::Sub => a - b,
+            BinaryOp::Mul => a * b,
+            BinaryOp::Div => a / b,
+            BinaryOp::Rem => a % b,
+            BinaryOp::Min => a.min(b),
+            BinaryOp::Max => a.max(b),
+            BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+                host_failure($op, a, b)
+            }
+        }
+    }};
+}
+
+/// A literal as a number of its neighbour's type.
+#[track_caller]
+fn literal_as<T: TryFrom<i128>>(lit: IntLit, type_name: &str) -> T {
+    T::try_from(lit.0)
+        .unwrap_or_else(|_| fail(mistake(format!("{} does not fit into {type_name}", lit.0)).label("out of range")))
+}
+
+macro_rules! host_pairs {
+    (int: $($ty:ident),*) => { $(
+        host_pair! {
+            $ty, a: $ty = a, b: $ty = b, int;
+            $ty, a: $ty = a, b: IntLit = literal_as(b, stringify!($ty)), int;
+            $ty, a: IntLit = literal_as(a, stringify!($ty)), b: $ty = b, int;
+        }
+        host_pairs!(@compare $ty, IntLit, |lit: IntLit, x: $ty| lit.0.cmp(&(x as i128)));
+    )* };
+    (float: $($ty:ident),*) => { $(
+        host_pair! {
+            $ty, a: $ty = a, b: $ty = b, float;
+            $ty, a: $ty = a, b: FloatLit = b.0 as $ty, float;
+            $ty, a: FloatLit = a.0 as $ty, b: $ty = b, float;
+        }
+        host_pairs!(@compare $ty, FloatLit, |lit: FloatLit, x: $ty| lit.0.total_cmp(&(x as f64)));
+    )* };
+    (@compare $ty:ident, $lit:ident, $order:expr) => {
+        impl CompareEq<$lit> for $ty {
+            type Output = bool;
+            fn compare_eq(self, rhs: $lit, op: CmpOp) -> bool {
+                holds(op, $order(rhs, self).reverse())
+            }
+        }
+        impl CompareOrd<$lit> for $ty {
+            fn compare_ord(self, rhs: $lit, op: CmpOp) -> bool {
+                self.compare_eq(rhs, op)
+            }
+        }
+        impl CompareEq<$ty> for $lit {
+            type Output = bool;
+            fn compare_eq(self, rhs: $ty, op: CmpOp) -> bool {
+                holds(op, $order(self, rhs))
+            }
+        }
+        impl CompareOrd<$ty> for $lit {
+            fn compare_ord(self, rhs: $ty, op: CmpOp) -> bool {
+                self.compare_eq(rhs, op)
+            }
+        }
+    };
+}
+host_pairs!(int: i8, i16, i32, i64, u8, u16, u32, u64, usize);
+host_pairs!(float: f32, f64);
+
+fn holds(op: CmpOp, order: std::cmp::Ordering) -> bool {
+    match op {
+        CmpOp::Eq => order.is_eq(),
+        CmpOp::Ne => order.is_ne(),
+        CmpOp::Lt => order.is_lt(),
+        CmpOp::Le => order.is_le(),
+        CmpOp::Gt => order.is_gt(),
+        CmpOp::Ge => order.is_ge(),
+    }
+}
+
+impl Combine<bool> for bool {
+    type Output = bool;
+    #[track_caller]
+    fn combine(self, rhs: bool, op: BinaryOp) -> bool {
+        match op {
+            BinaryOp::And => self & rhs,
+            BinaryOp::Or => self | rhs,
+            BinaryOp::Xor => self ^ rhs,
+            _ => host_failure(op, self, rhs),
+        }
+    }
+    #[track_caller]
+    fn cdiv(self, rhs: bool) -> bool {
+        host_failure(BinaryOp::Div, self, rhs)
+    }
+}
+
+/// Literals among themselves, where no neighbour gives them a type: i32 and f32.
+macro_rules! literal_pairs {
+    ($($left:ident, $right:ident => $elem:ty;)*) => { $(
+        impl Combine<$right> for $left {
+            type Output = Scalar<$elem>;
+            #[track_caller]
+            fn combine(self, rhs: $right, op: BinaryOp) -> Scalar<$elem> {
+                Scalar::from_value(binary(op, Operand::<$elem>::raw(self), Operand::<$elem>::raw(rhs), <$elem>::dtype()))
+            }
+            #[track_caller]
+            fn cdiv(self, rhs: $right) -> Scalar<$elem> {
+                Scalar::from_value(ceil_div(Operand::<$elem>::raw(self), Operand::<$elem>::raw(rhs), <$elem>::dtype()))
+            }
+        }
+    )* };
+}
+literal_pairs! {
+    IntLit, IntLit => i32;
+    IntLit, FloatLit => f32;
+    FloatLit, IntLit => f32;
+    FloatLit, FloatLit => f32;
+}
+
+/// What can be added to a pointer: integers, in elements.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an offset: pointers move by integers, in elements",
+    label = "expected an integer tile, scalar or number"
+)]
+pub trait Offset<T: Dtype> {
+    /// What a scalar pointer becomes.
+    type Moved;
+    #[doc(hidden)]
+    fn raw_offset(self) -> Raw;
+    #[doc(hidden)]
+    fn offset_type() -> DType;
+    #[doc(hidden)]
+    fn moved(v: Value, writable: bool) -> Self::Moved;
+}
+
+impl<T: Dtype, I: Int> Offset<T> for Tile<I> {
+    type Moved = PtrTile<T>;
+    fn raw_offset(self) -> Raw {
+        self.raw()
+    }
+    fn offset_type() -> DType {
+        I::dtype()
+    }
+    fn moved(v: Value, writable: bool) -> PtrTile<T> {
+        PtrTile::new(v, writable)
+    }
+}
+
+impl<T: Dtype, I: Int> Offset<T> for Scalar<I> {
+    type Moved = Ptr<T>;
+    fn raw_offset(self) -> Raw {
+        self.raw()
+    }
+    fn offset_type() -> DType {
+        I::dtype()
+    }
+    fn moved(v: Value, writable: bool) -> Ptr<T> {
+        Ptr::new(v, writable)
+    }
+}
+
+macro_rules! host_offsets {
+    ($($ty:ty),*) => { $(
+        impl<T: Dtype> Offset<T> for $ty {
+            type Moved = Ptr<T>;
+            fn raw_offset(self) -> Raw {
+                Operand::<i64>::raw(self)
+            }
+            fn offset_type() -> DType {
+                DType::I64
+            }
+            fn moved(v: Value, writable: bool) -> Ptr<T> {
+                Ptr::new(v, writable)
+            }
+        }
+    )* };
+}
+host_offsets!(i32, i64, u32, usize, IntLit);
+
+/// `ptr ± offset`, repeated to their common shape. Offsets are i32 or i64 from here on.
+#[track_caller]
+fn move_pointer<T: Dtype, I: Offset<T>>(ptr: Value, offset: I, op: BinaryOp) -> Value {
+    if !matches!(op, BinaryOp::Add | BinaryOp::Sub) {
+        let message = format!("`{}` has no meaning on a pointer", symbol(op));
+        fail(mistake(message).label("pointers can be moved with `+` and `-`"));
+    }
+    let dtype = I::offset_type();
+    let mut offset = materialise(offset.raw_offset(), dtype);
+    if !matches!(dtype, DType::I32 | DType::I64) {
+        let wide = if matches!(dtype, DType::U32 | DType::U64) { DType::I64 } else { DType::I32 };
+        offset = emit(|b| b.cast(offset, wide));
+    }
+    if op == BinaryOp::Sub {
+        offset = emit(|b| b.unary(crate::ir::UnaryOp::Neg, offset));
+    }
+    let common = common_shape(&[shape(ptr), shape(offset)], "pointer arithmetic");
+    let (ptr, offset) = (broadcast(ptr, &common), broadcast(offset, &common));
+    emit(|b| b.ptr_add(ptr, offset))
+}
+
+impl<T: Dtype, I: Offset<T>> Combine<I> for Ptr<T> {
+    type Output = I::Moved;
+    #[track_caller]
+    fn combine(self, rhs: I, op: BinaryOp) -> I::Moved {
+        I::moved(move_pointer(self.v, rhs, op), self.writable)
+    }
+    #[track_caller]
+    fn cdiv(self, rhs: I) -> I::Moved {
+        self.combine(rhs, BinaryOp::Div)
+    }
+}
+
+impl<T: Dtype, I: Offset<T>> Combine<I> for PtrTile<T> {
+    type Output = PtrTile<T>;
+    #[track_caller]
+    fn combine(self, rhs: I, op: BinaryOp) -> PtrTile<T> {
+        PtrTile::new(move_pointer(self.v, rhs, op), self.writable)
+    }
+    #[track_caller]
+    fn cdiv(self, rhs: I) -> PtrTile<T> {
+        self.combine(rhs, BinaryOp::Div)
+    }
+}
+
+macro_rules! operators {
+    ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
+        $(#[$meta])*
+        #[track_caller]
+        pub fn $name<A: Combine<B>, B>(a: A, b: B) -> A::Output {
+            a.combine(b, BinaryOp::$op)
+        }
+    )* };
+}
+operators! {
+    /// `a + b`.
+    add, Add;
+    /// `a - b`.
+    sub, Sub;
+    /// `a * b`.
+    mul, Mul;
+    /// `a / b`: truncates toward zero for integers.
+    div, Div;
+    /// `a % b`: the sign of `a`, as in Rust.
+    rem, Rem;
+    /// `a & b`.
+    bitand, And;
+    /// `a | b`.
+    bitor, Or;
+    /// `a ^ b`.
+    bitxor, Xor;
+    /// `a << b`.
+    shl, Shl;
+    /// `a >> b`: arithmetic for signed integers.
+    shr, Shr;
+    /// The smaller of two numbers, elementwise; of a number and a NaN, the number.
+    minimum, Min;
+    /// The larger of two numbers, elementwise; of a number and a NaN, the number.
+    maximum, Max;
+    /// High half of the full product of two integers.
+    umulhi, MulHi;
+}
+
+/// ⌈a / b⌉ for integers that are not negative.
+#[track_caller]
+pub fn cdiv<A: Combine<B>, B>(a: A, b: B) -> A::Output {
+    a.cdiv(b)
+}
+
+#[track_caller]
+pub(crate) fn comparison(op: CmpOp, a: Raw, b: Raw, dtype: DType) -> Value {
+    let [a, b] = meet_all([a, b], dtype, "a comparison");
+    emit(|builder| builder.cmp(op, a, b))
+}
+
+/// Pairs that `==` and `!=` accept.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` and `{R}` cannot be compared",
+    label = "no comparison between `{Self}` and `{R}`",
+    note = "element types do not mix silently: convert one side with `.to::<…>()`"
+)]
+pub trait CompareEq<R> {
+    type Output;
+    #[doc(hidden)]
+    #[track_caller]
+    fn compare_eq(self, rhs: R, op: CmpOp) -> Self::Output;
+}
+
+/// Pairs that `<`, `<=`, `>` and `>=` accept.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` and `{R}` cannot be compared",
+    label = "no order between `{Self}` and `{R}`",
+    note = "element types do not mix silently: convert one side with `.to::<…>()`"
+)]
+pub trait CompareOrd<R>: CompareEq<R> {
+    #[doc(hidden)]
+    #[track_caller]
+    fn compare_ord(self, rhs: R, op: CmpOp) -> Self::Output;
+}
+
+impl<T: Dtype, R: Operand<T>> CompareEq<R> for Tile<T> {
+    type Output = Tile<bool>;
+    #[track_caller]
+    fn compare_eq(self, rhs: R, op: CmpOp) -> Tile<bool> {
+        Tile::from_value(comparison(op, self.raw(), rhs.raw(), T::dtype()))
+    }
+}
+
+impl<T: Num, R: Operand<T>> CompareOrd<R> for Tile<T> {
+    #[track_caller]
+    fn compare_ord(self, rhs: R, op: CmpOp) -> Tile<bool> {
+        self.compare_eq(rhs, op)
+    }
+}
+
+impl<T: Dtype, R: Operand<T>> CompareEq<R> for Scalar<T> {
+    type Output = <R::WithScalar as Data>::As<bool>;
+    #[track_caller]
+    fn compare_eq(self, rhs: R, op: CmpOp) -> Self::Output {
+        Data::from_value(comparison(op, self.raw(), rhs.raw(), T::dtype()))
+    }
+}
+
+impl<T: Num, R: Operand<T>> CompareOrd<R> for Scalar<T> {
+    #[track_caller]
+    fn compare_ord(self, rhs: R, op: CmpOp) -> Self::Output {
+        self.compare_eq(rhs, op)
+    }
+}
+
+/// Rust values among themselves compare as in Rust.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! compare_host {
+    (eq: $($ty:ty),*) => { $(
+        impl $crate::lang::arith::CompareEq<$ty> for $ty {
+            type Output = bool;
+            fn compare_eq(self, rhs: $ty, op: $crate::ir::CmpOp) -> bool {
+                if op == $crate::ir::CmpOp::Ne { self != rhs } else { self == rhs }
+            }
+        }
+    )* };
+    (ord: $($ty:ty),*) => { $(
+        $crate::compare_host!(eq: $ty);
+        impl $crate::lang::arith::CompareOrd<$ty> for $ty {
+            fn compare_ord(self, rhs: $ty, op: $crate::ir::CmpOp) -> bool {
+                match op {
+                    CmpOp::Lt => self < rhs,
+                    CmpOp::Le => self <= rhs,
+                    CmpOp::Gt => self > rhs,
+                    CmpOp::Ge => self >= rhs,
+                    CmpOp::Eq => self == rhs,
+                    CmpOp::Ne => self != rhs,
+                }
+            }
+        }
+    )* };
+}
+compare_host!(ord: i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64);
+compare_host!(eq: bool, &str, DType, crate::ir::Precision);
+
+macro_rules! comparisons {
+    ($($name:ident, $trait:ident, $method:ident, $op:ident;)*) => { $(
+        #[doc(hidden)]
+        #[track_caller]
+        pub fn $name<A: $trait<B>, B>(a: A, b: B) -> A::Output {
+            a.$method(b, CmpOp::$op)
+        }
+    )* };
+}
+comparisons! {
+    eq, CompareEq, compare_eq, Eq;
+    ne, CompareEq, compare_eq, Ne;
+    lt, CompareOrd, compare_ord, Lt;
+    le, CompareOrd, compare_ord, Le;
+    gt, CompareOrd, compare_ord, Gt;
+    ge, CompareOrd, compare_ord, Ge;
+}
+
+/// Conditions that `&&` and `||` accept. The right side is always evaluated where either side is a run-time value: it
+/// has no effects.
+#[diagnostic::on_unimplemented(message = "`&&` and `||` need conditions, found `{Self}` and `{R}`")]
+pub trait Logic<R> {
+    type Output;
+    #[doc(hidden)]
+    #[track_caller]
+    fn logic(self, rhs: impl FnOnce() -> R, op: BinaryOp) -> Self::Output;
+}
+
+impl Logic<bool> for bool {
+    type Output = bool;
+    fn logic(self, rhs: impl FnOnce() -> bool, op: BinaryOp) -> bool {
+        if op == BinaryOp::And { self && rhs() } else { self || rhs() }
+    }
+}
+
+macro_rules! logic {
+    ($($left:ty, $right:ty => $out:ty;)*) => { $(
+        impl Logic<$right> for $left {
+            type Output = $out;
+            #[track_caller]
+            fn logic(self, rhs: impl FnOnce() -> $right, op: BinaryOp) -> $out {
+                <$out>::from_value(binary(op, Operand::<bool>::raw(self), Operand::<bool>::raw(rhs()), DType::Bool))
+            }
+        }
+    )* };
+}
+logic! {
+    bool, Scalar<bool> => Scalar<bool>;
+    bool, Tile<bool> => Tile<bool>;
+    Scalar<bool>, bool => Scalar<bool>;
+    Scalar<bool>, Scalar<bool> => Scalar<bool>;
+    Scalar<bool>, Tile<bool> => Tile<bool>;
+    Tile<bool>, bool => Tile<bool>;
+    Tile<bool>, Scalar<bool> => Tile<bool>;
+    Tile<bool>, Tile<bool> => Tile<bool>;
+}
+
+#[doc(hidden)]
+#[track_caller]
+pub fn and<A: Logic<B>, B>(a: A, b: impl FnOnce() -> B) -> A::Output {
+    a.logic(b, BinaryOp::And)
+}
+
+#[doc(hidden)]
+#[track_caller]
+pub fn or<A: Logic<B>, B>(a: A, b: impl FnOnce() -> B) -> A::Output {
+    a.logic(b, BinaryOp::Or)
+}
+
+/// Rust's own operators, for code outside `#[kernel]` and `#[device_fn]`.
+macro_rules! rust_operators {
+    ($($trait:ident, $method:ident, $op:ident;)*) => { $(
+        impl<T: Dtype, R: Operand<T>> std::ops::$trait<R> for Tile<T> {
+            type Output = Tile<T>;
+            #[track_caller]
+            fn $method(self, rhs: R) -> Tile<T> {
+                self.combine(rhs, BinaryOp::$op)
+            }
+        }
+        impl<T: Dtype, R: Operand<T>> std::ops::$trait<R> for Scalar<T> {
+            type Output = R::WithScalar;
+            #[track_caller]
+            fn $method(self, rhs: R) -> R::WithScalar {
+                self.combine(rhs, BinaryOp::$op)
+            }
+        }
+    )* };
+}
+rust_operators! {
+    Add, add, Add;
+    Sub, sub, Sub;
+    Mul, mul, Mul;
+    Div, div, Div;
+    Rem, rem, Rem;
+    BitAnd, bitand, And;
+    BitOr, bitor, Or;
+    BitXor, bitxor, Xor;
+    Shl, shl, Shl;
+    Shr, shr, Shr;
+}

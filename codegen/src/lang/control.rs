@@ -1,0 +1,366 @@
+//! Loops and branches. `#[kernel]` turns Rust's own into these calls, with the assigned variables as state.
+
+pub use super::carried::Carried;
+use super::dtype::Int;
+use super::handle::{Data, Scalar, Tile, describe};
+use super::index::Extent;
+use super::operand::{IntLit, Operand, expect_scalar, materialise};
+use super::record::{constant_int, emit, emit_in, fail, here, mistake, region, ty, yield_in};
+use super::words;
+use crate::diag::Diagnostic;
+use crate::ir::{Loc, Op, Type, Value};
+
+/// A counted loop's bounds and hints: what [`range`] gives.
+#[derive(Clone, Copy, Debug)]
+pub struct Range<T: Int> {
+    start: Scalar<T>,
+    end: Scalar<T>,
+    step: Scalar<T>,
+    num_stages: Option<u32>,
+    unroll: Option<u32>,
+    warp_specialize: Option<bool>,
+}
+
+/// A bound of a loop: an i32 or i64 scalar, or a Rust integer (which counts as i32, and i64 for `i64`).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot bound a loop",
+    label = "expected an integer scalar or a Rust integer"
+)]
+pub trait Bound: Copy {
+    type Elem: Int;
+    #[doc(hidden)]
+    #[track_caller]
+    fn bound<T: Int>(self) -> Scalar<T>;
+}
+
+macro_rules! scalar_bounds {
+    ($($handle:ident<$elem:ty>),*) => { $(
+        impl Bound for $handle<$elem> {
+            type Elem = $elem;
+            #[track_caller]
+            fn bound<T: Int>(self) -> Scalar<T> {
+                expect_scalar(self.value(), "a bound of a loop");
+                Scalar::<$elem>::from_value(self.value()).to::<T>()
+            }
+        }
+    )* };
+}
+scalar_bounds!(Scalar<i32>, Scalar<i64>, Tile<i32>, Tile<i64>);
+
+macro_rules! host_bounds {
+    ($($ty:ty => $elem:ty),*) => { $(
+        impl Bound for $ty {
+            type Elem = $elem;
+            #[track_caller]
+            fn bound<T: Int>(self) -> Scalar<T> {
+                Scalar::from_value(materialise(Operand::<$elem>::raw(self), T::dtype()))
+            }
+        }
+    )* };
+}
+host_bounds!(i32 => i32, u32 => i32, usize => i32, i64 => i64, IntLit => i32);
+
+/// The wider of two index types.
+pub trait Widen<B: Int>: Int {
+    type Wide: Int;
+}
+impl Widen<i32> for i32 {
+    type Wide = i32;
+}
+impl Widen<i64> for i32 {
+    type Wide = i64;
+}
+impl Widen<i32> for i64 {
+    type Wide = i64;
+}
+impl Widen<i64> for i64 {
+    type Wide = i64;
+}
+
+/// A hint that may be left out.
+pub trait Hint<T> {
+    #[doc(hidden)]
+    #[track_caller]
+    fn hint(self) -> Option<T>;
+}
+impl<T> Hint<T> for super::index::Unset {
+    fn hint(self) -> Option<T> {
+        None
+    }
+}
+impl Hint<bool> for bool {
+    fn hint(self) -> Option<bool> {
+        Some(self)
+    }
+}
+macro_rules! count_hints {
+    ($($ty:ty),*) => { $(
+        impl Hint<u32> for $ty {
+            #[track_caller]
+            fn hint(self) -> Option<u32> {
+                Some(u32::try_from(self.extent()).unwrap_or(u32::MAX))
+            }
+        }
+    )* };
+}
+count_hints!(usize, i32, u32, IntLit);
+
+type Wide3<A, B, C> =
+    <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide as Widen<<C as Bound>::Elem>>::Wide;
+
+/// The numbers from `start` to `end`, `end` left out, in steps of `step` > 0: for the head of a `for` loop.
+/// `num_stages` is the depth of the software pipeline, `unroll` how many iterations to join, `warp_specialize` whether
+/// loads get warps of their own; the compiler chooses what is left out.
+#[track_caller]
+pub fn range<A, B, C>(
+    start: A,
+    end: B,
+    step: C,
+    num_stages: impl Hint<u32>,
+    unroll: impl Hint<u32>,
+    warp_specialize: impl Hint<bool>,
+) -> Range<Wide3<A, B, C>>
+where
+    A: Bound,
+    B: Bound,
+    C: Bound,
+    A::Elem: Widen<B::Elem>,
+    <A::Elem as Widen<B::Elem>>::Wide: Widen<C::Elem>,
+{
+    let step = step.bound();
+    if let Some(n) = constant_int(step.value())
+        && n <= 0
+    {
+        fail(
+            mistake(format!("the step of `range` must be positive, found {n}"))
+                .label("counts the wrong way")
+                .help("count upwards and compute the falling index from it: `end - 1 - i`"),
+        );
+    }
+    Range {
+        start: start.bound(),
+        end: end.bound(),
+        step,
+        num_stages: num_stages.hint(),
+        unroll: unroll.hint(),
+        warp_specialize: warp_specialize.hint(),
+    }
+}
+
+/// As [`range`], for loops that are unrolled while the kernel is specialised: the index is a Rust number and can be used
+/// in shapes.
+#[track_caller]
+pub fn static_range(start: impl Extent, end: impl Extent, step: impl Extent) -> std::iter::StepBy<std::ops::Range<usize>> {
+    let (start, end, step) = (start.extent(), end.extent(), step.extent());
+    if step == 0 {
+        fail(mistake("the step of `static_range` is 0").label("never ends"));
+    }
+    (start..end).step_by(step)
+}
+
+fn types_of(values: &[Value]) -> Vec<Type> {
+    values.iter().map(|&v| ty(v)).collect()
+}
+
+/// Ends with a message where a carried variable changes its type on the way.
+fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], before: &str, after: &str) {
+    for (i, (want, &v)) in expected.iter().zip(found).enumerate() {
+        let have = ty(v);
+        if *want != have {
+            let name = names.get(i).map_or("the value", String::as_str);
+            fail(
+                Diagnostic::new(format!("`{name}` changes its shape: {before} and {after}"), loc.clone())
+                    .label(format!("`{name}` is a {} {before}, a {} {after}", words::ty(want), words::ty(&have)))
+                    .help("give it the same shape on every path, for example with `.broadcast_to([…])` or `zeros([…])`"),
+            );
+        }
+    }
+}
+
+/// `for i in range(…)`: records `body` once, with `state` carried from iteration to iteration.
+#[doc(hidden)]
+#[track_caller]
+pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
+    range: Range<T>,
+    state: S,
+    names: &[&str],
+    body: impl FnOnce(Scalar<T>, S::Handle) -> R,
+) -> S::Handle {
+    let loc = here();
+    let state = state.into_handle();
+    let mut init = Vec::new();
+    S::values(&state, &mut init);
+    let carried = types_of(&init);
+    let mut params = vec![Type::scalar(T::dtype())];
+    params.extend(carried.iter().cloned());
+    let (block, next) = region(&params, |values| {
+        let inner = S::rebuild(&state, &mut values[1..].iter().copied());
+        body(Scalar::from_value(values[0]), inner).into_handle()
+    });
+    let mut results = Vec::new();
+    S::values(&next, &mut results);
+    let mut leaves = Vec::new();
+    S::member_names(&state, names, &mut leaves);
+    check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
+    yield_in(block, &results);
+    let mut operands = vec![range.start.value(), range.end.value(), range.step.value()];
+    operands.extend(&init);
+    let op = Op::For { num_stages: range.num_stages, unroll: range.unroll, warp_specialize: range.warp_specialize };
+    let values = emit(|b| {
+        let id = b.op_with_regions(op, &operands, &carried, &[block]);
+        b.func.op(id).results.clone()
+    });
+    S::rebuild(&state, &mut values.into_iter())
+}
+
+/// A condition that a `while` loop tests each time.
+#[diagnostic::on_unimplemented(
+    message = "the condition of a `while` loop must be a run-time value, found `{Self}`",
+    label = "expected a comparison of scalars",
+    note = "a loop over values that are known at specialisation is written `for i in static_range(…)`"
+)]
+pub trait LoopCondition {
+    #[doc(hidden)]
+    #[track_caller]
+    fn condition(self) -> Value;
+}
+
+impl LoopCondition for Scalar<bool> {
+    fn condition(self) -> Value {
+        self.value()
+    }
+}
+
+impl LoopCondition for Tile<bool> {
+    #[track_caller]
+    fn condition(self) -> Value {
+        check_condition(self.value())
+    }
+}
+
+#[track_caller]
+fn check_condition(v: Value) -> Value {
+    if !ty(v).shape().is_empty() {
+        fail(
+            mistake(format!("a condition must be one bool, found a {}", describe(v)))
+                .label("one value per element")
+                .help("choose elementwise with `where_(condition, a, b)`, or reduce the tile first"),
+        );
+    }
+    v
+}
+
+/// `while condition { body }`.
+#[doc(hidden)]
+#[track_caller]
+pub fn while_loop<S: Carried, C: LoopCondition, R: Carried<Handle = S::Handle>>(
+    state: S,
+    names: &[&str],
+    condition: impl FnOnce(S::Handle) -> C,
+    body: impl FnOnce(S::Handle) -> R,
+) -> S::Handle {
+    let loc = here();
+    let state = state.into_handle();
+    let mut init = Vec::new();
+    S::values(&state, &mut init);
+    let carried = types_of(&init);
+    let (before, flag) = region(&carried, |values| {
+        let inner = S::rebuild(&state, &mut values.iter().copied());
+        condition(inner).condition()
+    });
+    emit_in(before, |b| {
+        let mut operands = vec![flag];
+        operands.extend(b.func.block(before).params.clone());
+        b.op(Op::Condition, &operands, &[]);
+    });
+    let (after, next) = region(&carried, |values| {
+        let inner = S::rebuild(&state, &mut values.iter().copied());
+        body(inner).into_handle()
+    });
+    let mut results = Vec::new();
+    S::values(&next, &mut results);
+    let mut leaves = Vec::new();
+    S::member_names(&state, names, &mut leaves);
+    check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
+    yield_in(after, &results);
+    let values = emit(|b| {
+        let id = b.op_with_regions(Op::While, &init, &carried, &[before, after]);
+        b.func.op(id).results.clone()
+    });
+    S::rebuild(&state, &mut values.into_iter())
+}
+
+/// Conditions of `if`. A Rust `bool` decides while the kernel is specialised, and only the chosen branch is recorded; a
+/// run-time bool records both.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a condition for branches of types `{A}` and `{B}`",
+    label = "expected a comparison of scalars, or a constexpr `bool` with branches of one type"
+)]
+pub trait Choose<A, B> {
+    type Output;
+    #[doc(hidden)]
+    #[track_caller]
+    fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> Self::Output;
+}
+
+impl<A> Choose<A, A> for bool {
+    type Output = A;
+    fn choose(self, _names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> A) -> A {
+        if self { then() } else { otherwise() }
+    }
+}
+
+impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Scalar<bool> {
+    type Output = A::Handle;
+    #[track_caller]
+    fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
+        let loc = here();
+        let (first, a) = region(&[], |_| then().into_handle());
+        let (second, b) = region(&[], |_| otherwise().into_handle());
+        let (mut va, mut vb) = (Vec::new(), Vec::new());
+        A::values(&a, &mut va);
+        A::values(&b, &mut vb);
+        let types = types_of(&va);
+        let mut leaves = Vec::new();
+        A::member_names(&a, names, &mut leaves);
+        check_same(&loc, &leaves, &types, &vb, "in one branch", "in the other");
+        yield_in(first, &va);
+        yield_in(second, &vb);
+        let condition = self.value();
+        let values = emit(|builder| {
+            let id = builder.op_with_regions(Op::If, &[condition], &types, &[first, second]);
+            builder.func.op(id).results.clone()
+        });
+        A::rebuild(&a, &mut values.into_iter())
+    }
+}
+
+impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Tile<bool> {
+    type Output = A::Handle;
+    #[track_caller]
+    fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
+        Scalar::<bool>::from_value(check_condition(self.value())).choose(names, then, otherwise)
+    }
+}
+
+/// `if condition { then } else { otherwise }`.
+#[doc(hidden)]
+#[track_caller]
+pub fn branch<C: Choose<A, B>, A, B>(
+    condition: C,
+    names: &[&str],
+    then: impl FnOnce() -> A,
+    otherwise: impl FnOnce() -> B,
+) -> C::Output {
+    condition.choose(names, then, otherwise)
+}
+
+/// Checks a rule while the kernel is specialised.
+#[track_caller]
+pub fn static_assert(condition: bool, message: impl AsRef<str>) {
+    if !condition {
+        let message = message.as_ref();
+        let text = if message.is_empty() { "this must be true" } else { message };
+        fail(mistake(format!("static assertion failed: {text}")).label("false for these parameters"));
+    }
+}

@@ -1,0 +1,206 @@
+//! Hints, printing, assertions and inline assembly.
+
+use super::dtype::Dtype;
+use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
+use super::index::Extent;
+use super::operand::{Operand, broadcast, common_shape, materialise};
+use super::record::{emit, fail, mistake, print_line, shape};
+use crate::ir::{DType, Op, Type, Value};
+
+/// Promises the compiler that a condition holds, for example `assume(stride == 1)`.
+#[track_caller]
+pub fn assume(condition: impl Operand<bool>) {
+    let v = materialise(condition.raw(), DType::Bool);
+    super::operand::expect_scalar(v, "the condition of `assume`");
+    emit(|b| b.op(Op::Assume, &[v], &[]));
+}
+
+/// Values that hints can be attached to: integers and pointers.
+#[diagnostic::on_unimplemented(message = "`{Self}` takes no such hint", label = "expected an integer or a pointer")]
+pub trait Hintable: Copy {
+    #[doc(hidden)]
+    #[track_caller]
+    fn hinted(self, divisible: Option<i64>, contiguous: Option<i64>) -> Self;
+}
+
+#[track_caller]
+fn hint(v: Value, divisible: Option<i64>, contiguous: Option<i64>) -> Value {
+    emit(|b| {
+        let ty = b.func.ty(v).clone();
+        let id = b.op(Op::Hint { divisible, contiguous }, &[v], &[ty]);
+        b.func.result(id)
+    })
+}
+
+impl<X: Data> Hintable for X {
+    #[track_caller]
+    fn hinted(self, divisible: Option<i64>, contiguous: Option<i64>) -> X {
+        X::from_value(hint(self.value(), divisible, contiguous))
+    }
+}
+
+macro_rules! pointer_hints {
+    ($($handle:ident),*) => { $(
+        impl<T: Dtype> Hintable for $handle<T> {
+            #[track_caller]
+            fn hinted(self, divisible: Option<i64>, contiguous: Option<i64>) -> Self {
+                $handle::new(hint(self.v, divisible, contiguous), self.writable)
+            }
+        }
+    )* };
+}
+pointer_hints!(Ptr, PtrTile);
+
+#[track_caller]
+fn positive(n: impl Extent, what: &str) -> i64 {
+    match i64::try_from(n.extent()) {
+        Ok(n) if n > 0 => n,
+        _ => fail(mistake(format!("`{what}` needs a positive number")).label("not positive")),
+    }
+}
+
+/// Promises that every element of `x` (for pointers: the byte address) is a multiple of `n`.
+#[track_caller]
+pub fn multiple_of<X: Hintable>(x: X, n: impl Extent) -> X {
+    x.hinted(Some(positive(n, "multiple_of")), None)
+}
+
+/// Promises that groups of `n` neighbours along the last dimension of `x` follow each other by one.
+#[track_caller]
+pub fn max_contiguous<X: Hintable>(x: X, n: impl Extent) -> X {
+    x.hinted(None, Some(positive(n, "max_contiguous")))
+}
+
+/// The values of a `device_print`: a tuple of tiles and scalars.
+pub trait PrintArgs {
+    #[doc(hidden)]
+    fn print_values(self) -> Vec<Value>;
+}
+
+macro_rules! print_args {
+    ($($X:ident $i:tt),*) => {
+        impl<$($X: Data),*> PrintArgs for ($($X,)*) {
+            fn print_values(self) -> Vec<Value> {
+                vec![$(self.$i.value()),*]
+            }
+        }
+    };
+}
+print_args!();
+print_args!(A 0);
+print_args!(A 0, B 1);
+print_args!(A 0, B 1, C 2);
+print_args!(A 0, B 1, C 2, D 3);
+print_args!(A 0, B 1, C 2, D 3, E 4);
+print_args!(A 0, B 1, C 2, D 3, E 4, F 5);
+print_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+print_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+
+/// Prints a text and the elements of tiles and scalars while the kernel runs: `device_print("x", x, i)`.
+#[track_caller]
+pub fn device_print(prefix: impl AsRef<str>, values: impl PrintArgs) {
+    let values = values.print_values();
+    emit(|b| b.op(Op::DevicePrint { prefix: prefix.as_ref().to_string() }, &values, &[]));
+}
+
+/// Stops the kernel with a message unless all elements of the condition are true.
+#[track_caller]
+pub fn device_assert(condition: impl Operand<bool>, message: impl AsRef<str>) {
+    let v = materialise(condition.raw(), DType::Bool);
+    let message = match message.as_ref() {
+        "" => "assertion failed",
+        text => text,
+    };
+    emit(|b| b.op(Op::DeviceAssert { message: message.to_string() }, &[v], &[]));
+}
+
+/// Prints Rust values while the kernel is specialised: `static_print("tile", rows_tile)`.
+pub fn static_print(prefix: impl AsRef<str>, values: impl StaticArgs) {
+    let mut line = prefix.as_ref().to_string();
+    for value in values.texts() {
+        line.push(' ');
+        line.push_str(&value);
+    }
+    print_line(line);
+}
+
+/// The values of a `static_print`: a tuple of Rust values. Of tiles and scalars, type and shape are shown.
+pub trait StaticArgs {
+    #[doc(hidden)]
+    fn texts(self) -> Vec<String>;
+}
+
+/// One value of a `static_print`.
+#[diagnostic::on_unimplemented(message = "`{Self}` cannot be printed")]
+pub trait StaticText {
+    #[doc(hidden)]
+    fn text(self) -> String;
+}
+
+impl<X: std::fmt::Display> StaticText for X {
+    fn text(self) -> String {
+        self.to_string()
+    }
+}
+
+impl<T: Dtype> StaticText for Tile<T> {
+    fn text(self) -> String {
+        super::handle::describe(self.value())
+    }
+}
+
+impl<T: Dtype> StaticText for Scalar<T> {
+    fn text(self) -> String {
+        super::handle::describe(self.value())
+    }
+}
+
+macro_rules! static_args {
+    ($($X:ident $i:tt),*) => {
+        impl<$($X: StaticText),*> StaticArgs for ($($X,)*) {
+            fn texts(self) -> Vec<String> {
+                vec![$(self.$i.text()),*]
+            }
+        }
+    };
+}
+static_args!();
+static_args!(A 0);
+static_args!(A 0, B 1);
+static_args!(A 0, B 1, C 2);
+static_args!(A 0, B 1, C 2, D 3);
+static_args!(A 0, B 1, C 2, D 3, E 4);
+static_args!(A 0, B 1, C 2, D 3, E 4, F 5);
+
+/// One inline PTX instruction sequence per `pack` elements of the operands, in LLVM's notation: `$0` is the result, `$1` …
+/// are the operands. GPU only.
+#[track_caller]
+pub fn inline_asm_elementwise<T: Dtype>(
+    asm: impl AsRef<str>,
+    constraints: impl AsRef<str>,
+    args: impl PrintArgs,
+    is_pure: bool,
+    pack: impl Extent,
+) -> Tile<T> {
+    let args = args.print_values();
+    let pack = pack.extent();
+    if args.is_empty() {
+        fail(mistake("`inline_asm_elementwise` needs at least one operand").label("decides the shape of the result"));
+    }
+    if pack == 0 {
+        fail(mistake("`pack` is 0").label("expected at least 1 element per instruction"));
+    }
+    let shapes: Vec<Vec<usize>> = args.iter().map(|&v| shape(v)).collect();
+    let common = common_shape(&shapes, "`inline_asm_elementwise`");
+    let args: Vec<Value> = args.into_iter().map(|v| broadcast(v, &common)).collect();
+    let op = Op::InlineAsm {
+        asm: asm.as_ref().to_string(),
+        constraints: constraints.as_ref().to_string(),
+        pack,
+        pure: is_pure,
+    };
+    Tile::from_value(emit(|b| {
+        let id = b.op(op, &args, &[Type::tensor(&common, T::dtype())]);
+        b.func.result(id)
+    }))
+}

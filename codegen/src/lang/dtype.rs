@@ -1,0 +1,111 @@
+//! Element types as Rust types, and the classes that kernels are generic over.
+
+use super::record;
+use crate::ir::DType;
+use half::{bf16, f16};
+
+/// An element type: a Rust number type, `bool`, or a type parameter of the kernel.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an element type",
+    note = "element types are bool, i8 to i64, u8 to u64, f16, bf16, f32, f64, F8E4M3 and F8E5M2"
+)]
+pub trait Dtype: Copy + 'static {
+    /// What a `dot` of such elements accumulates in unless an accumulator says otherwise.
+    type Acc: Dtype;
+
+    /// The element type; for a type parameter, the one that the kernel is being recorded for.
+    fn dtype() -> DType;
+}
+
+/// Types with arithmetic: integers and floats.
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a number type")]
+pub trait Num: Dtype {}
+
+/// Types with bitwise operations: integers and `bool`.
+#[diagnostic::on_unimplemented(message = "bitwise operations need integers or bool, found `{Self}`")]
+pub trait Bits: Dtype {}
+
+/// Integers, signed or not.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an integer type",
+    note = "convert with `.to::<i32>()`, or declare the type parameter as `T: Int`"
+)]
+pub trait Int: Num<Acc = i32> + Bits {}
+
+/// Floats of 16 bits and more.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a float type",
+    note = "convert with `.to::<f32>()`, or declare the type parameter as `T: Float`"
+)]
+pub trait Float: Num<Acc = f32> {}
+
+macro_rules! dtypes {
+    ($($rust:ty => $dtype:ident, $acc:ty, [$($class:ident),*];)*) => { $(
+        impl Dtype for $rust {
+            type Acc = $acc;
+            fn dtype() -> DType {
+                DType::$dtype
+            }
+        }
+        $(impl $class for $rust {})*
+    )* };
+}
+
+dtypes! {
+    bool => Bool, i32, [Bits];
+    i8 => I8, i32, [Num, Bits, Int];
+    i16 => I16, i32, [Num, Bits, Int];
+    i32 => I32, i32, [Num, Bits, Int];
+    i64 => I64, i32, [Num, Bits, Int];
+    u8 => U8, i32, [Num, Bits, Int];
+    u16 => U16, i32, [Num, Bits, Int];
+    u32 => U32, i32, [Num, Bits, Int];
+    u64 => U64, i32, [Num, Bits, Int];
+    f16 => F16, f32, [Num, Float];
+    bf16 => BF16, f32, [Num, Float];
+    f32 => F32, f32, [Num, Float];
+    f64 => F64, f32, [Num, Float];
+}
+
+/// Classes of element types by name, as the bounds of a kernel's type parameters: what the command line offers.
+pub fn class_members(class: &str) -> Option<&'static [DType]> {
+    use DType::*;
+    match class {
+        "Float" => Some(&[F16, BF16, F32, F64]),
+        "Int" => Some(&[I8, I16, I32, I64, U8, U16, U32, U64]),
+        "Bits" => Some(&[Bool, I8, I16, I32, I64, U8, U16, U32, U64]),
+        "Num" => Some(&[I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64]),
+        "Dtype" => Some(&DType::ALL),
+        _ => None,
+    }
+}
+
+macro_rules! generics {
+    ($($(#[$meta:meta])* $name:ident: $($class:ident)*, $acc:ty;)*) => { $(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name<const N: usize>;
+
+        impl<const N: usize> Dtype for $name<N> {
+            type Acc = $acc;
+            fn dtype() -> DType {
+                record::generic(N)
+            }
+        }
+        $(impl<const N: usize> $class for $name<N> {})*
+    )* };
+}
+
+generics! {
+    /// Stands for type parameter `N` bounded by `Float` while a kernel is recorded, so that its body is compiled once for
+    /// all types.
+    GenericFloat: Num Float, f32;
+    /// As [`GenericFloat`], for `Int`.
+    GenericInt: Num Bits Int, i32;
+    /// As [`GenericFloat`], for `Num`.
+    GenericNum: Num, f32;
+    /// As [`GenericFloat`], for `Bits`.
+    GenericBits: Bits, i32;
+    /// As [`GenericFloat`], for `Dtype`.
+    GenericDtype: , f32;
+}

@@ -1,0 +1,274 @@
+//! What kernel code holds: small `Copy` names of values under construction.
+
+use super::dtype::{Bits, Dtype, Float, Int, Num};
+use super::record::{emit, mistake, shape, ty};
+use super::words;
+use crate::ir::{DType, UnaryOp, Value};
+use std::marker::PhantomData;
+
+/// A tile: a block of elements with a shape that is known while the kernel is specialised. A tile without dimensions (a
+/// full reduction) can stand wherever a scalar can.
+#[derive(Clone, Copy, Debug)]
+pub struct Tile<T: Dtype> {
+    v: Value,
+    elem: PhantomData<fn() -> T>,
+}
+
+/// One run-time number, the same for the whole program instance.
+#[derive(Clone, Copy, Debug)]
+pub struct Scalar<T: Dtype> {
+    v: Value,
+    elem: PhantomData<fn() -> T>,
+}
+
+/// A pointer to elements in global memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Ptr<T: Dtype> {
+    pub(crate) v: Value,
+    pub(crate) writable: bool,
+    elem: PhantomData<fn() -> T>,
+}
+
+/// A tile of pointers: what `ptr + offsets` gives.
+#[derive(Clone, Copy, Debug)]
+pub struct PtrTile<T: Dtype> {
+    pub(crate) v: Value,
+    pub(crate) writable: bool,
+    elem: PhantomData<fn() -> T>,
+}
+
+/// A block of a tensor in memory: base, shape, strides, offsets and the shape of the block that it selects. Block
+/// pointers and tensor descriptors are both this.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockPtr<T: Dtype> {
+    pub(crate) v: Value,
+    pub(crate) writable: bool,
+    elem: PhantomData<fn() -> T>,
+}
+
+macro_rules! memory_handle {
+    ($($name:ident),*) => { $(
+        impl<T: Dtype> $name<T> {
+            pub(crate) fn new(v: Value, writable: bool) -> Self {
+                $name { v, writable, elem: PhantomData }
+            }
+        }
+    )* };
+}
+memory_handle!(Ptr, PtrTile, BlockPtr);
+
+/// Tiles and scalars.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is neither a tile nor a run-time scalar",
+    note = "make one with `scalar(…)` or `full([…], …)`"
+)]
+pub trait Data: Copy {
+    /// Type of the elements.
+    type Elem: Dtype;
+    /// The same shape with other elements.
+    type As<U: Dtype>: Data<Elem = U>;
+
+    #[doc(hidden)]
+    fn value(self) -> Value;
+    #[doc(hidden)]
+    fn from_value(v: Value) -> Self;
+
+    /// Converts the elements to another type: floats round to nearest even, float to integer truncates and saturates,
+    /// integers wrap, anything to `bool` is ≠ 0.
+    #[track_caller]
+    fn to<U: Dtype>(self) -> Self::As<U> {
+        let v = self.value();
+        Self::As::from_value(emit(|b| b.cast(v, U::dtype())))
+    }
+
+    /// The same bits as another element type of the same width.
+    #[track_caller]
+    fn bitcast<U: Dtype>(self) -> Self::As<U> {
+        let v = self.value();
+        let (from, to) = (Self::Elem::dtype(), U::dtype());
+        if from.bits() != to.bits() {
+            let message = format!("`bitcast` needs a type of the same width: {from} has {} bits, {to} has {}", from.bits(), to.bits());
+            super::record::fail(mistake(message).label("widths differ").help(format!("`.to::<{to}>()` converts the numbers")));
+        }
+        Self::As::from_value(emit(|b| b.bitcast(v, to)))
+    }
+
+    /// |x|.
+    #[track_caller]
+    fn abs(self) -> Self {
+        unary(UnaryOp::Abs, self)
+    }
+}
+
+/// Elementwise functions of floats, as methods.
+pub trait FloatData: Data<Elem: Float> {
+    /// eˣ.
+    #[track_caller]
+    fn exp(self) -> Self {
+        unary(UnaryOp::Exp, self)
+    }
+    /// 2ˣ.
+    #[track_caller]
+    fn exp2(self) -> Self {
+        unary(UnaryOp::Exp2, self)
+    }
+    /// Natural logarithm.
+    #[track_caller]
+    fn log(self) -> Self {
+        unary(UnaryOp::Log, self)
+    }
+    /// Logarithm to base 2.
+    #[track_caller]
+    fn log2(self) -> Self {
+        unary(UnaryOp::Log2, self)
+    }
+    /// √x.
+    #[track_caller]
+    fn sqrt(self) -> Self {
+        unary(UnaryOp::Sqrt, self)
+    }
+    /// 1/√x.
+    #[track_caller]
+    fn rsqrt(self) -> Self {
+        unary(UnaryOp::Rsqrt, self)
+    }
+    #[track_caller]
+    fn sin(self) -> Self {
+        unary(UnaryOp::Sin, self)
+    }
+    #[track_caller]
+    fn cos(self) -> Self {
+        unary(UnaryOp::Cos, self)
+    }
+    #[track_caller]
+    fn tanh(self) -> Self {
+        unary(UnaryOp::Tanh, self)
+    }
+    /// Gauss error function.
+    #[track_caller]
+    fn erf(self) -> Self {
+        unary(UnaryOp::Erf, self)
+    }
+    #[track_caller]
+    fn floor(self) -> Self {
+        unary(UnaryOp::Floor, self)
+    }
+    #[track_caller]
+    fn ceil(self) -> Self {
+        unary(UnaryOp::Ceil, self)
+    }
+}
+
+impl<X: Data<Elem: Float>> FloatData for X {}
+
+#[track_caller]
+pub(crate) fn unary<X: Data>(op: UnaryOp, x: X) -> X {
+    let v = x.value();
+    X::from_value(emit(|b| b.unary(op, v)))
+}
+
+impl<T: Dtype> Data for Tile<T> {
+    type Elem = T;
+    type As<U: Dtype> = Tile<U>;
+    fn value(self) -> Value {
+        self.v
+    }
+    fn from_value(v: Value) -> Self {
+        Tile { v, elem: PhantomData }
+    }
+}
+
+impl<T: Dtype> Data for Scalar<T> {
+    type Elem = T;
+    type As<U: Dtype> = Scalar<U>;
+    fn value(self) -> Value {
+        self.v
+    }
+    fn from_value(v: Value) -> Self {
+        Scalar { v, elem: PhantomData }
+    }
+}
+
+impl<T: Dtype> Tile<T> {
+    /// Extent of each dimension.
+    pub fn shape(self) -> Vec<usize> {
+        shape(self.v)
+    }
+
+    /// Number of dimensions.
+    pub fn rank(self) -> usize {
+        shape(self.v).len()
+    }
+
+    /// Number of elements.
+    pub fn numel(self) -> usize {
+        shape(self.v).iter().product()
+    }
+
+    /// The element type.
+    pub fn dtype(self) -> DType {
+        T::dtype()
+    }
+
+    /// A tile of one element as a scalar: what an `if` or an index on a reduced value needs.
+    #[track_caller]
+    pub fn scalar(self) -> Scalar<T> {
+        let shape = shape(self.v);
+        match shape.len() {
+            0 => Scalar::from_value(self.v),
+            n if shape.iter().product::<usize>() == 1 => {
+                // A reduction over axes of extent 1 takes the only element out; its function is never applied.
+                let v = (0..n).fold(self.v, |v, _| super::reduce::first(v, 0));
+                Scalar::from_value(v)
+            }
+            _ => super::record::fail(
+                mistake(format!("expected one element, found a tile of shape {}", words::shape(&shape)))
+                    .label("not a scalar")
+                    .help("reduce the tile first, as in `sum(x)`, or work elementwise with `where_`"),
+            ),
+        }
+    }
+}
+
+impl<T: Dtype> BlockPtr<T> {
+    /// Shape of the selected block.
+    pub fn block_shape(self) -> Vec<usize> {
+        shape(self.v)
+    }
+}
+
+impl<T: Dtype> PtrTile<T> {
+    /// Extent of each dimension.
+    pub fn shape(self) -> Vec<usize> {
+        shape(self.v)
+    }
+}
+
+macro_rules! rust_unary {
+    ($($handle:ident),*) => { $(
+        impl<T: Num> std::ops::Neg for $handle<T> {
+            type Output = Self;
+            #[track_caller]
+            fn neg(self) -> Self {
+                unary(UnaryOp::Neg, self)
+            }
+        }
+        impl<T: Bits> std::ops::Not for $handle<T> {
+            type Output = Self;
+            #[track_caller]
+            fn not(self) -> Self {
+                unary(UnaryOp::Not, self)
+            }
+        }
+    )* };
+}
+rust_unary!(Tile, Scalar);
+
+/// Marks a tile or scalar of integers; for bounds in device functions.
+pub trait IntData: Data<Elem: Int> {}
+impl<X: Data<Elem: Int>> IntData for X {}
+
+/// The shape of a value for messages.
+pub(crate) fn describe(v: Value) -> String {
+    words::ty(&ty(v))
+}

@@ -1,0 +1,225 @@
+//! Indices, extents and axes: the integers of shapes and positions.
+
+use super::dtype::Dtype;
+use super::handle::{Data, Scalar, Tile};
+use super::operand::{IntLit, expect_scalar, to_i64};
+use super::record::{emit, fail, mistake};
+use crate::ir::{DType, Value};
+
+/// Largest number of elements of one tile.
+pub const MAX_TILE_ELEMENTS: usize = 1 << 20;
+
+/// A place along a dimension: an i32 or i64 scalar, or a Rust integer. Becomes i64.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an index",
+    label = "expected an integer scalar or a Rust integer",
+    note = "convert with `.to::<i64>()`; a tile cannot be an index"
+)]
+pub trait Index {
+    #[doc(hidden)]
+    #[track_caller]
+    fn index(self) -> Value;
+}
+
+macro_rules! scalar_index {
+    ($($elem:ty),*) => { $(
+        impl Index for Scalar<$elem> {
+            #[track_caller]
+            fn index(self) -> Value {
+                to_i64(self.value())
+            }
+        }
+        impl Index for Tile<$elem> {
+            #[track_caller]
+            fn index(self) -> Value {
+                to_i64(expect_scalar(self.value(), "an index"))
+            }
+        }
+    )* };
+}
+scalar_index!(i32, i64, u32);
+
+macro_rules! host_index {
+    ($($ty:ty),*) => { $(
+        impl Index for $ty {
+            #[track_caller]
+            fn index(self) -> Value {
+                IntLit(self as i128).index()
+            }
+        }
+    )* };
+}
+host_index!(i32, i64, u32, u64, usize);
+
+impl Index for IntLit {
+    #[track_caller]
+    fn index(self) -> Value {
+        let Ok(n) = i64::try_from(self.0) else {
+            fail(mistake(format!("the index {} does not fit into i64", self.0)).label("out of range"))
+        };
+        emit(|b| b.int(n, DType::I64))
+    }
+}
+
+/// An index as an i64 scalar: how `#[kernel]` writes the elements of `shape`, `strides` and `offsets`.
+#[doc(hidden)]
+#[track_caller]
+pub fn index(i: impl Index) -> Scalar<i64> {
+    Scalar::from_value(i.index())
+}
+
+/// A number that is known while the kernel is specialised: part of a tile's shape.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be an extent of a tile",
+    label = "expected a number that is known when the kernel is specialised",
+    note = "declare the parameter as `#[constexpr] name: usize`"
+)]
+pub trait Extent {
+    #[doc(hidden)]
+    #[track_caller]
+    fn extent(self) -> usize;
+}
+
+macro_rules! extents {
+    ($($ty:ty),*) => { $(
+        impl Extent for $ty {
+            #[track_caller]
+            fn extent(self) -> usize {
+                usize::try_from(self)
+                    .unwrap_or_else(|_| fail(mistake(format!("an extent cannot be {self}")).label("negative or too large")))
+            }
+        }
+    )* };
+}
+extents!(usize, i32, i64, u32);
+
+impl Extent for IntLit {
+    #[track_caller]
+    fn extent(self) -> usize {
+        usize::try_from(self.0)
+            .unwrap_or_else(|_| fail(mistake(format!("an extent cannot be {}", self.0)).label("negative or too large")))
+    }
+}
+
+#[doc(hidden)]
+#[track_caller]
+pub fn extent(n: impl Extent) -> usize {
+    n.extent()
+}
+
+/// Checks the rules of tile shapes: powers of two, and not too many elements.
+#[track_caller]
+pub(crate) fn check_shape(shape: &[usize]) {
+    for (axis, &n) in shape.iter().enumerate() {
+        if !n.is_power_of_two() {
+            let diagnostic = mistake(format!("extents of tiles must be powers of two, found {n} in {shape:?}"))
+                .label(format!("dimension {axis} is {n}"));
+            let next = n.max(1).next_power_of_two();
+            fail(diagnostic.help(format!("use {next} and mask what is beyond {n}: `boundary_check` or `mask`")));
+        }
+    }
+    let elements: usize = shape.iter().product();
+    if elements > MAX_TILE_ELEMENTS {
+        fail(
+            mistake(format!("a tile of shape {shape:?} has {elements} elements, the limit is {MAX_TILE_ELEMENTS}"))
+                .label("too large for one program instance")
+                .help("loop over smaller tiles"),
+        );
+    }
+}
+
+/// A dimension of a tile of that rank; negative numbers count from the end.
+#[track_caller]
+pub(crate) fn check_axis(axis: i32, rank: usize, what: &str) -> usize {
+    let wrapped = if axis < 0 { axis + rank as i32 } else { axis };
+    if wrapped < 0 || wrapped as usize >= rank {
+        let found = match rank {
+            0 => "a scalar, which has no dimensions".to_string(),
+            1 => "a tile of one dimension".to_string(),
+            n => format!("a tile of {n} dimensions"),
+        };
+        let diagnostic = mistake(format!("`{what}` along axis {axis} of {found}")).label("no such axis");
+        fail(if rank == 0 {
+            diagnostic
+        } else {
+            diagnostic.help(format!("axes are 0 to {}, or -1 for the last one", rank - 1))
+        });
+    }
+    wrapped as usize
+}
+
+/// An argument that the call leaves out.
+#[derive(Clone, Copy, Debug)]
+pub struct Unset;
+
+/// The axis of a reduction: a dimension, or left out for all of them.
+#[diagnostic::on_unimplemented(message = "an axis is a Rust integer, found `{Self}`")]
+pub trait AxisArg {
+    /// A tile for one axis, a scalar for all.
+    type Reduced<T: Dtype>: Data<Elem = T>;
+    #[doc(hidden)]
+    fn axis(self) -> Option<i32>;
+}
+
+impl AxisArg for Unset {
+    type Reduced<T: Dtype> = Scalar<T>;
+    fn axis(self) -> Option<i32> {
+        None
+    }
+}
+
+impl AxisArg for i32 {
+    type Reduced<T: Dtype> = Tile<T>;
+    fn axis(self) -> Option<i32> {
+        Some(self)
+    }
+}
+
+impl AxisArg for usize {
+    type Reduced<T: Dtype> = Tile<T>;
+    fn axis(self) -> Option<i32> {
+        i32::try_from(self).ok().or(Some(i32::MAX))
+    }
+}
+
+/// A list of indices that is not written out in the call.
+#[doc(hidden)]
+#[track_caller]
+pub fn index_list<I: Index, const N: usize>(list: [I; N]) -> Vec<Scalar<i64>> {
+    let mut indices = Vec::with_capacity(N);
+    for i in list {
+        indices.push(index(i));
+    }
+    indices
+}
+
+/// A shape that is not written out in the call: an array of extents, or another tile's shape.
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a shape", label = "expected an array of extents")]
+pub trait ExtentList {
+    #[doc(hidden)]
+    #[track_caller]
+    fn extents(self) -> Vec<usize>;
+}
+
+impl<E: Extent, const N: usize> ExtentList for [E; N] {
+    #[track_caller]
+    fn extents(self) -> Vec<usize> {
+        let mut extents = Vec::with_capacity(N);
+        for n in self {
+            extents.push(n.extent());
+        }
+        extents
+    }
+}
+
+impl ExtentList for Vec<usize> {
+    fn extents(self) -> Vec<usize> {
+        self
+    }
+}
+
+#[doc(hidden)]
+#[track_caller]
+pub fn extent_list(list: impl ExtentList) -> Vec<usize> {
+    list.extents()
+}

@@ -1,0 +1,450 @@
+//! What a kernel tells the host side: its parameters, and how to record it for given types and constants.
+
+use super::dtype::Dtype;
+use super::handle::{Data, Ptr, Scalar};
+use super::operand::{Number, constant};
+use super::record::{Recording, add_arg, fail, record_generic};
+use crate::diag::Diagnostic;
+pub use crate::ir::DType;
+use crate::ir::{Arg, Elem, Func, Loc, Precision, Type};
+use std::fmt;
+
+/// A kernel as `#[kernel]` found it in the source. One static per kernel.
+#[derive(Debug)]
+pub struct KernelDef {
+    /// The function's name.
+    pub name: &'static str,
+    /// The function's doc comment.
+    pub doc: &'static str,
+    pub file: &'static str,
+    pub line: u32,
+    /// Type parameters, in order.
+    pub generics: &'static [GenericDef],
+    /// All parameters, in order.
+    pub params: &'static [ParamDef],
+    /// Declares the arguments and runs the body. Only [`KernelDef::record`] calls it.
+    #[doc(hidden)]
+    pub body: fn(&Inputs<'_>),
+}
+
+/// A type parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct GenericDef {
+    pub name: &'static str,
+    /// Name of its bound: `Float`, `Int`, `Num`, `Bits` or `Dtype`.
+    pub bound: &'static str,
+}
+
+impl GenericDef {
+    /// The element types that satisfy the bound.
+    pub fn members(&self) -> &'static [DType] {
+        super::dtype::class_members(self.bound).unwrap_or(&[])
+    }
+}
+
+/// A parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct ParamDef {
+    pub name: &'static str,
+    pub kind: ParamKind,
+    /// Whether its alignment, and for integers the value one, are compiled in. Off with `#[no_specialize]`.
+    pub specialize: bool,
+}
+
+/// What a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ParamKind {
+    /// Memory that is read.
+    In(ElemDef),
+    /// Memory that is written.
+    Out(ElemDef),
+    /// Memory that is read and written.
+    InOut(ElemDef),
+    /// A number passed at each launch.
+    Scalar(ElemDef),
+    /// A number compiled in. `ty` is its Rust type; `default` is used where the caller names none.
+    Constexpr { ty: &'static str, default: Option<ConstDefault> },
+}
+
+/// An element type in a signature.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ElemDef {
+    Fixed(DType),
+    /// The type parameter of that index.
+    Generic(usize),
+}
+
+impl ElemDef {
+    /// The element type, given those of the type parameters.
+    pub fn resolve(self, generics: &[DType]) -> Option<DType> {
+        match self {
+            ElemDef::Fixed(d) => Some(d),
+            ElemDef::Generic(n) => generics.get(n).copied(),
+        }
+    }
+}
+
+/// The default of a constexpr parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ConstDefault {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    Word(&'static str),
+}
+
+impl From<ConstDefault> for ConstValue {
+    fn from(d: ConstDefault) -> ConstValue {
+        match d {
+            ConstDefault::Int(n) => ConstValue::Int(n),
+            ConstDefault::Float(x) => ConstValue::Float(x),
+            ConstDefault::Bool(b) => ConstValue::Bool(b),
+            ConstDefault::Word(w) => ConstValue::Word(w.to_string()),
+        }
+    }
+}
+
+/// Value of a constexpr parameter, without its Rust type.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ConstValue {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    /// A variant of an enum, by name.
+    Word(String),
+}
+
+impl ConstValue {
+    /// Reads `64`, `0.5`, `true` or a word, as a command line gives them.
+    pub fn from_text(text: &str) -> ConstValue {
+        if let Ok(n) = text.parse() {
+            ConstValue::Int(n)
+        } else if let Ok(b) = text.parse() {
+            ConstValue::Bool(b)
+        } else if let Ok(x) = text.parse() {
+            ConstValue::Float(x)
+        } else {
+            ConstValue::Word(text.to_string())
+        }
+    }
+}
+
+impl fmt::Display for ConstValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConstValue::Int(n) => write!(f, "{n}"),
+            ConstValue::Float(x) => write!(f, "{x:?}"),
+            ConstValue::Bool(b) => write!(f, "{b}"),
+            ConstValue::Word(w) => f.write_str(w),
+        }
+    }
+}
+
+/// A type that `#[constexpr]` parameters can have.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the type of a `#[constexpr]` parameter",
+    note = "use usize, i32, i64, u32, u64, bool, f32, f64, or an enum declared in `constexpr_enum! {{ … }}`"
+)]
+pub trait Constexpr: Copy + 'static {
+    /// Its name for people.
+    const TYPE: &'static str;
+    fn to_const(self) -> ConstValue;
+    /// `None` where the value has another type or does not fit.
+    fn from_const(value: &ConstValue) -> Option<Self>;
+    /// Different for different values: part of the specialisation key.
+    fn key(self) -> u64;
+}
+
+macro_rules! int_constexpr {
+    ($($ty:ty),*) => { $(
+        impl Constexpr for $ty {
+            const TYPE: &'static str = stringify!($ty);
+            fn to_const(self) -> ConstValue {
+                ConstValue::Int(self as i64)
+            }
+            fn from_const(value: &ConstValue) -> Option<Self> {
+                match value {
+                    ConstValue::Int(n) => <$ty>::try_from(*n).ok(),
+                    _ => None,
+                }
+            }
+            fn key(self) -> u64 {
+                self as u64
+            }
+        }
+    )* };
+}
+int_constexpr!(usize, i32, i64, u32, u64);
+
+macro_rules! float_constexpr {
+    ($($ty:ty),*) => { $(
+        impl Constexpr for $ty {
+            const TYPE: &'static str = stringify!($ty);
+            fn to_const(self) -> ConstValue {
+                ConstValue::Float(self as f64)
+            }
+            fn from_const(value: &ConstValue) -> Option<Self> {
+                match value {
+                    ConstValue::Float(x) => Some(*x as $ty),
+                    ConstValue::Int(n) => Some(*n as $ty),
+                    _ => None,
+                }
+            }
+            fn key(self) -> u64 {
+                self.to_bits() as u64
+            }
+        }
+    )* };
+}
+float_constexpr!(f32, f64);
+
+impl Constexpr for bool {
+    const TYPE: &'static str = "bool";
+    fn to_const(self) -> ConstValue {
+        ConstValue::Bool(self)
+    }
+    fn from_const(value: &ConstValue) -> Option<Self> {
+        match value {
+            ConstValue::Bool(b) => Some(*b),
+            ConstValue::Int(n @ (0 | 1)) => Some(*n == 1),
+            _ => None,
+        }
+    }
+    fn key(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Constexpr for Precision {
+    const TYPE: &'static str = "ieee | tf32 | tf32x3";
+    fn to_const(self) -> ConstValue {
+        ConstValue::Word(self.name().to_string())
+    }
+    fn from_const(value: &ConstValue) -> Option<Self> {
+        match value {
+            ConstValue::Word(w) => Precision::from_name(w),
+            _ => None,
+        }
+    }
+    fn key(self) -> u64 {
+        self as u64
+    }
+}
+
+/// Declares an enum without fields that `#[constexpr]` parameters can have as type. On the command line its variants
+/// go by their names.
+///
+/// ```
+/// tilewright_codegen::constexpr_enum! {
+///     /// What follows the product.
+///     pub enum Activation { None, Relu, Gelu }
+/// }
+/// ```
+#[macro_export]
+macro_rules! constexpr_enum {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$vmeta:meta])* $variant:ident),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        $vis enum $name { $($(#[$vmeta])* $variant),+ }
+
+        impl $crate::lang::kernel::Constexpr for $name {
+            const TYPE: &'static str = concat!("" $(, stringify!($variant), " ")+);
+            fn to_const(self) -> $crate::lang::kernel::ConstValue {
+                let name = match self { $($name::$variant => stringify!($variant)),+ };
+                $crate::lang::kernel::ConstValue::Word(name.to_string())
+            }
+            fn from_const(value: &$crate::lang::kernel::ConstValue) -> Option<Self> {
+                match value {
+                    $($crate::lang::kernel::ConstValue::Word(w) if w == stringify!($variant) => Some($name::$variant),)+
+                    _ => None,
+                }
+            }
+            fn key(self) -> u64 {
+                self as u64
+            }
+        }
+
+        $crate::compare_host!(eq: $name);
+    };
+}
+
+/// What the compiler may assume about one argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ArgSpec {
+    /// The value (for pointers: the byte address) is a multiple of this; 1 assumes nothing.
+    pub divisible_by: u64,
+    /// The value is exactly this.
+    pub equal_to: Option<i64>,
+}
+
+impl Default for ArgSpec {
+    fn default() -> Self {
+        ArgSpec { divisible_by: 1, equal_to: None }
+    }
+}
+
+/// What the compiler may assume about the arguments: one entry per parameter that is not constexpr, in order. Missing
+/// entries assume nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Specialization {
+    pub args: Vec<ArgSpec>,
+}
+
+impl Specialization {
+    /// All pointers and integers divisible by 16: what well-aligned inputs give, and the default of ahead-of-time
+    /// compilation.
+    pub fn aligned(def: &KernelDef) -> Specialization {
+        let args = def
+            .params
+            .iter()
+            .filter_map(|p| match p.kind {
+                ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) if p.specialize => {
+                    Some(ArgSpec { divisible_by: 16, equal_to: None })
+                }
+                ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => {
+                    Some(ArgSpec::default())
+                }
+                ParamKind::Constexpr { .. } => None,
+            })
+            .collect();
+        Specialization { args }
+    }
+}
+
+/// What a kernel is recorded for; read by the code that `#[kernel]` generates.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    /// One per constexpr parameter, in order.
+    consts: &'a [ConstValue],
+    args: &'a [ArgSpec],
+}
+
+impl Inputs<'_> {
+    /// Declares a pointer parameter.
+    pub fn pointer<T: Dtype>(&self, name: &str, index: usize, writable: bool) -> Ptr<T> {
+        let spec = self.args.get(index).copied().unwrap_or_default();
+        let arg = Arg { name: name.to_string(), divisible_by: spec.divisible_by, equal_to: None };
+        Ptr::new(add_arg(arg, Type::Scalar(Elem::Ptr(T::dtype()))), writable)
+    }
+
+    /// Declares a scalar parameter. One that is known to be a certain number is a constant in the body.
+    #[track_caller]
+    pub fn scalar<T: Dtype>(&self, name: &str, index: usize) -> Scalar<T> {
+        let spec = self.args.get(index).copied().unwrap_or_default();
+        let arg = Arg { name: name.to_string(), divisible_by: spec.divisible_by, equal_to: spec.equal_to };
+        let v = add_arg(arg, Type::scalar(T::dtype()));
+        match spec.equal_to {
+            Some(n) => Scalar::from_value(constant(Number::Int(n as i128), T::dtype(), &[])),
+            None => Scalar::from_value(v),
+        }
+    }
+
+    /// Value of a constexpr parameter.
+    pub fn constant<T: Constexpr>(&self, name: &str, index: usize) -> T {
+        let value = &self.consts[index];
+        match T::from_const(value) {
+            Some(x) => x,
+            None => fail(Diagnostic::new(
+                format!("the parameter `{name}` cannot be {value}: expected {}", T::TYPE.trim_end()),
+                Loc::unknown(),
+            )),
+        }
+    }
+}
+
+impl KernelDef {
+    /// Place of the kernel in its source.
+    pub fn loc(&self) -> Loc {
+        Loc { file: self.file.into(), line: self.line, column: 1 }
+    }
+
+    /// Records the kernel.
+    ///
+    /// `dtypes` has one entry per type parameter. `consts` names constexpr parameters; those that have a default may be
+    /// left out.
+    ///
+    /// # Errors
+    /// A type outside its bound, a constant that is missing, unknown or of the wrong type, and every mistake in the body.
+    pub fn record(
+        &self,
+        dtypes: &[DType],
+        consts: &[(&str, ConstValue)],
+        specialization: &Specialization,
+    ) -> Result<Func, Diagnostic> {
+        self.record_full(dtypes, consts, specialization).map(|r| r.func)
+    }
+
+    /// As [`KernelDef::record`], with the lines of `static_print`.
+    ///
+    /// # Errors
+    /// As [`KernelDef::record`].
+    pub fn record_full(
+        &self,
+        dtypes: &[DType],
+        consts: &[(&str, ConstValue)],
+        specialization: &Specialization,
+    ) -> Result<Recording, Diagnostic> {
+        self.check_dtypes(dtypes)?;
+        let consts = self.complete(consts)?;
+        let inputs = Inputs { consts: &consts, args: &specialization.args };
+        let mut recording = record_generic(self.name, dtypes, || (self.body)(&inputs)).map_err(|mut d| {
+            if d.loc.is_unknown() {
+                d.message = format!("kernel `{}`: {}", self.name, d.message);
+                d.loc = self.loc();
+            }
+            d
+        })?;
+        recording.func.loc = self.loc();
+        Ok(recording)
+    }
+
+    fn mistake(&self, message: String) -> Diagnostic {
+        Diagnostic::new(format!("kernel `{}`: {message}", self.name), self.loc())
+    }
+
+    fn check_dtypes(&self, dtypes: &[DType]) -> Result<(), Diagnostic> {
+        if dtypes.len() != self.generics.len() {
+            let names: Vec<&str> = self.generics.iter().map(|g| g.name).collect();
+            return Err(self.mistake(format!(
+                "expected {} element types ({}), found {}",
+                self.generics.len(),
+                names.join(", "),
+                dtypes.len()
+            )));
+        }
+        for (g, d) in self.generics.iter().zip(dtypes) {
+            if !g.members().contains(d) {
+                let members: Vec<&str> = g.members().iter().map(|d| d.name()).collect();
+                return Err(self.mistake(format!(
+                    "`{}` cannot be {d}: expected one of {}",
+                    g.name,
+                    members.join(", ")
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Values of all constexpr parameters, in order.
+    fn complete(&self, given: &[(&str, ConstValue)]) -> Result<Vec<ConstValue>, Diagnostic> {
+        let mut names = Vec::new();
+        let mut values = Vec::new();
+        for p in self.params {
+            let ParamKind::Constexpr { ty, default } = p.kind else { continue };
+            names.push(p.name);
+            let value = given.iter().find(|(name, _)| *name == p.name).map(|(_, value)| value.clone());
+            match value.or(default.map(ConstValue::from)) {
+                Some(value) => values.push(value),
+                None => return Err(self.mistake(format!("the constant `{}` ({ty}) is not given", p.name))),
+            }
+        }
+        if let Some((unknown, _)) = given.iter().find(|(name, _)| !names.contains(name)) {
+            return Err(self.mistake(format!(
+                "there is no constexpr parameter `{unknown}`: there are {}",
+                if names.is_empty() { "none".to_string() } else { names.join(", ") }
+            )));
+        }
+        Ok(values)
+    }
+}

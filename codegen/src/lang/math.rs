@@ -1,0 +1,226 @@
+//! Elementwise functions.
+
+use super::arith::{Combine, binary};
+use super::control::Carried;
+use super::dtype::{Dtype, Float};
+use super::handle::{Data, FloatData, Scalar, Tile, unary};
+use super::operand::{FloatLit, Number, Operand, Raw, broadcast, common_shape, meet_all};
+use super::record::{emit, fail, mistake, shape};
+use crate::ir::{BinaryOp, UnaryOp};
+
+macro_rules! float_functions {
+    ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
+        $(#[$meta])*
+        #[track_caller]
+        pub fn $name<X: FloatData>(x: X) -> X where X::Elem: Float {
+            unary(UnaryOp::$op, x)
+        }
+    )* };
+}
+float_functions! {
+    /// eˣ, elementwise.
+    exp, Exp;
+    /// 2ˣ, elementwise.
+    exp2, Exp2;
+    /// Natural logarithm, elementwise.
+    log, Log;
+    /// Logarithm to base 2, elementwise.
+    log2, Log2;
+    /// √x, elementwise.
+    sqrt, Sqrt;
+    /// √x, correctly rounded; here the same as [`sqrt`].
+    sqrt_rn, Sqrt;
+    /// 1/√x, elementwise.
+    rsqrt, Rsqrt;
+    /// Sine of an angle in radians.
+    sin, Sin;
+    /// Cosine of an angle in radians.
+    cos, Cos;
+    /// Hyperbolic tangent.
+    tanh, Tanh;
+    /// Gauss error function.
+    erf, Erf;
+    /// Largest integer not above x.
+    floor, Floor;
+    /// Smallest integer not below x.
+    ceil, Ceil;
+}
+
+/// |x|, elementwise.
+#[track_caller]
+pub fn abs<X: Data>(x: X) -> X {
+    unary(UnaryOp::Abs, x)
+}
+
+/// As `.to::<U>()`.
+#[track_caller]
+pub fn cast<U: Dtype, X: Data>(x: X) -> X::As<U> {
+    x.to::<U>()
+}
+
+/// 1 / (1 + e⁻ˣ), elementwise. For large |x| it goes to 0 and 1 without NaN.
+#[track_caller]
+pub fn sigmoid<X: FloatData>(x: X) -> X
+where
+    X::Elem: Float,
+{
+    let dtype = X::Elem::dtype();
+    let minus = unary(UnaryOp::Neg, x);
+    let e = Raw::Value(unary(UnaryOp::Exp, minus).value());
+    let one = Raw::Number(Number::Int(1));
+    let denominator = binary(BinaryOp::Add, e, one, dtype);
+    X::from_value(binary(BinaryOp::Div, one, Raw::Value(denominator), dtype))
+}
+
+/// Softmax along an axis (the first by default, as in Triton), with the maximum taken out.
+#[track_caller]
+pub fn softmax<T: Float>(x: Tile<T>, axis: i32) -> Tile<T> {
+    let axis = super::index::check_axis(axis, x.rank(), "softmax") as i32;
+    let largest = super::reduce::max(x, axis, true);
+    let e = unary(UnaryOp::Exp, x.combine(largest, BinaryOp::Sub));
+    let total = super::reduce::sum(e, axis, true);
+    e.combine(total, BinaryOp::Div)
+}
+
+/// `a · b + c` with one rounding. All three are of the first's element type.
+#[track_caller]
+pub fn fma<T: Dtype, X: Data<Elem = T> + Operand<T>>(a: X, b: impl Operand<T>, c: impl Operand<T>) -> X {
+    let [a_, b_, c_] = meet_all([a.raw(), b.raw(), c.raw()], T::dtype(), "`fma`");
+    same_kind::<X>(a.value(), a_, "fma");
+    X::from_value(emit(|builder| builder.fma(a_, b_, c_)))
+}
+
+/// A scalar first operand cannot become a tile behind rustc's back.
+#[track_caller]
+fn same_kind<X: Data>(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
+    if shape(before).is_empty() && !shape(after).is_empty() {
+        fail(
+            mistake(format!("the first operand of `{what}` is a scalar, another one a tile"))
+                .label("expected a tile first")
+                .help("repeat the scalar: `full_like(tile, scalar)`"),
+        );
+    }
+}
+
+/// The nearest number to x in [low, high], elementwise. NaN becomes `low`.
+#[track_caller]
+pub fn clamp<T: Dtype, X: Data<Elem = T> + Operand<T>>(x: X, low: impl Operand<T>, high: impl Operand<T>) -> X {
+    let at_least = binary(BinaryOp::Max, x.raw(), low.raw(), T::dtype());
+    let result = binary(BinaryOp::Min, Raw::Value(at_least), high.raw(), T::dtype());
+    same_kind::<X>(x.value(), result, "clamp");
+    X::from_value(result)
+}
+
+/// What a condition of type `Self` makes of a choice between scalars.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a condition",
+    label = "expected a comparison: a bool tile or bool scalar"
+)]
+pub trait Condition<X: Data>: Operand<bool> {
+    type Chosen: Data<Elem = X::Elem>;
+}
+
+impl<X: Data> Condition<X> for Tile<bool> {
+    type Chosen = Tile<X::Elem>;
+}
+
+impl<X: Data> Condition<X> for Scalar<bool> {
+    type Chosen = X;
+}
+
+impl<X: Data> Condition<X> for bool {
+    type Chosen = X;
+}
+
+/// `condition ? x : y`, elementwise; all three are repeated to their common shape. Both sides are computed.
+#[track_caller]
+#[allow(clippy::type_complexity)]
+pub fn where_<C, X, Y>(
+    condition: C,
+    x: X,
+    y: Y,
+) -> <C as Condition<<<X as Combine<Y>>::Output as Carried>::Handle>>::Chosen
+where
+    X: Combine<Y> + Operand<ElemOf<X, Y>>,
+    Y: Operand<ElemOf<X, Y>>,
+    <X as Combine<Y>>::Output: Carried<Handle: Data>,
+    C: Condition<<<X as Combine<Y>>::Output as Carried>::Handle>,
+{
+    let dtype = <ElemOf<X, Y>>::dtype();
+    let raws = [x.raw(), y.raw()];
+    let condition = super::operand::materialise(condition.raw(), crate::ir::DType::Bool);
+    let mut shapes = vec![shape(condition)];
+    shapes.extend(raws.iter().filter_map(|raw| match raw {
+        Raw::Value(v) => Some(shape(*v)),
+        Raw::Number(_) => None,
+    }));
+    let common = common_shape(&shapes, "`where_`");
+    let condition = broadcast(condition, &common);
+    let [x, y] = raws.map(|raw| match raw {
+        Raw::Value(v) => broadcast(v, &common),
+        Raw::Number(n) => super::operand::constant(n, dtype, &common),
+    });
+    Data::from_value(emit(|b| b.select(condition, x, y)))
+}
+
+/// Element type of a combination of `X` and `Y`.
+type ElemOf<X, Y> = <<<X as Combine<Y>>::Output as Carried>::Handle as Data>::Elem;
+
+/// Group-major order of tiles, for cache reuse in matrix products: the linear index `i · size_j + j` walks through `size_g`
+/// rows of the grid column by column. Gives the new (i, j).
+#[track_caller]
+pub fn swizzle2d(
+    i: Scalar<i32>,
+    j: Scalar<i32>,
+    size_i: impl Operand<i32>,
+    size_j: impl Operand<i32>,
+    size_g: impl Operand<i32>,
+) -> (Scalar<i32>, Scalar<i32>) {
+    let d = crate::ir::DType::I32;
+    let op = |op, a, b| Raw::Value(binary(op, a, b, d));
+    let (size_i, size_j, size_g) = (size_i.raw(), size_j.raw(), size_g.raw());
+    let linear = op(BinaryOp::Add, op(BinaryOp::Mul, i.raw(), size_j), j.raw());
+    let per_group = op(BinaryOp::Mul, size_g, size_j);
+    let group = op(BinaryOp::Div, linear, per_group);
+    let first = op(BinaryOp::Mul, group, size_g);
+    let rows = op(BinaryOp::Min, op(BinaryOp::Sub, size_i, first), size_g);
+    let within = op(BinaryOp::Rem, linear, per_group);
+    let new_i = op(BinaryOp::Add, first, op(BinaryOp::Rem, within, rows));
+    let new_j = op(BinaryOp::Div, within, rows);
+    let scalar = |raw| Scalar::from_value(super::operand::materialise(raw, d));
+    (scalar(new_i), scalar(new_j))
+}
+
+/// −∞ where a literal is expected: `where_(mask, x, NEG_INF)`.
+pub const NEG_INF: FloatLit = FloatLit(f64::NEG_INFINITY);
+
+/// The functions of this file that take other operands, as methods.
+pub trait MathMethods: Data + Operand<Self::Elem> {
+    /// See [`super::maximum`].
+    #[track_caller]
+    fn maximum<R>(self, rhs: R) -> <Self as Combine<R>>::Output
+    where
+        Self: Combine<R>,
+    {
+        self.combine(rhs, BinaryOp::Max)
+    }
+    /// See [`super::minimum`].
+    #[track_caller]
+    fn minimum<R>(self, rhs: R) -> <Self as Combine<R>>::Output
+    where
+        Self: Combine<R>,
+    {
+        self.combine(rhs, BinaryOp::Min)
+    }
+    /// See [`sigmoid`].
+    #[track_caller]
+    fn sigmoid(self) -> Self
+    where
+        Self: FloatData,
+        Self::Elem: Float,
+    {
+        sigmoid(self)
+    }
+}
+
+impl<X: Data + Operand<X::Elem>> MathMethods for X {}

@@ -1,0 +1,484 @@
+//! Views of memory, loads, stores and atomics.
+
+use super::arith::Offset;
+use super::dtype::Dtype;
+use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile, describe};
+use super::index::{Unset, check_shape};
+use super::operand::{FloatLit, IntLit, Operand, Raw, broadcast, constant};
+use super::record::{emit, fail, mistake, shape};
+use super::words;
+use crate::ir::{AtomicOp, DType, Value};
+pub use crate::ir::{Eviction, Padding};
+
+/// A block of the tensor that starts at `base`. All lists have one entry per dimension; shape, strides and offsets are in
+/// elements. `order` names the dimensions from the fastest-varying in memory to the slowest (last first by default).
+#[track_caller]
+pub fn make_block_ptr<T: Dtype>(
+    base: Ptr<T>,
+    shape: impl AsRef<[Scalar<i64>]>,
+    strides: impl AsRef<[Scalar<i64>]>,
+    offsets: impl AsRef<[Scalar<i64>]>,
+    block_shape: impl AsRef<[usize]>,
+    order: &[usize],
+) -> BlockPtr<T> {
+    let (shape, strides, offsets) = (shape.as_ref(), strides.as_ref(), offsets.as_ref());
+    let block = block_shape.as_ref();
+    let rank = block.len();
+    let lengths = [("shape", shape.len()), ("strides", strides.len()), ("offsets", offsets.len())];
+    for (name, len) in lengths {
+        if len != rank {
+            fail(
+                mistake(format!("`{name}` has {len} entries, `block_shape` has {rank}"))
+                    .label(format!("this view has {rank} dimensions"))
+                    .help("give one entry per dimension in every list"),
+            );
+        }
+    }
+    if rank == 0 {
+        fail(mistake("a view needs at least one dimension").label("`block_shape` is empty"));
+    }
+    check_shape(block);
+    let order: Vec<usize> = if order.is_empty() { (0..rank).rev().collect() } else { order.to_vec() };
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    if sorted != (0..rank).collect::<Vec<_>>() {
+        fail(
+            mistake(format!("`order` is {order:?}, which does not name each of the {rank} dimensions once"))
+                .label("not an order of the dimensions")
+                .help("from the fastest-varying dimension in memory to the slowest: `order = [1, 0]` for row-major"),
+        );
+    }
+    let values = |list: &[Scalar<i64>]| list.iter().map(|s| s.value()).collect::<Vec<Value>>();
+    let (shape, strides, offsets) = (values(shape), values(strides), values(offsets));
+    let v = emit(|b| b.make_view(base.v, &shape, &strides, &offsets, block, &order));
+    BlockPtr::new(v, base.writable)
+}
+
+/// A tensor in memory that is read and written in blocks at any offsets: a block pointer at the origin. The strides of
+/// a row-major tensor end with 1.
+#[track_caller]
+pub fn make_tensor_descriptor<T: Dtype>(
+    base: Ptr<T>,
+    shape: impl AsRef<[Scalar<i64>]>,
+    strides: impl AsRef<[Scalar<i64>]>,
+    block_shape: impl AsRef<[usize]>,
+) -> BlockPtr<T> {
+    let zero = Scalar::<i64>::from_value(emit(|b| b.int(0, DType::I64)));
+    let origin = vec![zero; shape.as_ref().len()];
+    make_block_ptr(base, shape, strides, origin, block_shape, &[])
+}
+
+/// The block moved by `offsets`, one per dimension, in elements.
+#[track_caller]
+pub fn advance<T: Dtype>(block: BlockPtr<T>, offsets: impl AsRef<[Scalar<i64>]>) -> BlockPtr<T> {
+    let offsets = offsets.as_ref();
+    let rank = shape(block.v).len();
+    if offsets.len() != rank {
+        fail(
+            mistake(format!("{} offsets for a block pointer of {rank} dimensions", offsets.len()))
+                .label(format!("expected {rank} offsets")),
+        );
+    }
+    let offsets: Vec<Value> = offsets.iter().map(|s| s.value()).collect();
+    BlockPtr::new(emit(|b| b.advance(block.v, &offsets)), block.writable)
+}
+
+impl<T: Dtype> BlockPtr<T> {
+    /// See [`advance`].
+    #[track_caller]
+    pub fn advance(self, offsets: impl AsRef<[Scalar<i64>]>) -> BlockPtr<T> {
+        advance(self, offsets)
+    }
+
+    /// Of a tensor descriptor: the block at `offsets`. What is beyond the shape reads as zero.
+    #[track_caller]
+    pub fn load(self, offsets: impl AsRef<[Scalar<i64>]>) -> Tile<T> {
+        let at = advance(self, offsets);
+        let all: Vec<usize> = (0..shape(at.v).len()).collect();
+        load(at, Unset, Unset, &all, Padding::Zero, Eviction::Normal)
+    }
+
+    /// Of a tensor descriptor: writes the block at `offsets`. What is beyond the shape is left out.
+    #[track_caller]
+    pub fn store(self, offsets: impl AsRef<[Scalar<i64>]>, value: impl Operand<T>) {
+        let at = advance(self, offsets);
+        let all: Vec<usize> = (0..shape(at.v).len()).collect();
+        store(at, value, Unset, &all, Eviction::Normal);
+    }
+
+    /// Of a tensor descriptor: adds to the block at `offsets` atomically. What is beyond the shape is left out.
+    #[track_caller]
+    pub fn atomic_add(self, offsets: impl AsRef<[Scalar<i64>]>, value: impl Operand<T>) {
+        let at = advance(self, offsets);
+        let all: Vec<usize> = (0..shape(at.v).len()).collect();
+        atomic_add(at, value, Unset, &all);
+    }
+}
+
+/// See [`BlockPtr::load`].
+#[track_caller]
+pub fn load_tensor_descriptor<T: Dtype>(descriptor: BlockPtr<T>, offsets: impl AsRef<[Scalar<i64>]>) -> Tile<T> {
+    descriptor.load(offsets)
+}
+
+/// See [`BlockPtr::store`].
+#[track_caller]
+pub fn store_tensor_descriptor<T: Dtype>(
+    descriptor: BlockPtr<T>,
+    offsets: impl AsRef<[Scalar<i64>]>,
+    value: impl Operand<T>,
+) {
+    descriptor.store(offsets, value);
+}
+
+/// A mask: a bool tile or scalar, or left out.
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a mask", label = "expected a bool tile or bool scalar")]
+pub trait Mask: Copy {
+    #[doc(hidden)]
+    fn mask(self) -> Option<Raw>;
+}
+impl Mask for Unset {
+    fn mask(self) -> Option<Raw> {
+        None
+    }
+}
+impl Mask for Tile<bool> {
+    fn mask(self) -> Option<Raw> {
+        Some(self.raw())
+    }
+}
+impl Mask for Scalar<bool> {
+    fn mask(self) -> Option<Raw> {
+        Some(self.raw())
+    }
+}
+impl Mask for bool {
+    fn mask(self) -> Option<Raw> {
+        Some(Operand::<bool>::raw(self))
+    }
+}
+
+/// The value where a mask is false: anything that can stand for an element, or left out.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot stand for elements of type `{T}`",
+    note = "convert with `.to::<…>()`"
+)]
+pub trait Other<T: Dtype>: Copy {
+    #[doc(hidden)]
+    fn other(self) -> Option<Raw>;
+}
+impl<T: Dtype> Other<T> for Unset {
+    fn other(self) -> Option<Raw> {
+        None
+    }
+}
+macro_rules! others {
+    ($($ty:ty),*) => { $(
+        impl<T: Dtype> Other<T> for $ty
+        where
+            $ty: Operand<T>,
+        {
+            fn other(self) -> Option<Raw> {
+                Some(Operand::<T>::raw(self))
+            }
+        }
+    )* };
+}
+others!(Tile<T>, Scalar<T>, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, bool, IntLit, FloatLit);
+
+/// What can be loaded from and stored to: pointers, tiles of pointers, block pointers.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a pointer",
+    label = "expected a pointer, a tile of pointers or a block pointer"
+)]
+pub trait Pointer: Copy {
+    type Elem: Dtype;
+    /// A scalar behind one pointer, else a tile.
+    type Pointee: Data<Elem = Self::Elem>;
+    /// What an atomic gives: the old value; nothing on block pointers.
+    type Old;
+    #[doc(hidden)]
+    const BLOCK: bool;
+    #[doc(hidden)]
+    fn address(self) -> (Value, bool);
+    #[doc(hidden)]
+    fn old(v: Option<Value>) -> Self::Old;
+}
+
+macro_rules! raw_pointers {
+    ($($handle:ident => $pointee:ident),*) => { $(
+        impl<T: Dtype> Pointer for $handle<T> {
+            type Elem = T;
+            type Pointee = $pointee<T>;
+            type Old = $pointee<T>;
+            const BLOCK: bool = false;
+            fn address(self) -> (Value, bool) {
+                (self.v, self.writable)
+            }
+            fn old(v: Option<Value>) -> $pointee<T> {
+                match v {
+                    Some(v) => $pointee::from_value(v),
+                    None => panic!("internal compiler error: an atomic without result; please report this"),
+                }
+            }
+        }
+    )* };
+}
+raw_pointers!(Ptr => Scalar, PtrTile => Tile);
+
+impl<T: Dtype> Pointer for BlockPtr<T> {
+    type Elem = T;
+    type Pointee = Tile<T>;
+    type Old = ();
+    const BLOCK: bool = true;
+    fn address(self) -> (Value, bool) {
+        (self.v, self.writable)
+    }
+    fn old(_v: Option<Value>) {}
+}
+
+#[track_caller]
+fn check_boundary(view: Value, boundary: &[usize]) {
+    let rank = shape(view).len();
+    for &axis in boundary {
+        if axis >= rank {
+            fail(
+                mistake(format!("`boundary_check` names dimension {axis} of a block pointer of {rank} dimensions"))
+                    .label("no such dimension")
+                    .help(format!("dimensions are 0 to {}", rank - 1)),
+            );
+        }
+    }
+}
+
+#[track_caller]
+fn only_for_blocks(boundary: &[usize]) {
+    if !boundary.is_empty() {
+        fail(
+            mistake("`boundary_check` belongs to block pointers, this is a plain pointer")
+                .label("a plain pointer knows no boundary")
+                .help("use `mask = …`, or make a block pointer with `make_block_ptr`"),
+        );
+    }
+}
+
+#[track_caller]
+fn not_for_blocks(given: bool, what: &str) {
+    if given {
+        fail(
+            mistake(format!("`{what}` belongs to plain pointers, this is a block pointer"))
+                .label("a block pointer knows its boundary")
+                .help("use `boundary_check = [0, …]` and `padding = zero`"),
+        );
+    }
+}
+
+/// A mask, or the like, repeated to the shape of the pointers.
+#[track_caller]
+fn beside_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Value {
+    let v = match raw {
+        Raw::Number(n) => return constant(n, dtype, pointers),
+        Raw::Value(v) => v,
+    };
+    let from = shape(v);
+    let fits = from.is_empty() || (from.len() == pointers.len() && from.iter().zip(pointers).all(|(&m, &n)| m == n || m == 1));
+    if !fits {
+        let diagnostic = mistake(format!(
+            "{what} has shape {}, the pointers have {}",
+            words::shape(&from),
+            words::shape(pointers)
+        ))
+        .label("shapes do not fit");
+        fail(diagnostic.help("compute it from the same offsets as the pointers, or insert dimensions with `.expand_dims(…)`"));
+    }
+    broadcast(v, pointers)
+}
+
+/// Reads what a pointer, a tile of pointers or a block pointer points to.
+///
+/// Plain pointers: only where `mask` is true, `other` (zero when left out) elsewhere. Block pointers: what is beyond the
+/// shape in a dimension of `boundary_check` reads as `padding`.
+#[track_caller]
+pub fn load<P: Pointer>(
+    pointer: P,
+    mask: impl Mask,
+    other: impl Other<P::Elem>,
+    boundary_check: &[usize],
+    padding: Padding,
+    eviction: Eviction,
+) -> P::Pointee {
+    let (v, _) = pointer.address();
+    let dtype = P::Elem::dtype();
+    let (mask, other) = (mask.mask(), other.other());
+    if P::BLOCK {
+        not_for_blocks(mask.is_some(), "mask");
+        not_for_blocks(other.is_some(), "other");
+        check_boundary(v, boundary_check);
+        return Data::from_value(emit(|b| b.load_view(v, boundary_check, padding, eviction)));
+    }
+    only_for_blocks(boundary_check);
+    if mask.is_none() && other.is_some() {
+        fail(mistake("`other` without `mask`").label("nothing is masked here").help("add `mask = …`"));
+    }
+    let to = shape(v);
+    let mask = mask.map(|m| beside_pointers(m, &to, DType::Bool, "the mask"));
+    let other = other.map(|o| beside_pointers(o, &to, dtype, "`other`"));
+    Data::from_value(emit(|b| b.load(v, mask, other, eviction)))
+}
+
+#[track_caller]
+fn check_writable(writable: bool, what: &str) {
+    if !writable {
+        fail(
+            mistake(format!("`{what}` to memory that the kernel takes as `In<…>`"))
+                .label("this memory is only read")
+                .help("declare the parameter as `Out<…>` or `InOut<…>`"),
+        );
+    }
+}
+
+/// Writes where a pointer, a tile of pointers or a block pointer points to.
+///
+/// Plain pointers: only where `mask` is true. Block pointers: what is beyond the shape in a dimension of
+/// `boundary_check` is left out.
+#[track_caller]
+pub fn store<P: Pointer>(
+    pointer: P,
+    value: impl Operand<P::Elem>,
+    mask: impl Mask,
+    boundary_check: &[usize],
+    eviction: Eviction,
+) {
+    let (v, writable) = pointer.address();
+    check_writable(writable, "store");
+    let dtype = P::Elem::dtype();
+    let mask = mask.mask();
+    let to = shape(v);
+    if P::BLOCK {
+        not_for_blocks(mask.is_some(), "mask");
+        check_boundary(v, boundary_check);
+        let value = stored(value.raw(), &to, dtype, v);
+        emit(|b| b.store_view(v, value, boundary_check, eviction));
+        return;
+    }
+    only_for_blocks(boundary_check);
+    let value = stored(value.raw(), &to, dtype, v);
+    let mask = mask.map(|m| beside_pointers(m, &to, DType::Bool, "the mask"));
+    emit(|b| b.store(v, value, mask, eviction));
+}
+
+/// A value on its way to memory, repeated to the shape that is written.
+#[track_caller]
+fn stored(raw: Raw, to: &[usize], dtype: DType, pointer: Value) -> Value {
+    let v = match raw {
+        Raw::Number(n) => return constant(n, dtype, to),
+        Raw::Value(v) => v,
+    };
+    let from = shape(v);
+    let fits = from.is_empty() || (from.len() == to.len() && from.iter().zip(to).all(|(&m, &n)| m == n || m == 1));
+    if !fits {
+        let message = format!("a {} cannot be written through a {}", describe(v), describe(pointer));
+        fail(mistake(message).label(format!("expected shape {}, found {}", words::shape(to), words::shape(&from))));
+    }
+    broadcast(v, to)
+}
+
+#[track_caller]
+fn atomic<P: Pointer>(
+    op: AtomicOp,
+    pointer: P,
+    value: impl Operand<P::Elem>,
+    mask: impl Mask,
+    boundary_check: &[usize],
+) -> P::Old {
+    let what = format!("atomic_{}", op.name());
+    let (v, writable) = pointer.address();
+    check_writable(writable, &what);
+    let dtype = P::Elem::dtype();
+    let legal = match op {
+        AtomicOp::Add | AtomicOp::Min | AtomicOp::Max => dtype.bits() >= 32 || matches!(dtype, DType::F16 | DType::BF16),
+        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => dtype.is_int() && dtype.bits() >= 32,
+        AtomicOp::Xchg => dtype.bits() >= 32,
+    };
+    if !legal {
+        fail(
+            mistake(format!("`{what}` has no form for {dtype}"))
+                .label(format!("the memory holds {dtype}"))
+                .help("use memory of i32, i64, u32, u64, f32 or f64 (`atomic_add`, `atomic_min` and `atomic_max` also f16 and bf16)"),
+        );
+    }
+    let mask = mask.mask();
+    let to = shape(v);
+    let value = stored(value.raw(), &to, dtype, v);
+    if P::BLOCK {
+        not_for_blocks(mask.is_some(), "mask");
+        check_boundary(v, boundary_check);
+        emit(|b| b.atomic_view(op, v, value, boundary_check));
+        return P::old(None);
+    }
+    only_for_blocks(boundary_check);
+    let mask = mask.map(|m| beside_pointers(m, &to, DType::Bool, "the mask"));
+    P::old(Some(emit(|b| b.atomic_rmw(op, v, value, mask))))
+}
+
+macro_rules! atomics {
+    ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
+        $(#[$meta])*
+        #[track_caller]
+        pub fn $name<P: Pointer>(
+            pointer: P,
+            value: impl Operand<P::Elem>,
+            mask: impl Mask,
+            boundary_check: &[usize],
+        ) -> P::Old {
+            atomic(AtomicOp::$op, pointer, value, mask, boundary_check)
+        }
+    )* };
+}
+atomics! {
+    /// `*p += value`, each element atomic (relaxed, device-wide). Gives the old value for plain pointers.
+    atomic_add, Add;
+    /// `*p = min(*p, value)`, atomic; see [`atomic_add`].
+    atomic_min, Min;
+    /// `*p = max(*p, value)`, atomic; see [`atomic_add`].
+    atomic_max, Max;
+    /// `*p &= value`, atomic; see [`atomic_add`].
+    atomic_and, And;
+    /// `*p |= value`, atomic; see [`atomic_add`].
+    atomic_or, Or;
+    /// `*p ^= value`, atomic; see [`atomic_add`].
+    atomic_xor, Xor;
+    /// `*p = value`, atomic; see [`atomic_add`].
+    atomic_xchg, Xchg;
+}
+
+/// `if *p == expected { *p = new }`, atomic (acquire-release, device-wide). Gives the old value.
+#[track_caller]
+pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: impl Operand<P::Elem>) -> P::Old {
+    let (v, writable) = pointer.address();
+    check_writable(writable, "atomic_cas");
+    let dtype = P::Elem::dtype();
+    if P::BLOCK {
+        fail(
+            mistake("`atomic_cas` needs plain pointers, this is a block pointer")
+                .label("has no old value to give")
+                .help("compute the addresses as `ptr + offsets`"),
+        );
+    }
+    if !dtype.is_int() || dtype.bits() < 32 {
+        fail(mistake(format!("`atomic_cas` needs integers of 32 or 64 bits, found {dtype}")).label("no such instruction"));
+    }
+    let to = shape(v);
+    let expected = stored(expected.raw(), &to, dtype, v);
+    let new = stored(new.raw(), &to, dtype, v);
+    P::old(Some(emit(|b| b.atomic_cas(v, expected, new))))
+}
+
+impl<T: Dtype> Ptr<T> {
+    /// The pointer moved by `offset` elements, as a method: `ptr + offset` outside `#[kernel]`.
+    #[track_caller]
+    pub fn offset<I: Offset<T>>(self, offset: I) -> I::Moved {
+        use super::arith::Combine;
+        self.combine(offset, crate::ir::BinaryOp::Add)
+    }
+}

@@ -1,0 +1,60 @@
+//! The language that kernels are written in: typed handles that record Tile IR.
+//!
+//! `#[kernel]` rewrites a Rust function into calls of this module; rustc checks element types, and this module checks
+//! shapes while recording, with messages that name the user's line ([`crate::diag`]). Names are Triton's.
+//!
+//! Reading order: [`record`](mod@record) (where ops go), [`dtype`] (element types), [`handle`] (tiles, scalars, pointers),
+//! [`operand`] (what may stand beside a tile, and how shapes meet), [`arith`] (operators), [`carried`] and [`control`]
+//! (loops and branches), then the operations by group, and [`kernel`] (what a kernel tells the host side).
+//!
+//! Functions here take all their arguments in order; kernel code may name them and leave optional ones out, which the
+//! macro fills in.
+
+pub mod arith;
+pub mod carried;
+pub mod control;
+pub mod create;
+pub mod debug;
+pub mod dot;
+pub mod dtype;
+pub mod handle;
+pub mod index;
+pub mod kernel;
+pub mod math;
+pub mod memory;
+pub mod operand;
+pub mod random;
+pub mod record;
+pub mod reduce;
+pub mod shape;
+#[cfg(test)]
+mod tests;
+mod words;
+
+pub use arith::{Combine, cdiv, maximum, minimum, umulhi};
+pub use control::{range, static_assert, static_range};
+pub use create::{arange, full, full_like, num_programs, ones, program_id, scalar, zeros, zeros_like};
+pub use debug::{
+    assume, device_assert, device_print, inline_asm_elementwise, max_contiguous, multiple_of, static_print,
+};
+pub use dot::{Precision, dot};
+pub use dtype::{Bits, Dtype, Float, Int, Num};
+pub use handle::{BlockPtr, Data, FloatData, IntData, Ptr, PtrTile, Scalar, Tile};
+pub use math::{
+    MathMethods, abs, cast, ceil, clamp, cos, erf, exp, exp2, floor, fma, log, log2, rsqrt, sigmoid, sin, softmax, sqrt,
+    sqrt_rn, swizzle2d, tanh, where_,
+};
+pub use memory::{
+    Eviction, Padding, advance, atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg,
+    atomic_xor, load, load_tensor_descriptor, make_block_ptr, make_tensor_descriptor, store, store_tensor_descriptor,
+};
+pub use operand::{FloatLit, HostNum, IntLit, Operand};
+pub use random::{philox, rand, rand4x, randint, randint4x, randn};
+pub use record::{Recording, record, record_generic};
+pub use reduce::{
+    all, any, argmax, argmin, associative_scan, cumprod, cumsum, max, max_with_indices, min, min_with_indices, reduce, sum,
+    xor_sum,
+};
+pub use shape::{
+    ShapeMethods, broadcast, broadcast_to, cat, expand_dims, interleave, join, permute, ravel, reshape, split, trans, view,
+};

@@ -1,0 +1,266 @@
+//! What can stand beside a tile: other tiles, scalars, Rust numbers; and how their shapes meet.
+
+use super::dtype::{Dtype, Float, Num};
+use super::handle::{Data, Scalar, Tile};
+use super::record::{constant_int, emit, fail, mistake, shape};
+use super::words;
+use crate::ir::{DType, Literal, Type, Value};
+
+/// An integer literal of the kernel's source: takes the type of its neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct IntLit(pub i128);
+
+/// A float literal of the kernel's source: takes the type of its neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct FloatLit(pub f64);
+
+/// A Rust number on its way to becoming a constant.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub enum Number {
+    Int(i128),
+    Float(f64),
+    Bool(bool),
+}
+
+/// A Rust number that can become an element of type `T`: integers for every number type, floats for float types.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot stand for an element of type `{T}`",
+    note = "convert the other side with `.to::<…>()`: element types do not mix silently"
+)]
+pub trait HostNum<T: Dtype>: Copy {
+    #[doc(hidden)]
+    fn number(self) -> Number;
+}
+
+macro_rules! host_ints {
+    ($($ty:ty),*) => { $(
+        impl<T: Num> HostNum<T> for $ty {
+            fn number(self) -> Number {
+                Number::Int(self as i128)
+            }
+        }
+    )* };
+}
+host_ints!(i8, i16, i32, i64, u8, u16, u32, u64, usize);
+
+impl<T: Num> HostNum<T> for IntLit {
+    fn number(self) -> Number {
+        Number::Int(self.0)
+    }
+}
+
+impl<T: Float> HostNum<T> for f32 {
+    fn number(self) -> Number {
+        Number::Float(self as f64)
+    }
+}
+
+impl<T: Float> HostNum<T> for f64 {
+    fn number(self) -> Number {
+        Number::Float(self)
+    }
+}
+
+impl<T: Float> HostNum<T> for FloatLit {
+    fn number(self) -> Number {
+        Number::Float(self.0)
+    }
+}
+
+impl HostNum<bool> for bool {
+    fn number(self) -> Number {
+        Number::Bool(self)
+    }
+}
+
+/// An operand on its way into an operation.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub enum Raw {
+    Value(Value),
+    Number(Number),
+}
+
+/// What can stand beside elements of type `T`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be combined with elements of type `{T}`",
+    label = "not of element type `{T}`",
+    note = "convert one side with `.to::<…>()`: element types do not mix silently"
+)]
+pub trait Operand<T: Dtype>: Copy {
+    /// What a scalar combined with it is.
+    type WithScalar: Data<Elem = T>;
+    #[doc(hidden)]
+    fn raw(self) -> Raw;
+}
+
+impl<T: Dtype> Operand<T> for Tile<T> {
+    type WithScalar = Tile<T>;
+    fn raw(self) -> Raw {
+        Raw::Value(self.value())
+    }
+}
+
+impl<T: Dtype> Operand<T> for Scalar<T> {
+    type WithScalar = Scalar<T>;
+    fn raw(self) -> Raw {
+        Raw::Value(self.value())
+    }
+}
+
+macro_rules! host_operands {
+    ($($ty:ty),*) => { $(
+        impl<T: Dtype> Operand<T> for $ty
+        where
+            $ty: HostNum<T>,
+        {
+            type WithScalar = Scalar<T>;
+            fn raw(self) -> Raw {
+                Raw::Number(HostNum::<T>::number(self))
+            }
+        }
+    )* };
+}
+host_operands!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, bool, IntLit, FloatLit);
+
+/// The range of an integer type.
+fn int_range(dtype: DType) -> (i128, i128) {
+    let bits = dtype.bits() as u32;
+    if dtype.is_signed_int() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
+}
+
+/// A constant of that element type and shape; an integer that does not fit is the user's mistake.
+#[track_caller]
+pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
+    let literal = match (number, dtype) {
+        (Number::Int(n), d) if d.is_int() => {
+            let (low, high) = int_range(d);
+            if n < low || n > high {
+                fail(
+                    mistake(format!("{n} does not fit into {d}"))
+                        .label(format!("{d} holds {low} to {high}"))
+                        .help("convert the other side to a wider type, as in `.to::<i64>()`"),
+                );
+            }
+            Literal::Int(n as i64)
+        }
+        (Number::Int(n), DType::Bool) => Literal::Bool(n != 0),
+        (Number::Int(n), _) => Literal::Float(n as f64),
+        (Number::Float(x), _) => Literal::Float(x),
+        (Number::Bool(x), _) => Literal::Bool(x),
+    };
+    emit(|b| b.constant(literal, Type::tensor(shape, dtype)))
+}
+
+/// The operand as a value, constants as scalars.
+#[track_caller]
+pub(crate) fn materialise(raw: Raw, dtype: DType) -> Value {
+    match raw {
+        Raw::Value(v) => v,
+        Raw::Number(n) => constant(n, dtype, &[]),
+    }
+}
+
+/// The shape that operands of these shapes meet in: equal, or scalar, or extent 1 where the other is larger.
+///
+/// # Errors
+/// The dimension in which they differ, or `None` where already their numbers of dimensions do.
+fn meet(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Option<usize>> {
+    match (a.len(), b.len()) {
+        (_, 0) => Ok(a.to_vec()),
+        (0, _) => Ok(b.to_vec()),
+        (m, n) if m != n => Err(None),
+        _ => a
+            .iter()
+            .zip(b)
+            .enumerate()
+            .map(|(i, (&m, &n))| match (m, n) {
+                (m, n) if m == n => Ok(m),
+                (1, n) => Ok(n),
+                (m, 1) => Ok(m),
+                _ => Err(Some(i)),
+            })
+            .collect(),
+    }
+}
+
+/// The shape that all operands of `what` meet in.
+#[track_caller]
+pub(crate) fn common_shape(shapes: &[Vec<usize>], what: &str) -> Vec<usize> {
+    let mut common: Vec<usize> = Vec::new();
+    for next in shapes {
+        common = match meet(&common, next) {
+            Ok(shape) => shape,
+            Err(where_) => shapes_differ(&common, next, where_, what),
+        };
+    }
+    common
+}
+
+#[track_caller]
+fn shapes_differ(a: &[usize], b: &[usize], axis: Option<usize>, what: &str) -> ! {
+    let diagnostic = mistake(format!("shapes {a:?} and {b:?} do not fit together in {what}"));
+    fail(match axis {
+        Some(axis) => diagnostic
+            .label(format!("dimension {axis} is {} on one side and {} on the other", a[axis], b[axis]))
+            .note("two dimensions fit when they are equal or one of them is 1"),
+        None => {
+            let (low, high) = if a.len() < b.len() { (a, b) } else { (b, a) };
+            // Where the shorter shape matches a part of the longer one, say which axis is missing.
+            let axis = (0..=low.len()).find(|&axis| {
+                let mut wide = low.to_vec();
+                wide.insert(axis, 1);
+                wide.len() == high.len() && meet(&wide, high).is_ok()
+            });
+            let axis = axis.map_or("…".to_string(), |a| a.to_string());
+            diagnostic
+                .label(format!("{} dimensions against {}", a.len(), b.len()))
+                .note("tiles are not extended with new dimensions silently")
+                .help(format!("give the tile of shape {low:?} another dimension: `.expand_dims({axis})`"))
+        }
+    })
+}
+
+/// The value repeated to `shape`, which it is known to fit.
+#[track_caller]
+pub(crate) fn broadcast(v: Value, to: &[usize]) -> Value {
+    let from = shape(v);
+    if from.is_empty() { emit(|b| b.splat(v, to)) } else { emit(|b| b.broadcast(v, to)) }
+}
+
+/// Operands of one element type, brought to their common shape.
+#[track_caller]
+pub(crate) fn meet_all<const N: usize>(raws: [Raw; N], dtype: DType, what: &str) -> [Value; N] {
+    let shapes = raws.map(|raw| match raw {
+        Raw::Value(v) => shape(v),
+        Raw::Number(_) => Vec::new(),
+    });
+    let common = common_shape(&shapes, what);
+    raws.map(|raw| match raw {
+        Raw::Value(v) => broadcast(v, &common),
+        Raw::Number(n) => constant(n, dtype, &common),
+    })
+}
+
+/// A scalar as i64, for indices: constants stay constants.
+#[track_caller]
+pub(crate) fn to_i64(v: Value) -> Value {
+    match constant_int(v) {
+        Some(n) => emit(|b| b.int(n, DType::I64)),
+        None => emit(|b| b.cast(v, DType::I64)),
+    }
+}
+
+/// Ends with a message where a tile stands in the place of a scalar.
+#[track_caller]
+pub(crate) fn expect_scalar(v: Value, what: &str) -> Value {
+    let found = shape(v);
+    if !found.is_empty() {
+        fail(
+            mistake(format!("{what} must be one number, found a tile of shape {}", words::shape(&found)))
+                .label("not a scalar"),
+        );
+    }
+    v
+}

@@ -1,0 +1,159 @@
+//! The recorder: a thread-local function under construction, into which every operation of the language writes.
+
+use crate::diag::Diagnostic;
+use crate::ir::{BlockId, Builder, DType, Func, Loc, Op, Type, Value};
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
+
+struct Recorder {
+    func: Func,
+    /// Where ops go: the innermost open region last.
+    blocks: Vec<BlockId>,
+    /// What each type parameter of the kernel stands for.
+    generics: Vec<DType>,
+    /// Lines of `static_print`.
+    prints: Vec<String>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+}
+
+/// What recording a kernel gives.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    pub func: Func,
+    /// What `static_print` printed, a line each.
+    pub prints: Vec<String>,
+}
+
+/// Runs `body` and gives the function that it recorded. `body` declares arguments with [`super::args`] and then
+/// calls the language.
+///
+/// # Errors
+/// The first mistake that `body` made. Other panics pass through.
+#[track_caller]
+pub fn record(name: &str, body: impl FnOnce()) -> Result<Func, Diagnostic> {
+    record_generic(name, &[], body).map(|r| r.func)
+}
+
+/// As [`record`], with the element types that [`super::Generic`] parameters stand for.
+///
+/// # Errors
+/// The first mistake that `body` made. Other panics pass through.
+#[track_caller]
+pub fn record_generic(name: &str, generics: &[DType], body: impl FnOnce()) -> Result<Recording, Diagnostic> {
+    let mut func = Func::new(name);
+    func.loc = Location::caller().into();
+    let blocks = vec![func.body];
+    let mine = Recorder { func, blocks, generics: generics.to_vec(), prints: Vec::new() };
+    // A kernel recorded while another is being recorded (a host function called from it) does not disturb it.
+    let outer = CURRENT.with(|c| c.borrow_mut().replace(mine));
+    let outcome = catch_unwind(AssertUnwindSafe(body));
+    let mine = CURRENT.with(|c| std::mem::replace(&mut *c.borrow_mut(), outer));
+    let Some(mut mine) = mine else { panic!("internal compiler error: the recorder is gone; please report this") };
+    match outcome {
+        Ok(()) => {
+            let loc = mine.func.loc.clone();
+            let body = mine.func.body;
+            Builder::new(&mut mine.func, body, loc).ret();
+            Ok(Recording { func: mine.func, prints: mine.prints })
+        }
+        Err(payload) => match payload.downcast::<Diagnostic>() {
+            Ok(diagnostic) => Err(*diagnostic),
+            Err(other) => resume_unwind(other),
+        },
+    }
+}
+
+fn with<R>(f: impl FnOnce(&mut Recorder) -> R) -> R {
+    CURRENT.with(|c| match &mut *c.borrow_mut() {
+        Some(recorder) => f(recorder),
+        None => panic!("operations on tiles can be used only while a #[kernel] is recorded"),
+    })
+}
+
+/// Appends ops, all placed at the caller.
+#[track_caller]
+pub(crate) fn emit<R>(f: impl FnOnce(&mut Builder) -> R) -> R {
+    let loc = here();
+    with(|r| {
+        let Some(&block) = r.blocks.last() else {
+            panic!("internal compiler error: no open region; please report this")
+        };
+        f(&mut Builder::new(&mut r.func, block, loc))
+    })
+}
+
+/// The caller's place.
+#[track_caller]
+pub(crate) fn here() -> Loc {
+    Location::caller().into()
+}
+
+pub(crate) fn ty(v: Value) -> Type {
+    with(|r| r.func.ty(v).clone())
+}
+
+pub(crate) fn shape(v: Value) -> Vec<usize> {
+    with(|r| r.func.ty(v).shape().to_vec())
+}
+
+pub(crate) fn constant_int(v: Value) -> Option<i64> {
+    with(|r| r.func.constant_int(v))
+}
+
+pub(crate) fn generic(index: usize) -> DType {
+    with(|r| match r.generics.get(index) {
+        Some(&dtype) => dtype,
+        None => panic!("internal compiler error: type parameter {index} has no type; please report this"),
+    })
+}
+
+pub(crate) fn print_line(line: String) {
+    with(|r| r.prints.push(line));
+}
+
+pub(crate) fn add_arg(arg: crate::ir::Arg, ty: Type) -> Value {
+    with(|r| r.func.add_arg(arg, ty))
+}
+
+/// Records what `body` does into a new region with parameters of those types.
+pub(crate) fn region<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) -> (BlockId, R) {
+    let (block, values) = with(|r| {
+        let block = r.func.add_block();
+        let values: Vec<Value> = params.iter().map(|t| r.func.add_param(block, t.clone())).collect();
+        r.blocks.push(block);
+        (block, values)
+    });
+    let result = body(&values);
+    with(|r| r.blocks.pop());
+    (block, result)
+}
+
+/// Appends ops to the end of an already recorded region.
+#[track_caller]
+pub(crate) fn emit_in<R>(block: BlockId, f: impl FnOnce(&mut Builder) -> R) -> R {
+    let loc = here();
+    with(|r| f(&mut Builder::new(&mut r.func, block, loc)))
+}
+
+/// Ends a region with its values.
+#[track_caller]
+pub(crate) fn yield_in(block: BlockId, values: &[Value]) {
+    emit_in(block, |b| b.op(Op::Yield, values, &[]));
+}
+
+
+/// Ends the recording with a mistake. Unwinds without a word from the panic hook; [`record`] catches it.
+pub(crate) fn fail(diagnostic: Diagnostic) -> ! {
+    let payload: Box<dyn Any + Send> = Box::new(diagnostic);
+    resume_unwind(payload)
+}
+
+/// Starts a message about the caller's place.
+#[track_caller]
+pub(crate) fn mistake(message: impl Into<String>) -> Diagnostic {
+    Diagnostic::new(message, here())
+}

@@ -1,0 +1,380 @@
+//! Reductions and scans.
+
+use super::arith::binary;
+use super::control::Carried;
+use super::dtype::{Dtype, Int, Num};
+use super::handle::{Data, Scalar, Tile};
+use super::index::{AxisArg, check_axis};
+use super::operand::Raw;
+use super::record::{emit, fail, mistake, region, shape, ty, yield_in};
+use crate::ir::{BinaryOp, CmpOp, DType, Op, Type, Value};
+
+/// One tile or several of one shape that are reduced or scanned together.
+#[diagnostic::on_unimplemented(message = "`{Self}` cannot be reduced", label = "expected a tile or a tuple of tiles")]
+pub trait Reducible: Copy {
+    /// One element of each: what the closure combines.
+    type Element: Carried<Handle = Self::Element>;
+    /// The result along one axis, or over all.
+    type Reduced<A: AxisArg>;
+    #[doc(hidden)]
+    fn tiles(self) -> Vec<Value>;
+    #[doc(hidden)]
+    fn element(values: &[Value]) -> Self::Element;
+    #[doc(hidden)]
+    fn reduced<A: AxisArg>(values: &[Value]) -> Self::Reduced<A>;
+    #[doc(hidden)]
+    fn scanned(values: &[Value]) -> Self;
+}
+
+impl<T: Dtype> Reducible for Tile<T> {
+    type Element = Scalar<T>;
+    type Reduced<A: AxisArg> = A::Reduced<T>;
+    fn tiles(self) -> Vec<Value> {
+        vec![self.value()]
+    }
+    fn element(values: &[Value]) -> Scalar<T> {
+        Scalar::from_value(values[0])
+    }
+    fn reduced<A: AxisArg>(values: &[Value]) -> A::Reduced<T> {
+        Data::from_value(values[0])
+    }
+    fn scanned(values: &[Value]) -> Tile<T> {
+        Tile::from_value(values[0])
+    }
+}
+
+macro_rules! tuple_reducible {
+    ($($T:ident $i:tt),*) => {
+        impl<$($T: Dtype),*> Reducible for ($(Tile<$T>,)*) {
+            type Element = ($(Scalar<$T>,)*);
+            type Reduced<Axis: AxisArg> = ($(Axis::Reduced<$T>,)*);
+            fn tiles(self) -> Vec<Value> {
+                vec![$(self.$i.value()),*]
+            }
+            fn element(values: &[Value]) -> Self::Element {
+                ($(Scalar::<$T>::from_value(values[$i]),)*)
+            }
+            fn reduced<Axis: AxisArg>(values: &[Value]) -> Self::Reduced<Axis> {
+                ($(<Axis::Reduced<$T> as Data>::from_value(values[$i]),)*)
+            }
+            fn scanned(values: &[Value]) -> Self {
+                ($(Tile::<$T>::from_value(values[$i]),)*)
+            }
+        }
+    };
+}
+tuple_reducible!(T 0);
+tuple_reducible!(T 0, U 1);
+tuple_reducible!(T 0, U 1, V 2);
+tuple_reducible!(T 0, U 1, V 2, W 3);
+tuple_reducible!(T 0, U 1, V 2, W 3, X 4);
+tuple_reducible!(T 0, U 1, V 2, W 3, X 4, Y 5);
+
+/// Checks that all operands have one shape, and gives it.
+#[track_caller]
+fn one_shape(tiles: &[Value], what: &str) -> Vec<usize> {
+    let first = shape(tiles[0]);
+    for &other in &tiles[1..] {
+        let found = shape(other);
+        if found != first {
+            fail(
+                mistake(format!("`{what}` over tiles of different shapes: {first:?} and {found:?}"))
+                    .label("expected equal shapes")
+                    .help("repeat the smaller one: `.broadcast_to([…])`"),
+            );
+        }
+    }
+    first
+}
+
+/// Records the region that combines two elements.
+#[track_caller]
+fn combine_region<R: Reducible, E: Carried<Handle = R::Element>>(
+    tiles: &[Value],
+    combine: impl FnOnce(R::Element, R::Element) -> E,
+) -> crate::ir::BlockId {
+    let elements: Vec<Type> = tiles
+        .iter()
+        .map(|&v| match ty(v).elem() {
+            Some(elem) => Type::Scalar(elem),
+            None => panic!("internal compiler error: a tile without elements; please report this"),
+        })
+        .collect();
+    let params: Vec<Type> = elements.iter().chain(&elements).cloned().collect();
+    let (block, result) = region(&params, |values| {
+        let (left, right) = values.split_at(tiles.len());
+        combine(R::element(left), R::element(right)).into_handle()
+    });
+    let mut results = Vec::new();
+    <R::Element as Carried>::values(&result, &mut results);
+    if results.iter().map(|&v| ty(v)).ne(elements.iter().cloned()) {
+        fail(mistake("the combining function must give one element of each operand").label("gives something else"));
+    }
+    yield_in(block, &results);
+    block
+}
+
+/// Reduces along one dimension.
+#[track_caller]
+fn reduce_axis(tiles: &[Value], axis: usize, region: crate::ir::BlockId) -> Vec<Value> {
+    let results: Vec<Type> = tiles
+        .iter()
+        .map(|&v| {
+            let t = ty(v);
+            let mut to = t.shape().to_vec();
+            to.remove(axis);
+            match t.elem() {
+                Some(elem) => Type::tensor(&to, elem),
+                None => panic!("internal compiler error: a tile without elements; please report this"),
+            }
+        })
+        .collect();
+    emit(|b| {
+        let id = b.op_with_regions(Op::Reduce { axis }, tiles, &results, &[region]);
+        b.func.op(id).results.clone()
+    })
+}
+
+/// Reduces a tile, or several together, with a combining function that is associative and commutative:
+/// `reduce(x, axis = 1, |a, b| a + b)`, or `reduce((x, i), axis = 1, |(a, i), (b, j)| …)`. Without `axis`, over all
+/// elements. With `keep_dims` the dimension stays with extent 1.
+#[track_caller]
+pub fn reduce<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
+    x: R,
+    axis: A,
+    combine: impl FnOnce(R::Element, R::Element) -> E,
+    keep_dims: bool,
+) -> R::Reduced<A> {
+    reduce_named::<R, A, E>("reduce", x, axis, combine, keep_dims)
+}
+
+#[track_caller]
+fn reduce_named<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
+    what: &str,
+    x: R,
+    axis: A,
+    combine: impl FnOnce(R::Element, R::Element) -> E,
+    keep_dims: bool,
+) -> R::Reduced<A> {
+    let mut tiles = x.tiles();
+    let from = one_shape(&tiles, what);
+    let axis = match axis.axis() {
+        Some(axis) => check_axis(axis, from.len(), what),
+        None => {
+            if keep_dims {
+                fail(
+                    mistake(format!("`{what}` with `keep_dims` needs an axis"))
+                        .label("the result of a full reduction is a scalar")
+                        .help("name the axis: `axis = 0`"),
+                );
+            }
+            if from.is_empty() {
+                return R::reduced::<A>(&tiles);
+            }
+            if from.len() > 1 {
+                let n: usize = from.iter().product();
+                tiles = tiles.iter().map(|&v| emit(|b| b.reshape(v, &[n]))).collect();
+            }
+            0
+        }
+    };
+    let region = combine_region::<R, E>(&tiles, combine);
+    let mut results = reduce_axis(&tiles, axis, region);
+    if keep_dims {
+        results = results.into_iter().map(|v| super::shape::expand_raw(v, axis)).collect();
+    }
+    R::reduced::<A>(&results)
+}
+
+macro_rules! simple_reductions {
+    ($($(#[$meta:meta])* $name:ident, $op:ident, $class:ident;)*) => { $(
+        $(#[$meta])*
+        #[track_caller]
+        pub fn $name<T: $class, A: AxisArg>(x: Tile<T>, axis: A, keep_dims: bool) -> A::Reduced<T> {
+            let combine = |a: Scalar<T>, b: Scalar<T>| -> Scalar<T> {
+                Scalar::from_value(binary(BinaryOp::$op, Raw::Value(a.value()), Raw::Value(b.value()), T::dtype()))
+            };
+            reduce_named::<Tile<T>, A, Scalar<T>>(stringify!($name), x, axis, combine, keep_dims)
+        }
+    )* };
+}
+simple_reductions! {
+    /// Sum along an axis, or of all elements.
+    sum, Add, Num;
+    /// Largest element along an axis, or of all. NaN is passed over where there is a number.
+    max, Max, Num;
+    /// Smallest element along an axis, or of all. NaN is passed over where there is a number.
+    min, Min, Num;
+    /// Exclusive or along an axis, or of all elements.
+    xor_sum, Xor, Int;
+}
+
+/// The extreme element along `axis` and its index there (the smallest index of equal ones).
+#[track_caller]
+fn extreme<T: Num>(what: &str, x: Tile<T>, axis: i32, keep_dims: bool, better: CmpOp) -> (Tile<T>, Tile<i32>) {
+    let from = shape(x.value());
+    let along = check_axis(axis, from.len(), what);
+    let mut line = vec![1; from.len()];
+    line[along] = from[along];
+    let index = emit(|b| {
+        let numbers = b.arange(0, from[along] as i64);
+        let numbers = b.reshape(numbers, &line);
+        b.broadcast(numbers, &from)
+    });
+    let pair = (x, Tile::<i32>::from_value(index));
+    let combine = |(a, i): (Scalar<T>, Scalar<i32>), (b, j): (Scalar<T>, Scalar<i32>)| -> (Scalar<T>, Scalar<i32>) {
+        let [va, vb, vi, vj] = [a.value(), b.value(), i.value(), j.value()];
+        let take_a = emit(|e| {
+            // a if a is better, or equal with the smaller index; a number is better than NaN.
+            let better = e.cmp(better, va, vb);
+            let equal = e.cmp(CmpOp::Eq, va, vb);
+            let b_is_nan = e.cmp(CmpOp::Ne, vb, vb);
+            let smaller = e.cmp(CmpOp::Lt, vi, vj);
+            let tie = e.binary(BinaryOp::And, equal, smaller);
+            let best = e.binary(BinaryOp::Or, better, tie);
+            if T::dtype().is_float() { e.binary(BinaryOp::Or, best, b_is_nan) } else { best }
+        });
+        let (value, index) = emit(|e| (e.select(take_a, va, vb), e.select(take_a, vi, vj)));
+        (Scalar::from_value(value), Scalar::from_value(index))
+    };
+    reduce_named::<_, i32, (Scalar<T>, Scalar<i32>)>(what, pair, axis, combine, keep_dims)
+}
+
+/// Index of the largest element along an axis; the first of equal ones.
+#[track_caller]
+pub fn argmax<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> Tile<i32> {
+    extreme("argmax", x, axis, keep_dims, CmpOp::Gt).1
+}
+
+/// Index of the smallest element along an axis; the first of equal ones.
+#[track_caller]
+pub fn argmin<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> Tile<i32> {
+    extreme("argmin", x, axis, keep_dims, CmpOp::Lt).1
+}
+
+/// The largest element along an axis and its index: Triton's `max(…, return_indices=True)`.
+#[track_caller]
+pub fn max_with_indices<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> (Tile<T>, Tile<i32>) {
+    extreme("max_with_indices", x, axis, keep_dims, CmpOp::Gt)
+}
+
+/// The smallest element along an axis and its index: Triton's `min(…, return_indices=True)`.
+#[track_caller]
+pub fn min_with_indices<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> (Tile<T>, Tile<i32>) {
+    extreme("min_with_indices", x, axis, keep_dims, CmpOp::Lt)
+}
+
+/// Inclusive prefix combination along an axis with an associative function; from the end with `reverse`.
+#[track_caller]
+pub fn associative_scan<R: Reducible, E: Carried<Handle = R::Element>>(
+    x: R,
+    axis: i32,
+    combine: impl FnOnce(R::Element, R::Element) -> E,
+    reverse: bool,
+) -> R {
+    scan_named::<R, E>("associative_scan", x, axis, combine, reverse)
+}
+
+#[track_caller]
+fn scan_named<R: Reducible, E: Carried<Handle = R::Element>>(
+    what: &str,
+    x: R,
+    axis: i32,
+    combine: impl FnOnce(R::Element, R::Element) -> E,
+    reverse: bool,
+) -> R {
+    let tiles = x.tiles();
+    let from = one_shape(&tiles, what);
+    let axis = check_axis(axis, from.len(), what);
+    let region = combine_region::<R, E>(&tiles, combine);
+    let types: Vec<Type> = tiles.iter().map(|&v| ty(v)).collect();
+    let results = emit(|b| {
+        let id = b.op_with_regions(Op::Scan { axis, reverse }, &tiles, &types, &[region]);
+        b.func.op(id).results.clone()
+    });
+    R::scanned(&results)
+}
+
+macro_rules! simple_scans {
+    ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
+        $(#[$meta])*
+        #[track_caller]
+        pub fn $name<T: Num>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T> {
+            let combine = |a: Scalar<T>, b: Scalar<T>| -> Scalar<T> {
+                Scalar::from_value(binary(BinaryOp::$op, Raw::Value(a.value()), Raw::Value(b.value()), T::dtype()))
+            };
+            scan_named::<Tile<T>, Scalar<T>>(stringify!($name), x, axis, combine, reverse)
+        }
+    )* };
+}
+simple_scans! {
+    /// Running sums along an axis.
+    cumsum, Add;
+    /// Running products along an axis.
+    cumprod, Mul;
+}
+
+/// Takes the only element along an axis of extent 1 out.
+#[track_caller]
+pub(crate) fn first(v: Value, axis: usize) -> Value {
+    let elem = match ty(v).elem() {
+        Some(elem) => Type::Scalar(elem),
+        None => panic!("internal compiler error: a tile without elements; please report this"),
+    };
+    let (block, left) = region(&[elem.clone(), elem], |values| values[0]);
+    yield_in(block, &[left]);
+    reduce_axis(&[v], axis, block)[0]
+}
+
+impl<T: Num> Tile<T> {
+    /// See [`sum`].
+    #[track_caller]
+    pub fn sum(self, axis: impl AxisArg<Reduced<T> = Tile<T>>) -> Tile<T> {
+        sum(self, axis, false)
+    }
+    /// See [`max`].
+    #[track_caller]
+    pub fn max(self, axis: impl AxisArg<Reduced<T> = Tile<T>>) -> Tile<T> {
+        max(self, axis, false)
+    }
+    /// See [`min`].
+    #[track_caller]
+    pub fn min(self, axis: impl AxisArg<Reduced<T> = Tile<T>>) -> Tile<T> {
+        min(self, axis, false)
+    }
+    /// See [`argmax`].
+    #[track_caller]
+    pub fn argmax(self, axis: i32) -> Tile<i32> {
+        argmax(self, axis, false)
+    }
+    /// See [`argmin`].
+    #[track_caller]
+    pub fn argmin(self, axis: i32) -> Tile<i32> {
+        argmin(self, axis, false)
+    }
+    /// See [`cumsum`].
+    #[track_caller]
+    pub fn cumsum(self, axis: i32) -> Tile<T> {
+        cumsum(self, axis, false)
+    }
+}
+
+/// Whether any element along the axis is true.
+#[track_caller]
+pub fn any<A: AxisArg>(x: Tile<bool>, axis: A) -> A::Reduced<bool> {
+    logical(x, axis, BinaryOp::Or, "any")
+}
+
+/// Whether all elements along the axis are true.
+#[track_caller]
+pub fn all<A: AxisArg>(x: Tile<bool>, axis: A) -> A::Reduced<bool> {
+    logical(x, axis, BinaryOp::And, "all")
+}
+
+#[track_caller]
+fn logical<A: AxisArg>(x: Tile<bool>, axis: A, op: BinaryOp, what: &str) -> A::Reduced<bool> {
+    let combine = |a: Scalar<bool>, b: Scalar<bool>| -> Scalar<bool> {
+        Scalar::from_value(binary(op, Raw::Value(a.value()), Raw::Value(b.value()), DType::Bool))
+    };
+    reduce_named::<Tile<bool>, A, Scalar<bool>>(what, x, axis, combine, false)
+}

@@ -1,0 +1,254 @@
+//! Operations that move elements and leave them as they are.
+
+use super::dtype::Dtype;
+use super::handle::{Data, PtrTile, Tile};
+use super::index::{check_axis, check_shape};
+use super::operand::{broadcast as repeat, common_shape};
+use super::record::{emit, fail, mistake, shape};
+use super::words;
+use crate::ir::Value;
+
+/// Tiles of numbers and tiles of pointers, which share the operations of this file. Scalars have no shape to change,
+/// except by [`broadcast_to`].
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a tile", label = "expected a tile")]
+pub trait Shaped: Copy {
+    /// What it is as a tile.
+    type Tile;
+    #[doc(hidden)]
+    fn raw_value(self) -> Value;
+    #[doc(hidden)]
+    fn tile(self, v: Value) -> Self::Tile;
+}
+
+impl<X: Data> Shaped for X {
+    type Tile = Tile<X::Elem>;
+    fn raw_value(self) -> Value {
+        self.value()
+    }
+    fn tile(self, v: Value) -> Tile<X::Elem> {
+        Tile::from_value(v)
+    }
+}
+
+impl<T: Dtype> Shaped for PtrTile<T> {
+    type Tile = PtrTile<T>;
+    fn raw_value(self) -> Value {
+        self.v
+    }
+    fn tile(self, v: Value) -> PtrTile<T> {
+        PtrTile::new(v, self.writable)
+    }
+}
+
+/// Inserts a dimension of extent 1 before `axis`; `-1` appends one.
+#[track_caller]
+pub fn expand_dims<X: Shaped>(x: X, axis: i32) -> X::Tile {
+    let v = x.raw_value();
+    let from = shape(v);
+    let axis = check_axis(axis, from.len() + 1, "expand_dims");
+    x.tile(expand_raw(v, axis))
+}
+
+/// A dimension of extent 1 before `axis`, for a scalar too.
+#[track_caller]
+pub(crate) fn expand_raw(v: Value, axis: usize) -> Value {
+    if shape(v).is_empty() { emit(|b| b.splat(v, &[1])) } else { emit(|b| b.expand_dims(v, axis)) }
+}
+
+/// Repeats a scalar, or a tile along its dimensions of extent 1, to a larger shape.
+#[track_caller]
+pub fn broadcast_to<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
+    let (v, to) = (x.raw_value(), to.as_ref());
+    check_shape(to);
+    let from = shape(v);
+    let fits = from.is_empty() || (from.len() == to.len() && from.iter().zip(to).all(|(&m, &n)| m == n || m == 1));
+    if !fits {
+        fail(
+            mistake(format!("a tile of shape {from:?} cannot be repeated to {to:?}"))
+                .label("shapes do not fit")
+                .note("only dimensions of extent 1 are repeated, and the number of dimensions stays")
+                .help("insert dimensions first: `.expand_dims(…)`"),
+        );
+    }
+    x.tile(repeat(v, to))
+}
+
+/// Two tiles repeated to their common shape.
+#[track_caller]
+pub fn broadcast<A: Shaped, B: Shaped>(a: A, b: B) -> (A::Tile, B::Tile) {
+    let (va, vb) = (a.raw_value(), b.raw_value());
+    let common = common_shape(&[shape(va), shape(vb)], "`broadcast`");
+    (a.tile(repeat(va, &common)), b.tile(repeat(vb, &common)))
+}
+
+#[track_caller]
+fn permuted<X: Shaped>(x: X, dims: &[usize], what: &str) -> X::Tile {
+    let v = x.raw_value();
+    let rank = shape(v).len();
+    let mut sorted = dims.to_vec();
+    sorted.sort_unstable();
+    if sorted != (0..rank).collect::<Vec<_>>() {
+        fail(
+            mistake(format!("`{what}` to the dimensions {dims:?} of a tile of rank {rank}"))
+                .label("not a permutation")
+                .help(format!("name each dimension from 0 to {} once", rank.saturating_sub(1))),
+        );
+    }
+    x.tile(emit(|b| b.trans(v, dims)))
+}
+
+/// The tile with its dimensions in another order: dimension `i` of the result is `dims[i]` of `x`. Without `dims`, the
+/// last two are swapped.
+#[track_caller]
+pub fn trans<X: Shaped>(x: X, dims: &[usize]) -> X::Tile {
+    if !dims.is_empty() {
+        return permuted(x, dims, "trans");
+    }
+    let rank = shape(x.raw_value()).len();
+    if rank < 2 {
+        fail(mistake(format!("`trans` of a tile of {rank} dimensions")).label("expected at least two dimensions"));
+    }
+    let mut order: Vec<usize> = (0..rank).collect();
+    order.swap(rank - 1, rank - 2);
+    permuted(x, &order, "trans")
+}
+
+/// As [`trans`] with dimensions.
+#[track_caller]
+pub fn permute<X: Shaped>(x: X, dims: &[usize]) -> X::Tile {
+    permuted(x, dims, "permute")
+}
+
+/// The same elements in row-major order under another shape of the same size.
+#[track_caller]
+pub fn reshape<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
+    let (v, to) = (x.raw_value(), to.as_ref());
+    check_shape(to);
+    let from = shape(v);
+    let (m, n): (usize, usize) = (from.iter().product(), to.iter().product());
+    if m != n {
+        fail(
+            mistake(format!("`reshape` from {} to {to:?}: {m} elements against {n}", words::shape(&from)))
+                .label("numbers of elements differ"),
+        );
+    }
+    x.tile(if from.is_empty() { emit(|b| b.splat(v, to)) } else { emit(|b| b.reshape(v, to)) })
+}
+
+/// As [`reshape`].
+#[track_caller]
+pub fn view<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
+    reshape(x, to)
+}
+
+/// All elements in one dimension.
+#[track_caller]
+pub fn ravel<X: Shaped>(x: X) -> X::Tile {
+    let n: usize = shape(x.raw_value()).iter().product();
+    reshape(x, [n])
+}
+
+#[track_caller]
+fn same_shapes<T: Dtype>(a: Tile<T>, b: Tile<T>, what: &str) -> Vec<usize> {
+    let (sa, sb) = (shape(a.value()), shape(b.value()));
+    if sa != sb {
+        let message = format!("`{what}` of tiles of shapes {} and {}", words::shape(&sa), words::shape(&sb));
+        fail(mistake(message).label("expected equal shapes"));
+    }
+    sa
+}
+
+/// Two tiles of one shape side by side in a new last dimension: `[…] , […]` → `[…, 2]`.
+#[track_caller]
+pub fn join<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
+    same_shapes(a, b, "join");
+    let (va, vb) = (a.value(), b.value());
+    Tile::from_value(emit(|builder| builder.join(va, vb)))
+}
+
+/// The two halves of a last dimension of extent 2: the inverse of [`join`].
+#[track_caller]
+pub fn split<T: Dtype>(x: Tile<T>) -> (Tile<T>, Tile<T>) {
+    let from = shape(x.value());
+    if from.last() != Some(&2) {
+        fail(
+            mistake(format!("`split` needs a last dimension of extent 2, found {}", words::shape(&from)))
+                .label("cannot be taken apart")
+                .help("bring the dimension to the end first: `.reshape([…, 2])` or `.permute([…])`"),
+        );
+    }
+    let (a, b) = emit(|builder| builder.split(x.value()));
+    (Tile::from_value(a), Tile::from_value(b))
+}
+
+/// Two tiles one after the other along the first dimension: `[M, …], [M, …]` → `[2M, …]`.
+#[track_caller]
+pub fn cat<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
+    let from = same_shapes(a, b, "cat");
+    if from.is_empty() {
+        fail(mistake("`cat` of two scalars").label("expected tiles").help("`join` puts two scalars into one tile"));
+    }
+    let rank = from.len();
+    let mut order = vec![rank];
+    order.extend(0..rank);
+    let mut to = from;
+    to[0] *= 2;
+    reshape(permute(join(a, b), &order), to)
+}
+
+/// Alternating elements along the last dimension: `[…, N], […, N]` → `[…, 2N]`.
+#[track_caller]
+pub fn interleave<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
+    let mut to = same_shapes(a, b, "interleave");
+    match to.last_mut() {
+        Some(n) => *n *= 2,
+        None => to = vec![2],
+    }
+    reshape(join(a, b), to)
+}
+
+/// The operations of this file as methods.
+pub trait ShapeMethods: Shaped {
+    /// See [`expand_dims`].
+    #[track_caller]
+    fn expand_dims(self, axis: i32) -> Self::Tile {
+        expand_dims(self, axis)
+    }
+    /// See [`broadcast_to`].
+    #[track_caller]
+    fn broadcast_to(self, to: impl AsRef<[usize]>) -> Self::Tile {
+        broadcast_to(self, to)
+    }
+    /// See [`permute`].
+    #[track_caller]
+    fn permute(self, dims: impl AsRef<[usize]>) -> Self::Tile {
+        permute(self, dims.as_ref())
+    }
+    /// The last two dimensions swapped, as Triton's `.T`; see [`trans`].
+    #[track_caller]
+    fn trans(self) -> Self::Tile {
+        trans(self, &[])
+    }
+    /// The last two dimensions swapped; see [`trans`].
+    #[track_caller]
+    fn t(self) -> Self::Tile {
+        trans(self, &[])
+    }
+    /// See [`reshape`].
+    #[track_caller]
+    fn reshape(self, to: impl AsRef<[usize]>) -> Self::Tile {
+        reshape(self, to)
+    }
+    /// See [`reshape`].
+    #[track_caller]
+    fn view(self, to: impl AsRef<[usize]>) -> Self::Tile {
+        reshape(self, to)
+    }
+    /// See [`ravel`].
+    #[track_caller]
+    fn ravel(self) -> Self::Tile {
+        ravel(self)
+    }
+}
+
+impl<X: Shaped> ShapeMethods for X {}

@@ -1,0 +1,387 @@
+//! Bodies of kernels and device functions: statements and expressions.
+
+use super::{lang, returns};
+use crate::parse::assigned::{assigned_in_expr, bound_names, is_compound};
+use crate::parse::literal::{self, Kind as LiteralKind};
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{BinOp, Block, Error, Expr, ExprBinary, ExprClosure, Local, Macro, Pat, Stmt, Type, UnOp};
+
+/// Rewrites one body; collects what cannot be translated.
+#[derive(Default)]
+pub struct Body {
+    pub errors: Vec<Error>,
+}
+
+/// A name that the user's code cannot see.
+pub fn hidden(name: &str) -> Ident {
+    Ident::new(name, Span::mixed_site())
+}
+
+impl Body {
+    pub fn reject(&mut self, span: Span, message: impl std::fmt::Display) -> TokenStream {
+        self.errors.push(Error::new(span, message));
+        // Of any type, so that rustc reports nothing on top.
+        quote_spanned!(span=> ::core::unreachable!())
+    }
+
+    /// The whole body of a function, with its early returns resolved.
+    pub fn function(&mut self, block: &Block) -> TokenStream {
+        let stmts = returns::lower(block.stmts.clone(), &mut self.errors);
+        self.tail(&stmts)
+    }
+
+    /// Statements at the end of a function: nothing that they assign is used afterwards.
+    pub fn tail(&mut self, stmts: &[Stmt]) -> TokenStream {
+        match stmts.split_last() {
+            Some((Stmt::Expr(Expr::If(branch), None), before)) => {
+                let before = self.statements(before);
+                let last = self.tail_if(branch);
+                quote!(#before #last)
+            }
+            Some((Stmt::Expr(last, None), before)) if !is_statement_like(last) => {
+                let before = self.statements(before);
+                let value = hidden("value");
+                let bind = self.bind(quote!(#value), None, last, Literals::Keep);
+                if assigned_in_expr(last).is_empty() {
+                    let last = self.expr(last);
+                    return quote!(#before #last);
+                }
+                quote!(#before #bind #value)
+            }
+            _ => self.statements(stmts),
+        }
+    }
+
+    pub fn statements(&mut self, stmts: &[Stmt]) -> TokenStream {
+        stmts.iter().map(|stmt| self.statement(stmt)).collect()
+    }
+
+    fn statement(&mut self, stmt: &Stmt) -> TokenStream {
+        match stmt {
+            Stmt::Local(local) => self.local(local),
+            Stmt::Item(item) => item.to_token_stream(),
+            Stmt::Macro(m) => {
+                let tokens = self.macro_call(&m.mac);
+                quote!(#tokens;)
+            }
+            Stmt::Expr(expr, _) => self.expression_statement(expr),
+        }
+    }
+
+    fn local(&mut self, local: &Local) -> TokenStream {
+        let (pat, ty) = match &local.pat {
+            Pat::Type(typed) => (&*typed.pat, Some(&*typed.ty)),
+            other => (other, None),
+        };
+        let Some(init) = &local.init else {
+            let names: Vec<String> = bound_names(pat).iter().map(Ident::to_string).collect();
+            let name = names.first().map_or("it", String::as_str);
+            return self.reject(
+                local.span(),
+                format!("give `{name}` a value here: `let {name} = if … {{ … }} else {{ … }};` where it depends on a condition"),
+            );
+        };
+        if let Some((token, _)) = &init.diverge {
+            return self.reject(token.span(), "`let … else` cannot be translated: kernels have no refutable patterns");
+        }
+        let literals = if ty.is_some() { Literals::Keep } else { Literals::Adapt };
+        self.bind(pat.to_token_stream(), ty, &init.expr, literals)
+    }
+
+    /// `let pat: ty = expr;`, where the expression may assign variables around it.
+    pub fn bind(&mut self, pat: TokenStream, ty: Option<&Type>, expr: &Expr, literals: Literals) -> TokenStream {
+        let ty = ty.map(|ty| quote!(: #ty));
+        if matches!(expr, Expr::If(_) | Expr::Match(_) | Expr::Block(_)) && !assigned_in_expr(expr).is_empty() {
+            let value = hidden("value");
+            let statements = self.control(expr, Some(&value));
+            return quote!(#statements let #pat #ty = #value;);
+        }
+        let value = match literals {
+            Literals::Adapt => self.operand(expr),
+            Literals::Keep => self.expr(expr),
+        };
+        quote!(let #pat #ty = #value;)
+    }
+
+    fn expression_statement(&mut self, expr: &Expr) -> TokenStream {
+        match expr {
+            e if is_statement_like(e) => self.control(e, None),
+            Expr::Assign(assign) => {
+                if matches!(&*assign.right, Expr::If(_) | Expr::Match(_) | Expr::Block(_))
+                    && !assigned_in_expr(&assign.right).is_empty()
+                {
+                    let value = hidden("value");
+                    let statements = self.control(&assign.right, Some(&value));
+                    let left = self.place(&assign.left);
+                    return quote!(#statements #left = #value;);
+                }
+                let left = self.place(&assign.left);
+                if literal::kind(&assign.right).is_some() && !matches!(&*assign.left, Expr::Tuple(_)) {
+                    let lang = lang(assign.eq_token.span());
+                    let right = self.operand(&assign.right);
+                    let span = assign.eq_token.span();
+                    return quote_spanned!(span=> #left = #lang::operand::literal_for(&#left, #right););
+                }
+                let right = self.expr(&assign.right);
+                quote!(#left = #right;)
+            }
+            Expr::Binary(binary) if is_compound(&binary.op) => {
+                let left = self.place(&binary.left);
+                let value = self.binary(binary);
+                quote!(#left = #value;)
+            }
+            Expr::Return(ret) => self.reject(
+                ret.span(),
+                "`return` can be used at the end of a function and of the branches of an `if` outside loops: move what \
+                 follows into an `if`",
+            ),
+            other => {
+                let tokens = self.expr(other);
+                quote!(#tokens;)
+            }
+        }
+    }
+
+    /// The left side of an assignment.
+    fn place(&mut self, expr: &Expr) -> TokenStream {
+        match expr {
+            Expr::Path(_) | Expr::Infer(_) => expr.to_token_stream(),
+            Expr::Paren(p) => self.place(&p.expr),
+            Expr::Group(g) => self.place(&g.expr),
+            Expr::Field(f) => {
+                let base = self.place(&f.base);
+                let member = &f.member;
+                quote!(#base.#member)
+            }
+            Expr::Index(i) => {
+                let base = self.place(&i.expr);
+                let index = self.expr(&i.index);
+                quote!(#base[#index])
+            }
+            Expr::Tuple(t) => {
+                let elems: Vec<TokenStream> = t.elems.iter().map(|e| self.place(e)).collect();
+                quote!((#(#elems,)*))
+            }
+            other => self.reject(other.span(), "cannot assign to this: expected a variable, or a tuple of variables"),
+        }
+    }
+
+    /// An expression whose literals take the type of their neighbour.
+    pub fn operand(&mut self, expr: &Expr) -> TokenStream {
+        let span = expr.span();
+        let lang = lang(span);
+        match literal::kind(expr) {
+            Some(LiteralKind::Int) => quote_spanned!(span=> #lang::IntLit(#expr)),
+            Some(LiteralKind::Float) => quote_spanned!(span=> #lang::FloatLit(#expr)),
+            None => self.expr(expr),
+        }
+    }
+
+    pub fn expr(&mut self, expr: &Expr) -> TokenStream {
+        match expr {
+            Expr::Lit(_) | Expr::Path(_) | Expr::Infer(_) => expr.to_token_stream(),
+            Expr::Paren(p) => {
+                let inner = self.expr(&p.expr);
+                let span = p.paren_token.span.join();
+                quote_spanned!(span=> (#inner))
+            }
+            Expr::Group(g) => self.expr(&g.expr),
+            Expr::Binary(binary) if is_compound(&binary.op) => {
+                self.reject(binary.op.span(), "an assignment is a statement of its own: it cannot be part of an expression")
+            }
+            Expr::Binary(binary) => {
+                if literal::kind(expr).is_some() { expr.to_token_stream() } else { self.binary(binary) }
+            }
+            Expr::Unary(unary) => {
+                if literal::kind(expr).is_some() {
+                    return expr.to_token_stream();
+                }
+                if let UnOp::Deref(star) = &unary.op {
+                    return self.reject(star.span(), "memory is read with `load(pointer)` and written with `store(pointer, value)`");
+                }
+                let op = &unary.op;
+                let inner = self.expr(&unary.expr);
+                quote!(#op #inner)
+            }
+            Expr::Call(call) => self.call(call),
+            Expr::MethodCall(call) => self.method_call(call),
+            Expr::Tuple(t) => {
+                let elems: Vec<TokenStream> = t.elems.iter().map(|e| self.expr(e)).collect();
+                quote!((#(#elems,)*))
+            }
+            Expr::Array(a) => {
+                let elems: Vec<TokenStream> = a.elems.iter().map(|e| self.expr(e)).collect();
+                quote!([#(#elems),*])
+            }
+            Expr::Repeat(r) => {
+                let (value, len) = (self.expr(&r.expr), &r.len);
+                quote!([#value; #len])
+            }
+            Expr::Field(f) => {
+                let (base, member) = (self.expr(&f.base), &f.member);
+                quote!(#base.#member)
+            }
+            Expr::Index(i) => {
+                let (base, index) = (self.expr(&i.expr), self.expr(&i.index));
+                quote!(#base[#index])
+            }
+            Expr::Cast(c) => {
+                let (value, ty) = (self.expr(&c.expr), &c.ty);
+                quote!((#value as #ty))
+            }
+            Expr::Struct(s) => {
+                if let Some(rest) = &s.rest {
+                    return self.reject(rest.span(), "name every field: `..` cannot be translated");
+                }
+                let path = &s.path;
+                let fields: Vec<TokenStream> = s
+                    .fields
+                    .iter()
+                    .map(|f| {
+                        let (member, value) = (&f.member, self.expr(&f.expr));
+                        quote!(#member: #value)
+                    })
+                    .collect();
+                quote!(#path { #(#fields),* })
+            }
+            Expr::Closure(closure) => self.closure(closure),
+            Expr::If(_) | Expr::Match(_) | Expr::Block(_) => self.nested_control(expr),
+            Expr::Macro(m) => self.macro_call(&m.mac),
+            other => self.untranslatable(other),
+        }
+    }
+
+    /// What kernel code cannot contain, with what to write instead.
+    fn untranslatable(&mut self, expr: &Expr) -> TokenStream {
+        let (span, message) = match expr {
+            Expr::Assign(a) => (
+                a.eq_token.span(),
+                "an assignment is a statement of its own; as a named argument, `name = value` stands directly in a call of the \
+                 language",
+            ),
+            Expr::Reference(r) => (
+                r.and_token.span(),
+                "kernels have no references: tiles, scalars and pointers are copied freely, so write the value itself",
+            ),
+            Expr::Return(r) => (
+                r.return_token.span(),
+                "`return` can be used at the end of a function and of the branches of an `if` outside loops",
+            ),
+            Expr::Break(b) => (
+                b.break_token.span(),
+                "`break` cannot be translated: write the condition into the head of a `while` loop",
+            ),
+            Expr::Continue(c) => (
+                c.continue_token.span(),
+                "`continue` cannot be translated: put the rest of the loop's body into an `if`",
+            ),
+            Expr::Loop(l) => (l.loop_token.span(), "`loop` has no end that can be translated: use `while condition { … }`"),
+            Expr::ForLoop(f) => (f.for_token.span(), "a loop has no value: make it a statement of its own"),
+            Expr::While(w) => (w.while_token.span(), "a loop has no value: make it a statement of its own"),
+            Expr::Try(t) => (t.question_token.span(), "`?` cannot be translated: kernels have no errors to pass on"),
+            Expr::Await(a) => (a.await_token.span(), "`await` cannot be translated: a kernel does not wait for futures"),
+            Expr::Async(a) => (a.async_token.span(), "`async` cannot be translated: a kernel has no futures"),
+            Expr::Unsafe(u) => (u.unsafe_token.span(), "nothing in a kernel needs `unsafe`: remove the block"),
+            Expr::Let(l) => (l.let_token.span(), "`if let` cannot be translated: kernels have no refutable patterns"),
+            Expr::Range(r) => (
+                r.limits.span(),
+                "`a..b` is not an iterator here: write `range(a, b)`, or `static_range(a, b)` to unroll",
+            ),
+            other => (other.span(), "this expression cannot be translated into a kernel"),
+        };
+        self.reject(span, message)
+    }
+
+    /// An operator, plain or compound, as a call at the operator's place.
+    fn binary(&mut self, binary: &ExprBinary) -> TokenStream {
+        let span = binary.op.span();
+        let lang = lang(span);
+        let left = self.operand(&binary.left);
+        let right = self.operand(&binary.right);
+        let name = match &binary.op {
+            BinOp::Add(_) | BinOp::AddAssign(_) => "add",
+            BinOp::Sub(_) | BinOp::SubAssign(_) => "sub",
+            BinOp::Mul(_) | BinOp::MulAssign(_) => "mul",
+            BinOp::Div(_) | BinOp::DivAssign(_) => "div",
+            BinOp::Rem(_) | BinOp::RemAssign(_) => "rem",
+            BinOp::BitAnd(_) | BinOp::BitAndAssign(_) => "bitand",
+            BinOp::BitOr(_) | BinOp::BitOrAssign(_) => "bitor",
+            BinOp::BitXor(_) | BinOp::BitXorAssign(_) => "bitxor",
+            BinOp::Shl(_) | BinOp::ShlAssign(_) => "shl",
+            BinOp::Shr(_) | BinOp::ShrAssign(_) => "shr",
+            BinOp::Eq(_) => "eq",
+            BinOp::Ne(_) => "ne",
+            BinOp::Lt(_) => "lt",
+            BinOp::Le(_) => "le",
+            BinOp::Gt(_) => "gt",
+            BinOp::Ge(_) => "ge",
+            BinOp::And(_) => return quote_spanned!(span=> #lang::arith::and(#left, || #right)),
+            BinOp::Or(_) => return quote_spanned!(span=> #lang::arith::or(#left, || #right)),
+            _ => return self.reject(span, "this operator cannot be translated"),
+        };
+        let function = format_ident!("{name}", span = span);
+        quote_spanned!(span=> #lang::arith::#function(#left, #right))
+    }
+
+    fn closure(&mut self, closure: &ExprClosure) -> TokenStream {
+        if let Some(token) = &closure.asyncness {
+            return self.reject(token.span(), "`async` cannot be translated: a kernel has no futures");
+        }
+        let outer = assigned_in_expr(&Expr::Closure(closure.clone()));
+        if let Some(name) = outer.first() {
+            return self.reject(
+                name.span(),
+                format!("a closure cannot change `{name}` of its surroundings: give the value back instead"),
+            );
+        }
+        let (or1, inputs, or2) = (&closure.inputs_begin, &closure.inputs, &closure.inputs_end);
+        let (output, capture) = (&closure.output, &closure.capture);
+        let body = match &*closure.body {
+            Expr::Block(block) => {
+                let inner = self.tail(&block.block.stmts);
+                quote!({ #inner })
+            }
+            other => self.expr(other),
+        };
+        let body = match output {
+            syn::ReturnType::Default => body,
+            syn::ReturnType::Type(..) => quote!({ #body }),
+        };
+        quote!(#capture #or1 #inputs #or2 #output #body)
+    }
+
+    fn macro_call(&mut self, mac: &Macro) -> TokenStream {
+        let name = mac.path.segments.last().map(|s| s.ident.to_string()).unwrap_or_default();
+        let advice = match name.as_str() {
+            "concat" | "stringify" | "line" | "file" | "column" | "env" | "unreachable" | "panic" => {
+                return mac.to_token_stream();
+            }
+            "println" | "print" | "eprintln" | "eprint" | "dbg" => {
+                "use `device_print(\"text\", value)` while the kernel runs, or `static_print(\"text\", value)` while it is specialised"
+            }
+            "assert" | "assert_eq" | "assert_ne" | "debug_assert" | "debug_assert_eq" => {
+                "use `device_assert(condition, \"text\")` while the kernel runs, or `static_assert(condition, \"text\")` while it \
+                 is specialised"
+            }
+            "vec" => "use an array: `[a, b, c]`",
+            _ => "macros hide their code from `#[kernel]`: use a function marked `#[device_fn]`",
+        };
+        self.reject(mac.path.span(), format!("`{name}!` cannot be used in a kernel: {advice}"))
+    }
+}
+
+/// What happens to literals that have no neighbour.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Literals {
+    /// They wait for one.
+    Adapt,
+    /// rustc decides.
+    Keep,
+}
+
+/// Expressions that stand as statements without a value.
+pub fn is_statement_like(expr: &Expr) -> bool {
+    matches!(expr, Expr::If(_) | Expr::ForLoop(_) | Expr::While(_) | Expr::Block(_) | Expr::Match(_))
+}

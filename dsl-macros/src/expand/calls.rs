@@ -1,0 +1,250 @@
+//! Calls with named arguments.
+
+use super::body::Body;
+use super::lang;
+use crate::parse::calls::{Function, Kind, Missing, Words, canonical, function, method_kinds, named_argument};
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{Expr, ExprCall, ExprMethodCall, Ident, PathArguments};
+
+impl Body {
+    pub fn call(&mut self, call: &ExprCall) -> TokenStream {
+        if let Expr::Path(path) = &*call.func
+            && path.qself.is_none()
+            && path.path.leading_colon.is_none()
+            && path.path.segments.len() == 1
+            && let Some(f) = function(&path.path.segments[0].ident)
+        {
+            let segment = &path.path.segments[0];
+            let args: Vec<&Expr> = call.args.iter().collect();
+            return self.bound_call(f, &segment.ident, &segment.arguments, None, &args);
+        }
+        let func = self.expr(&call.func);
+        let args = self.plain_arguments(call.args.iter());
+        let span = call.paren_token.span.join();
+        let args = quote_spanned!(span=> (#(#args),*));
+        quote!(#func #args)
+    }
+
+    fn plain_arguments<'a>(&mut self, args: impl Iterator<Item = &'a Expr>) -> Vec<TokenStream> {
+        args.map(|arg| match named_argument(arg) {
+            Some((name, _)) => self.reject(
+                name.span(),
+                "only functions of the language take named arguments: give this one by its position",
+            ),
+            None => self.expr(arg),
+        })
+        .collect()
+    }
+
+    pub fn method_call(&mut self, call: &ExprMethodCall) -> TokenStream {
+        let named = call.args.iter().any(|arg| named_argument(arg).is_some());
+        if named {
+            if let Some(f) = function(&call.method) {
+                let generics = match &call.turbofish {
+                    Some(t) => PathArguments::AngleBracketed(t.clone()),
+                    None => PathArguments::None,
+                };
+                let mut args = vec![&*call.receiver];
+                args.extend(&call.args);
+                return self.bound_call(f, &call.method, &generics, Some(()), &args);
+            }
+        }
+        let receiver = self.expr(&call.receiver);
+        let kinds = method_kinds(&call.method.to_string());
+        let args: Vec<TokenStream> = call
+            .args
+            .iter()
+            .enumerate()
+            .map(|(i, arg)| match (named_argument(arg), kinds.get(i)) {
+                (Some((name, _)), _) => {
+                    self.reject(name.span(), "only functions of the language take named arguments: give this one by its position")
+                }
+                // A list that is no literal, or a lone number, may belong to a method of Rust's.
+                (None, Some(Kind::Indices | Kind::Extents)) if !matches!(arg, Expr::Array(_)) => self.expr(arg),
+                (None, Some(kind)) => self.argument(*kind, arg),
+                (None, None) => self.expr(arg),
+            })
+            .collect();
+        let (dot, method, turbofish) = (&call.dot_token, &call.method, &call.turbofish);
+        let span = call.paren_token.span.join();
+        let args = quote_spanned!(span=> (#(#args),*));
+        quote!(#receiver #dot #method #turbofish #args)
+    }
+
+    /// A call of the language with every argument in its place.
+    fn bound_call(
+        &mut self,
+        f: &Function,
+        name: &Ident,
+        generics: &PathArguments,
+        method: Option<()>,
+        args: &[&Expr],
+    ) -> TokenStream {
+        let mut given: Vec<Option<TokenStream>> = vec![None; f.params.len()];
+        let mut positional = Vec::new();
+        for arg in args {
+            let Some((arg_name, value)) = named_argument(arg) else {
+                positional.push(*arg);
+                continue;
+            };
+            let text = arg_name.to_string();
+            let Some(i) = f.params.iter().position(|p| p.name == canonical(&text) && p.kind != Kind::Rest) else {
+                self.reject(arg_name.span(), unknown_argument(f, &text));
+                continue;
+            };
+            if given[i].is_some() {
+                self.reject(arg_name.span(), format!("`{text}` is given twice"));
+            }
+            given[i] = Some(self.argument(f.params[i].kind, value));
+        }
+        let mut next = 0;
+        for arg in positional {
+            while next < f.params.len() && given[next].is_some() && f.params[next].kind != Kind::Rest {
+                next += 1;
+            }
+            match f.params.get(next).map(|p| p.kind) {
+                None => {
+                    self.reject(arg.span(), format!("`{}` takes at most {} arguments", f.name, f.params.len()));
+                    break;
+                }
+                Some(Kind::Rest) => {
+                    let value = self.expr(arg);
+                    let so_far = given[next].take();
+                    given[next] = Some(quote!(#so_far #value,));
+                }
+                // A closure goes to the parameter that takes one, over optional ones that are left out.
+                Some(_) => {
+                    if matches!(arg, Expr::Closure(_))
+                        && let Some(i) = f.params.iter().position(|p| p.name == "combine")
+                    {
+                        given[i] = Some(self.expr(arg));
+                        continue;
+                    }
+                    given[next] = Some(self.argument(f.params[next].kind, arg));
+                }
+            }
+        }
+        let span = name.span();
+        let lang = lang(span);
+        let mut complete = Vec::new();
+        for (param, value) in f.params.iter().zip(given) {
+            complete.push(match (value, param.default, param.kind) {
+                (value, _, Kind::Rest) => quote!((#value)),
+                (Some(value), ..) => value,
+                (None, Some(missing), _) => default_tokens(missing, span),
+                (None, None, _) => {
+                    self.reject(span, format!("`{}` needs the argument `{}`", f.name, param.name))
+                }
+            });
+        }
+        let _ = method;
+        let function = format_ident!("{}", name, span = span);
+        let turbofish = match generics {
+            PathArguments::AngleBracketed(a) => {
+                let args = &a.args;
+                quote_spanned!(span=> ::<#args>)
+            }
+            _ => quote!(),
+        };
+        quote_spanned!(span=> #lang::#function #turbofish (#(#complete),*))
+    }
+
+    fn argument(&mut self, kind: Kind, value: &Expr) -> TokenStream {
+        let span = value.span();
+        let lang = lang(span);
+        match kind {
+            Kind::Plain | Kind::Rest => self.expr(value),
+            Kind::Operand => self.operand(value),
+            Kind::Indices => self.list(value, quote_spanned!(span=> #lang::index::index), "index_list"),
+            Kind::Extents => self.list(value, quote_spanned!(span=> #lang::index::extent), "extent_list"),
+            Kind::Dims => match value {
+                Expr::Array(_) => {
+                    let list = self.expr(value);
+                    quote_spanned!(span=> &#list)
+                }
+                other => {
+                    let list = self.expr(other);
+                    quote_spanned!(span=> &(#list)[..])
+                }
+            },
+            Kind::Word(words) => self.word(words, value),
+        }
+    }
+
+    /// A list whose elements are each converted.
+    fn list(&mut self, value: &Expr, each: TokenStream, whole: &str) -> TokenStream {
+        let span = value.span();
+        if let Expr::Array(array) = value {
+            let items: Vec<TokenStream> = array
+                .elems
+                .iter()
+                .map(|e| {
+                    let item = self.operand(e);
+                    // Placed at the element, so that a message about it points there.
+                    let each: TokenStream = each.clone().into_iter().map(|mut t| { t.set_span(e.span()); t }).collect();
+                    let span = e.span();
+                    quote_spanned!(span=> #each(#item))
+                })
+                .collect();
+            return quote_spanned!(span=> [#(#items),*]);
+        }
+        let lang = lang(span);
+        let whole = format_ident!("{whole}", span = span);
+        let value = self.expr(value);
+        quote_spanned!(span=> #lang::index::#whole(#value))
+    }
+
+    /// A word of a fixed set, or an expression of the enum's type.
+    fn word(&mut self, words: &'static Words, value: &Expr) -> TokenStream {
+        let span = value.span();
+        let lang = lang(span);
+        let of = format_ident!("{}", words.of, span = span);
+        if let Expr::Path(path) = value
+            && let Some(ident) = path.path.get_ident()
+            && let Some((_, variant)) = words.words.iter().find(|(word, _)| ident == word)
+        {
+            let variant = format_ident!("{variant}", span = span);
+            return quote_spanned!(span=> #lang::#of::#variant);
+        }
+        if let Expr::Lit(lit) = value {
+            let list: Vec<&str> = words.words.iter().map(|(word, _)| *word).collect();
+            let found = lit.to_token_stream();
+            return self.reject(span, format!("expected one of {}, found {found}", list.join(", ")));
+        }
+        self.expr(value)
+    }
+}
+
+fn unknown_argument(f: &Function, name: &str) -> String {
+    let names: Vec<&str> = f.params.iter().map(|p| p.name).collect();
+    let hint = match (f.name, name) {
+        ("load" | "store", "cache_modifier" | "volatile") => ": caching is the compiler's; `eviction` takes evict_first or evict_last",
+        ("dot", "out_dtype") => ": the result has the accumulator's type, f32 for floats and i32 for integers without one",
+        ("dot", "allow_tf32") => ": write `input_precision = tf32`",
+        ("max" | "min", "return_indices") => ": use `max_with_indices` or `min_with_indices`",
+        ("zeros" | "full" | "ones", "dtype") => ": write the type as `zeros::<f32>([…])`",
+        _ => "",
+    };
+    format!("`{}` has no argument `{name}`{hint}; it takes {}", f.name, names.join(", "))
+}
+
+fn default_tokens(missing: Missing, span: Span) -> TokenStream {
+    let lang = lang(span);
+    match missing {
+        Missing::Unset => quote_spanned!(span=> #lang::index::Unset),
+        Missing::NoDims => quote_spanned!(span=> &[]),
+        Missing::False => quote_spanned!(span=> false),
+        Missing::True => quote_spanned!(span=> true),
+        Missing::One => quote_spanned!(span=> #lang::IntLit(1)),
+        Missing::Ten => quote_spanned!(span=> 10),
+        Missing::Zero => quote_spanned!(span=> 0),
+        Missing::Text => quote_spanned!(span=> ""),
+        Missing::Word(words) => {
+            let of = format_ident!("{}", words.of, span = span);
+            let variant = format_ident!("{}", words.words[0].1, span = span);
+            quote_spanned!(span=> #lang::#of::#variant)
+        }
+    }
+}

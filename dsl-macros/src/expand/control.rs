@@ -1,0 +1,315 @@
+//! Loops and branches, with the variables that they assign as state.
+
+use super::body::{Body, hidden};
+use super::lang;
+use crate::parse::assigned::{assigned_in, assigned_in_expr, bound_names};
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{Block, Expr, ExprForLoop, ExprIf, ExprMatch, ExprWhile, Pat, Stmt};
+
+/// How a piece of code hands its results on.
+#[derive(Clone, Copy)]
+struct Yield<'a> {
+    /// Variables that it assigns, last.
+    vars: &'a [Ident],
+    /// Whether the value of its last expression comes first.
+    value: bool,
+}
+
+/// More than this many carried variables have no tuple type.
+const MAX_CARRIED: usize = 19;
+
+impl Body {
+    /// A control expression as statements: the variables that it assigns are declared again, with their new values, and
+    /// `value` with its value where one is wanted.
+    pub fn control(&mut self, expr: &Expr, value: Option<&Ident>) -> TokenStream {
+        let vars = assigned_in_expr(expr);
+        if vars.len() > MAX_CARRIED {
+            return self.reject(
+                expr.span(),
+                format!("{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples", vars.len()),
+            );
+        }
+        let result = Yield { vars: &vars, value: value.is_some() };
+        let bind = value.map(|v| quote!(#v,));
+        match expr {
+            Expr::If(e) => {
+                let call = self.branch(e, result);
+                quote!(let (#bind #(mut #vars,)*) = #call;)
+            }
+            Expr::Block(e) => {
+                if let Some(label) = &e.label {
+                    return self.reject(label.span(), "labels cannot be translated: kernels have no `break`");
+                }
+                let inner = self.yielding(&e.block, result);
+                quote!(let (#bind #(mut #vars,)*) = { #inner };)
+            }
+            Expr::Match(e) => {
+                let inner = self.match_arms(e, result);
+                quote!(let (#bind #(mut #vars,)*) = #inner;)
+            }
+            Expr::ForLoop(e) => self.for_loop(e),
+            Expr::While(e) => self.while_loop(e),
+            other => self.expr(other),
+        }
+    }
+
+    /// A control expression inside another expression.
+    pub fn nested_control(&mut self, expr: &Expr) -> TokenStream {
+        if let Some(name) = assigned_in_expr(expr).first() {
+            return self.reject(
+                name.span(),
+                format!("`{name}` is assigned inside an expression: bind the `if` with `let` first, and use that"),
+            );
+        }
+        match expr {
+            Expr::If(e) => self.branch_value(e),
+            Expr::Match(e) => {
+                let scrutinee = self.expr(&e.expr);
+                let arms: Vec<TokenStream> = e
+                    .arms
+                    .iter()
+                    .map(|arm| {
+                        let pat = self.arm_pattern(arm);
+                        let body = self.value_of(&arm_block(arm));
+                        quote!(#pat => { #body })
+                    })
+                    .collect();
+                quote!(match #scrutinee { #(#arms)* })
+            }
+            Expr::Block(e) => {
+                let inner = self.value_of(&e.block);
+                quote!({ #inner })
+            }
+            other => self.expr(other),
+        }
+    }
+
+    /// Statements and last expression of a block that assigns nothing outside.
+    fn value_of(&mut self, block: &Block) -> TokenStream {
+        match block.stmts.split_last() {
+            Some((Stmt::Expr(last, None), before)) => {
+                let before = self.statements(before);
+                let last = self.operand(last);
+                quote!(#before #last)
+            }
+            _ => self.statements(&block.stmts),
+        }
+    }
+
+    /// A block that ends with the tuple of what it yields. Assigned variables are copied first, so that branches do not
+    /// see each other's assignments.
+    fn yielding(&mut self, block: &Block, result: Yield) -> TokenStream {
+        let vars = result.vars;
+        let copies = if vars.is_empty() { quote!() } else { quote!(let (#(mut #vars,)*) = (#(#vars,)*);) };
+        if !result.value {
+            let inner = self.unit_statements(&block.stmts);
+            return quote!(#copies #inner (#(#vars,)*));
+        }
+        let value = hidden("inner");
+        match block.stmts.split_last() {
+            Some((Stmt::Expr(last, None), before)) => {
+                let before = self.statements(before);
+                let bind = self.bind(quote!(#value), None, last, super::body::Literals::Adapt);
+                quote!(#copies #before #bind (#value, #(#vars,)*))
+            }
+            _ => {
+                let inner = self.statements(&block.stmts);
+                quote!(#copies #inner ((), #(#vars,)*))
+            }
+        }
+    }
+
+    /// Statements whose last expression, if any, has no value of interest.
+    fn unit_statements(&mut self, stmts: &[Stmt]) -> TokenStream {
+        self.statements(stmts)
+    }
+
+    /// `if` as a call that gives the tuple of what its branches yield.
+    fn branch(&mut self, e: &ExprIf, result: Yield) -> TokenStream {
+        let condition = self.condition(&e.cond);
+        let then = self.yielding(&e.then_branch, result);
+        let otherwise = match &e.else_branch {
+            Some((_, otherwise)) => self.yielding(&else_block(otherwise), result),
+            None => {
+                let vars = result.vars;
+                let unit = result.value.then(|| quote!((),));
+                quote!((#unit #(#vars,)*))
+            }
+        };
+        let mut names: Vec<String> = result.vars.iter().map(Ident::to_string).collect();
+        if result.value {
+            names.insert(0, "the value of this `if`".to_string());
+        }
+        call_branch(e.if_token.span(), &condition, &names, &then, &otherwise)
+    }
+
+    /// `if` as a call that gives the value of its branches, which assign nothing.
+    fn branch_value(&mut self, e: &ExprIf) -> TokenStream {
+        let condition = self.condition(&e.cond);
+        let then = self.value_of(&e.then_branch);
+        let otherwise = match &e.else_branch {
+            Some((_, otherwise)) => self.value_of(&else_block(otherwise)),
+            None => quote!(),
+        };
+        call_branch(e.if_token.span(), &condition, &["the value of this `if`".to_string()], &then, &otherwise)
+    }
+
+    /// `if` at the end of a function: its branches may assign, but nobody looks.
+    pub fn tail_if(&mut self, e: &ExprIf) -> TokenStream {
+        let condition = self.condition(&e.cond);
+        let vars = assigned_in_expr(&Expr::If(e.clone()));
+        let copies = if vars.is_empty() { quote!() } else { quote!(let (#(mut #vars,)*) = (#(#vars,)*);) };
+        let then = self.tail(&e.then_branch.stmts);
+        let otherwise = match &e.else_branch {
+            Some((_, otherwise)) => self.tail(&else_block(otherwise).stmts),
+            None => quote!(),
+        };
+        let names = ["the value of this `if`".to_string()];
+        call_branch(e.if_token.span(), &condition, &names, &quote!(#copies #then), &quote!(#copies #otherwise))
+    }
+
+    fn condition(&mut self, cond: &Expr) -> TokenStream {
+        if let Some(name) = assigned_in_expr(cond).first() {
+            return self.reject(name.span(), "a condition cannot assign: do it in a statement before");
+        }
+        self.expr(cond)
+    }
+
+    /// The pattern of an arm, with its guard.
+    fn arm_pattern(&mut self, arm: &syn::Arm) -> TokenStream {
+        match &arm.pat {
+            Pat::Guard(guarded) => {
+                let (pat, token) = (&guarded.pat, &guarded.if_token);
+                let guard = self.expr(&guarded.guard);
+                quote!(#pat #token #guard)
+            }
+            other => other.to_token_stream(),
+        }
+    }
+
+    fn match_arms(&mut self, e: &ExprMatch, result: Yield) -> TokenStream {
+        let scrutinee = self.expr(&e.expr);
+        let arms: Vec<TokenStream> = e
+            .arms
+            .iter()
+            .map(|arm| {
+                let pat = self.arm_pattern(arm);
+                let body = self.yielding(&arm_block(arm), result);
+                quote!(#pat => { #body })
+            })
+            .collect();
+        quote!(match #scrutinee { #(#arms)* })
+    }
+
+    fn for_loop(&mut self, e: &ExprForLoop) -> TokenStream {
+        if let Some(label) = &e.label {
+            return self.reject(label.span(), "labels cannot be translated: kernels have no `break`");
+        }
+        let pat = match &*e.pat {
+            Pat::Ident(p) if p.by_ref.is_none() && p.subpat.is_none() => p.to_token_stream(),
+            Pat::Wild(w) => w.to_token_stream(),
+            other => return self.reject(other.span(), "the index of a loop is one name, or `_`"),
+        };
+        let kind = match &*e.expr {
+            Expr::Call(call) => match &*call.func {
+                Expr::Path(p) => p.path.segments.last().map(|s| s.ident.to_string()),
+                _ => None,
+            },
+            _ => None,
+        };
+        let mut vars = assigned_in([&e.body]);
+        let own = bound_names(&e.pat);
+        vars.retain(|v| !own.contains(v));
+        if vars.len() > MAX_CARRIED {
+            let message = format!("{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples", vars.len());
+            return self.reject(e.for_token.span(), message);
+        }
+        match kind.as_deref() {
+            Some("range") => {
+                let range = self.expr(&e.expr);
+                let inner = self.unit_statements(&e.body.stmts);
+                let names = vars.iter().map(Ident::to_string);
+                let span = e.for_token.span();
+                let lang = lang(span);
+                quote_spanned! {span=>
+                    let (#(mut #vars,)*) = #lang::control::for_range(
+                        #range, (#(#vars,)*), &[#(#names),*],
+                        |#pat, (#(mut #vars,)*)| { #inner (#(#vars,)*) },
+                    );
+                }
+            }
+            Some("static_range") => {
+                let range = self.expr(&e.expr);
+                let inner = self.unit_statements(&e.body.stmts);
+                if vars.is_empty() {
+                    return quote!(for #pat in #range { #inner });
+                }
+                quote! {
+                    for #pat in #range {
+                        (#(#vars,)*) = {
+                            let (#(mut #vars,)*) = (#(#vars,)*);
+                            #inner
+                            (#(#vars,)*)
+                        };
+                    }
+                }
+            }
+            _ => self.reject(
+                e.expr.span(),
+                "a loop runs over `range(start, end)`, or over `static_range(start, end)` to be unrolled",
+            ),
+        }
+    }
+
+    fn while_loop(&mut self, e: &ExprWhile) -> TokenStream {
+        if let Some(label) = &e.label {
+            return self.reject(label.span(), "labels cannot be translated: kernels have no `break`");
+        }
+        let vars = assigned_in([&e.body]);
+        if vars.len() > MAX_CARRIED {
+            let message = format!("{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples", vars.len());
+            return self.reject(e.while_token.span(), message);
+        }
+        let condition = self.condition(&e.cond);
+        let inner = self.unit_statements(&e.body.stmts);
+        let names = vars.iter().map(Ident::to_string);
+        let span = e.while_token.span();
+        let lang = lang(span);
+        quote_spanned! {span=>
+            let (#(mut #vars,)*) = #lang::control::while_loop(
+                (#(#vars,)*), &[#(#names),*],
+                |(#(#vars,)*)| #condition,
+                |(#(mut #vars,)*)| { #inner (#(#vars,)*) },
+            );
+        }
+    }
+}
+
+fn call_branch(
+    span: Span,
+    condition: &TokenStream,
+    names: &[String],
+    then: &TokenStream,
+    otherwise: &TokenStream,
+) -> TokenStream {
+    let lang = lang(span);
+    quote_spanned!(span=> #lang::control::branch(#condition, &[#(#names),*], || { #then }, || { #otherwise }))
+}
+
+/// What follows `else`, as a block.
+fn else_block(otherwise: &Expr) -> Block {
+    match otherwise {
+        Expr::Block(block) => block.block.clone(),
+        other => Block { brace_token: Default::default(), stmts: vec![Stmt::Expr(other.clone(), None)] },
+    }
+}
+
+/// The body of a match arm, as a block.
+fn arm_block(arm: &syn::Arm) -> Block {
+    match &*arm.body {
+        Expr::Block(block) if block.label.is_none() => block.block.clone(),
+        other => Block { brace_token: Default::default(), stmts: vec![Stmt::Expr(other.clone(), None)] },
+    }
+}

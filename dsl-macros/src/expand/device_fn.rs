@@ -1,0 +1,43 @@
+//! `#[device_fn]`.
+
+use super::body::Body;
+use proc_macro2::TokenStream;
+use quote::{ToTokens, quote};
+use syn::spanned::Spanned;
+use syn::{Error, ItemFn};
+
+pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    let mut f: ItemFn = match syn::parse2(item.clone()) {
+        Ok(f) => f,
+        Err(e) => {
+            let e = e.into_compile_error();
+            return quote!(#e #item);
+        }
+    };
+    let mut body = Body::default();
+    if !attribute.is_empty() {
+        body.errors.push(Error::new(attribute.span(), "`#[device_fn]` takes no arguments"));
+    }
+    if let Some(token) = &f.sig.asyncness {
+        body.errors.push(Error::new(token.span(), "a device function cannot be `async`"));
+    }
+    let inner = body.function(&f.block);
+    let errors: Vec<TokenStream> = body.errors.into_iter().map(Error::into_compile_error).collect();
+    if errors.is_empty() {
+        f.block = match syn::parse2(quote!({ #inner })) {
+            Ok(block) => block,
+            Err(e) => return e.into_compile_error(),
+        };
+        f.attrs.push(syn::parse_quote!(#[allow(
+            unused_mut, unused_variables, unused_assignments, unused_parens, clippy::all
+        )]));
+        f.into_token_stream()
+    } else {
+        // The signature stays, so that callers and the editor still see the function.
+        let (attrs, vis, sig) = (&f.attrs, &f.vis, &f.sig);
+        quote! {
+            #(#errors)*
+            #(#attrs)* #[allow(unused_variables, unused_mut)] #vis #sig { ::core::panic!("this function has errors") }
+        }
+    }
+}

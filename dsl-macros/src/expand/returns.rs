@@ -1,0 +1,133 @@
+//! Early `return`: what follows an `if` that returns moves into the branches that do not.
+
+use proc_macro2::{Ident, TokenStream, TokenTree};
+use quote::ToTokens;
+use std::collections::HashSet;
+use syn::visit::{self, Visit};
+use syn::{Block, Error, Expr, ExprIf, Stmt};
+
+use crate::parse::assigned::bound_names;
+
+/// Statements without `return`, of a function whose value is that of the last one.
+pub fn lower(stmts: Vec<Stmt>, errors: &mut Vec<Error>) -> Vec<Stmt> {
+    let mut done = Vec::new();
+    let mut rest = stmts.into_iter();
+    while let Some(stmt) = rest.next() {
+        match stmt {
+            Stmt::Expr(Expr::Return(ret), _) => {
+                if let Some(value) = ret.expr {
+                    done.push(Stmt::Expr(*value, None));
+                }
+                return done;
+            }
+            Stmt::Expr(Expr::If(branch), semi) if returns(&branch) => {
+                let rest: Vec<Stmt> = rest.collect();
+                done.push(Stmt::Expr(Expr::If(with_rest(branch, &rest, errors)), None));
+                let _ = semi;
+                return done;
+            }
+            other => done.push(other),
+        }
+    }
+    done
+}
+
+/// The `if` with `rest` at the end of every branch that goes on.
+fn with_rest(mut branch: ExprIf, rest: &[Stmt], errors: &mut Vec<Error>) -> ExprIf {
+    branch.then_branch = continued(branch.then_branch, rest, errors);
+    let (token, otherwise) = match branch.else_branch.take() {
+        Some((token, otherwise)) => (token, as_block(*otherwise)),
+        None => (Default::default(), Block { brace_token: branch.then_branch.brace_token, stmts: Vec::new() }),
+    };
+    let otherwise = continued(otherwise, rest, errors);
+    let block = syn::ExprBlock { attrs: Vec::new(), label: None, block: otherwise };
+    branch.else_branch = Some((token, Box::new(Expr::Block(block))));
+    branch
+}
+
+fn as_block(otherwise: Expr) -> Block {
+    match otherwise {
+        Expr::Block(block) => block.block,
+        other => Block { brace_token: Default::default(), stmts: vec![Stmt::Expr(other, None)] },
+    }
+}
+
+fn continued(mut block: Block, rest: &[Stmt], errors: &mut Vec<Error>) -> Block {
+    if !diverges(&block.stmts) {
+        check_names(&block, rest, errors);
+        // The last expression of the branch is a statement now.
+        if let Some(Stmt::Expr(_, semi @ None)) = block.stmts.last_mut()
+            && !rest.is_empty()
+        {
+            *semi = Some(Default::default());
+        }
+        block.stmts.extend(rest.iter().cloned());
+    }
+    block.stmts = lower(std::mem::take(&mut block.stmts), errors);
+    block
+}
+
+/// Names declared in the branch would capture those of the code that moves into it.
+fn check_names(block: &Block, rest: &[Stmt], errors: &mut Vec<Error>) {
+    let mut used = HashSet::new();
+    for stmt in rest {
+        collect_idents(stmt.to_token_stream(), &mut used);
+    }
+    for stmt in &block.stmts {
+        let Stmt::Local(local) = stmt else { continue };
+        for name in bound_names(&local.pat) {
+            if used.contains(&name.to_string()) {
+                errors.push(Error::new(
+                    name.span(),
+                    format!("another `{name}` is used after this `if`, which returns: give this one a name of its own"),
+                ));
+            }
+        }
+    }
+}
+
+fn collect_idents(tokens: TokenStream, out: &mut HashSet<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(ident) => {
+                out.insert(Ident::to_string(&ident));
+            }
+            TokenTree::Group(group) => collect_idents(group.stream(), out),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
+
+/// Whether every path through the statements returns.
+fn diverges(stmts: &[Stmt]) -> bool {
+    stmts.iter().any(|stmt| match stmt {
+        Stmt::Expr(Expr::Return(_), _) => true,
+        Stmt::Expr(Expr::If(branch), _) => {
+            diverges(&branch.then_branch.stmts)
+                && branch.else_branch.as_ref().is_some_and(|(_, otherwise)| match &**otherwise {
+                    Expr::Block(block) => diverges(&block.block.stmts),
+                    Expr::If(inner) => diverges(&[Stmt::Expr(Expr::If(inner.clone()), None)]),
+                    _ => false,
+                })
+        }
+        _ => false,
+    })
+}
+
+/// Whether a `return` lies in the branches, loops and closures apart (those are rejected where they are).
+fn returns(branch: &ExprIf) -> bool {
+    struct Finder(bool);
+    impl<'ast> Visit<'ast> for Finder {
+        fn visit_expr(&mut self, expr: &'ast Expr) {
+            match expr {
+                Expr::Return(_) => self.0 = true,
+                Expr::ForLoop(_) | Expr::While(_) | Expr::Loop(_) | Expr::Closure(_) | Expr::Match(_) => {}
+                other => visit::visit_expr(self, other),
+            }
+        }
+        fn visit_item(&mut self, _: &'ast syn::Item) {}
+    }
+    let mut finder = Finder(false);
+    finder.visit_expr_if(branch);
+    finder.0
+}

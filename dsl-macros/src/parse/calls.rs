@@ -1,0 +1,206 @@
+//! The functions of the language that take named arguments, with the names.
+
+use syn::{Expr, Ident};
+
+/// What a parameter takes; decides how an argument is written into the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// As it stands.
+    Plain,
+    /// A tile, scalar or number: literals take the neighbour's type.
+    Operand,
+    /// A list of positions or strides: integers of different kinds may be mixed.
+    Indices,
+    /// A shape.
+    Extents,
+    /// A list of dimensions.
+    Dims,
+    /// One of a few words.
+    Word(&'static Words),
+    /// All arguments that are left, as a tuple.
+    Rest,
+}
+
+/// Words that stand for the variants of an enum.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Words {
+    /// The enum, in the language module.
+    pub of: &'static str,
+    pub words: &'static [(&'static str, &'static str)],
+}
+
+static PADDING: Words = Words { of: "Padding", words: &[("zero", "Zero"), ("nan", "Nan")] };
+static EVICTION: Words = Words {
+    of: "Eviction",
+    words: &[("normal", "Normal"), ("evict_normal", "Normal"), ("evict_first", "First"), ("evict_last", "Last")],
+};
+static PRECISION: Words =
+    Words { of: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
+
+/// A parameter of a function.
+#[derive(Debug)]
+pub struct Param {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// What stands for a missing argument, in the language module; `None` makes the argument mandatory.
+    pub default: Option<Missing>,
+}
+
+/// A missing argument.
+#[derive(Clone, Copy, Debug)]
+pub enum Missing {
+    Unset,
+    NoDims,
+    False,
+    True,
+    One,
+    /// Rounds of the random generator.
+    Ten,
+    Zero,
+    Text,
+    Word(&'static Words),
+}
+
+/// A function.
+#[derive(Debug)]
+pub struct Function {
+    pub name: &'static str,
+    pub params: &'static [Param],
+}
+
+macro_rules! functions {
+    ($($name:ident($($param:ident : $kind:tt $(($($kind_arg:tt)*))? $(= $default:ident $(($($arg:tt)*))?)?),*);)*) => {
+        /// Every function of the language whose arguments the macro looks at.
+        pub static FUNCTIONS: &[Function] = &[$(Function {
+            name: stringify!($name),
+            params: &[$(Param {
+                name: stringify!($param),
+                kind: Kind::$kind $(($($kind_arg)*))?,
+                default: functions!(@default $($default $(($($arg)*))?)?),
+            }),*],
+        }),*];
+    };
+    (@default) => { None };
+    (@default $default:ident $(($($arg:tt)*))?) => { Some(Missing::$default $(($($arg)*))?) };
+}
+
+functions! {
+    program_id(axis: Plain);
+    num_programs(axis: Plain);
+    make_block_ptr(base: Plain, shape: Indices, strides: Indices, offsets: Indices, block_shape: Extents,
+        order: Dims = NoDims);
+    make_tensor_descriptor(base: Plain, shape: Indices, strides: Indices, block_shape: Extents);
+    load_tensor_descriptor(descriptor: Plain, offsets: Indices);
+    store_tensor_descriptor(descriptor: Plain, offsets: Indices, value: Operand);
+    advance(base: Plain, offsets: Indices);
+    load(pointer: Plain, mask: Plain = Unset, other: Operand = Unset, boundary_check: Dims = NoDims,
+        padding: Word(&PADDING) = Word(&PADDING), eviction: Word(&EVICTION) = Word(&EVICTION));
+    store(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
+        eviction: Word(&EVICTION) = Word(&EVICTION));
+    atomic_add(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
+    atomic_max(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
+    atomic_min(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
+    atomic_and(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
+    atomic_or(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
+    atomic_xor(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
+    atomic_xchg(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
+    atomic_cas(pointer: Plain, expected: Operand, new: Operand);
+    arange(start: Operand, end: Operand);
+    zeros(shape: Extents);
+    ones(shape: Extents);
+    full(shape: Extents, value: Operand);
+    zeros_like(x: Plain);
+    full_like(x: Plain, value: Operand);
+    scalar(value: Operand);
+    expand_dims(x: Plain, axis: Plain);
+    broadcast_to(x: Plain, shape: Extents);
+    broadcast(x: Plain, y: Plain);
+    trans(x: Plain, dims: Dims = NoDims);
+    permute(x: Plain, dims: Dims);
+    reshape(x: Plain, shape: Extents);
+    view(x: Plain, shape: Extents);
+    ravel(x: Plain);
+    join(x: Plain, y: Plain);
+    split(x: Plain);
+    cat(x: Plain, y: Plain);
+    interleave(x: Plain, y: Plain);
+    maximum(x: Operand, y: Operand);
+    minimum(x: Operand, y: Operand);
+    umulhi(x: Operand, y: Operand);
+    cdiv(x: Operand, y: Operand);
+    where_(condition: Plain, x: Operand, y: Operand);
+    clamp(x: Plain, min: Operand, max: Operand);
+    fma(x: Plain, y: Operand, z: Operand);
+    softmax(x: Plain, axis: Plain = Zero);
+    swizzle2d(i: Plain, j: Plain, size_i: Operand, size_j: Operand, size_g: Operand);
+    dot(a: Plain, b: Plain, acc: Plain = Unset, input_precision: Word(&PRECISION) = Word(&PRECISION));
+    sum(x: Plain, axis: Plain = Unset, keep_dims: Plain = False);
+    max(x: Plain, axis: Plain = Unset, keep_dims: Plain = False);
+    min(x: Plain, axis: Plain = Unset, keep_dims: Plain = False);
+    xor_sum(x: Plain, axis: Plain = Unset, keep_dims: Plain = False);
+    any(x: Plain, axis: Plain = Unset);
+    all(x: Plain, axis: Plain = Unset);
+    argmax(x: Plain, axis: Plain, keep_dims: Plain = False);
+    argmin(x: Plain, axis: Plain, keep_dims: Plain = False);
+    max_with_indices(x: Plain, axis: Plain, keep_dims: Plain = False);
+    min_with_indices(x: Plain, axis: Plain, keep_dims: Plain = False);
+    reduce(x: Plain, axis: Plain = Unset, combine: Plain, keep_dims: Plain = False);
+    cumsum(x: Plain, axis: Plain = Zero, reverse: Plain = False);
+    cumprod(x: Plain, axis: Plain = Zero, reverse: Plain = False);
+    associative_scan(x: Plain, axis: Plain, combine: Plain, reverse: Plain = False);
+    philox(seed: Operand, c0: Plain, c1: Operand, c2: Operand, c3: Operand, n_rounds: Plain = Ten);
+    rand(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
+    rand4x(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
+    randn(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
+    randint(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
+    randint4x(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
+    range(start: Operand, end: Operand, step: Operand = One, num_stages: Operand = Unset, unroll: Operand = Unset,
+        warp_specialize: Plain = Unset);
+    static_range(start: Operand, end: Operand, step: Operand = One);
+    assume(condition: Plain);
+    multiple_of(x: Plain, n: Operand);
+    max_contiguous(x: Plain, n: Operand);
+    device_print(prefix: Plain, values: Rest);
+    device_assert(condition: Plain, message: Plain = Text);
+    static_assert(condition: Plain, message: Plain = Text);
+    static_print(prefix: Plain, values: Rest);
+    inline_asm_elementwise(asm: Plain, constraints: Plain, args: Plain, is_pure: Plain = True, pack: Operand = One);
+}
+
+/// Methods whose list arguments need the same care as those of the functions: kinds of the arguments in order.
+pub fn method_kinds(name: &str) -> &'static [Kind] {
+    match name {
+        "advance" | "load" => &[Kind::Indices],
+        "store" | "atomic_add" => &[Kind::Indices, Kind::Operand],
+        "reshape" | "view" | "broadcast_to" => &[Kind::Extents],
+        "maximum" | "minimum" => &[Kind::Operand],
+        "offset" => &[Kind::Operand],
+        _ => &[],
+    }
+}
+
+/// The function of that name.
+pub fn function(name: &Ident) -> Option<&'static Function> {
+    FUNCTIONS.iter().find(|f| name == f.name)
+}
+
+/// The name and value of an argument written `name = value`.
+pub fn named_argument(arg: &Expr) -> Option<(&Ident, &Expr)> {
+    let Expr::Assign(assign) = arg else { return None };
+    let Expr::Path(path) = &*assign.left else { return None };
+    path.path.get_ident().map(|name| (name, &*assign.right))
+}
+
+/// Other spellings of argument names, as Triton has them.
+pub fn canonical<'a>(name: &'a str) -> &'a str {
+    match name {
+        "padding_option" => "padding",
+        "eviction_policy" => "eviction",
+        "val" => "value",
+        "cmp" => "expected",
+        "combine_fn" => "combine",
+        "keepdims" => "keep_dims",
+        "seed_offset" => "offset",
+        other => other,
+    }
+}

@@ -1,0 +1,289 @@
+//! The signature of a kernel.
+
+use proc_macro2::Span;
+use syn::spanned::Spanned;
+use syn::{
+    Attribute, Error, Expr, ExprLit, FnArg, GenericArgument, GenericParam, Ident, ItemFn, Lit, Meta, Pat, PathArguments,
+    Type, TypeParamBound, UnOp,
+};
+
+/// A kernel's signature, checked.
+pub struct Signature {
+    pub generics: Vec<Generic>,
+    pub params: Vec<Param>,
+    pub doc: String,
+}
+
+/// A type parameter and the name of its class.
+pub struct Generic {
+    pub name: Ident,
+    pub bound: Ident,
+}
+
+pub struct Param {
+    pub name: Ident,
+    /// Whether the body may assign it.
+    pub mutable: bool,
+    pub kind: ParamKind,
+    pub specialize: bool,
+    /// The type as written.
+    pub ty: Type,
+    pub docs: Vec<Attribute>,
+}
+
+pub enum ParamKind {
+    Memory(Access, Elem),
+    Scalar(Elem),
+    Constexpr(Option<Default>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    In,
+    Out,
+    InOut,
+}
+
+/// An element type: a type parameter by index, or a Rust type by name of its variant.
+pub enum Elem {
+    Generic(usize),
+    Fixed(&'static str),
+}
+
+/// The default of a constexpr parameter: a literal, or a variant's name.
+pub enum Default {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    Word(String),
+}
+
+/// Element types by their Rust names, with the variant of the element type enum.
+const ELEMS: &[(&str, &str)] = &[
+    ("bool", "Bool"),
+    ("i8", "I8"),
+    ("i16", "I16"),
+    ("i32", "I32"),
+    ("i64", "I64"),
+    ("u8", "U8"),
+    ("u16", "U16"),
+    ("u32", "U32"),
+    ("u64", "U64"),
+    ("F8E4M3", "F8E4M3"),
+    ("F8E5M2", "F8E5M2"),
+    ("f16", "F16"),
+    ("bf16", "BF16"),
+    ("f32", "F32"),
+    ("f64", "F64"),
+];
+
+/// Types that a scalar argument can be passed as.
+const SCALARS: &[&str] = &["bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64"];
+
+/// Reads the signature; collects every mistake.
+pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
+    let mut errors = Vec::new();
+    let mut signature = Signature { generics: Vec::new(), params: Vec::new(), doc: doc_text(&f.attrs) };
+    check_modifiers(f, &mut errors);
+    for param in &f.sig.generics.params {
+        match generic(param) {
+            Ok(g) => signature.generics.push(g),
+            Err(e) => errors.push(e),
+        }
+    }
+    for input in &f.sig.inputs {
+        match parameter(input, &signature.generics) {
+            Ok(p) => signature.params.push(p),
+            Err(e) => errors.push(e),
+        }
+    }
+    (signature, errors)
+}
+
+fn check_modifiers(f: &ItemFn, errors: &mut Vec<Error>) {
+    let sig = &f.sig;
+    let mut reject = |span: Span, message: &str| errors.push(Error::new(span, message));
+    if let Some(token) = &sig.asyncness {
+        reject(token.span(), "a kernel cannot be `async`: launches are asynchronous by themselves");
+    }
+    if let Some(token) = &sig.constness {
+        reject(token.span(), "a kernel cannot be `const`");
+    }
+    if let Some(abi) = &sig.abi {
+        reject(abi.span(), "a kernel has no ABI of its own: remove `extern`");
+    }
+    if let syn::ReturnType::Type(_, ty) = &sig.output {
+        reject(ty.span(), "a kernel returns nothing: take an `Out<…>` parameter and `store` to it");
+    }
+    if let Some(clause) = &sig.generics.where_clause {
+        reject(clause.span(), "write the bound at the type parameter, as in `<T: Float>`");
+    }
+}
+
+fn generic(param: &GenericParam) -> Result<Generic, Error> {
+    const HELP: &str = "expected one of Float, Int, Num, Bits, Dtype, as in `<T: Float>`";
+    match param {
+        GenericParam::Type(t) => {
+            let mut bounds = t.bounds.iter();
+            let (Some(TypeParamBound::Trait(bound)), None) = (bounds.next(), bounds.next()) else {
+                return Err(Error::new(t.span(), format!("a kernel's type parameter has exactly one bound: {HELP}")));
+            };
+            let Some(last) = bound.path.segments.last() else {
+                return Err(Error::new(bound.span(), HELP));
+            };
+            if !["Float", "Int", "Num", "Bits", "Dtype"].iter().any(|b| last.ident == b) {
+                return Err(Error::new(last.ident.span(), format!("`{}` is not a class of element types: {HELP}", last.ident)));
+            }
+            Ok(Generic { name: t.ident.clone(), bound: last.ident.clone() })
+        }
+        GenericParam::Lifetime(l) => Err(Error::new(l.span(), "a kernel has no lifetimes: remove this parameter")),
+        GenericParam::Const(c) => Err(Error::new(
+            c.span(),
+            format!("write a number that is known at specialisation as a parameter: `#[constexpr] {}: usize`", c.ident),
+        )),
+    }
+}
+
+fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
+    let FnArg::Typed(typed) = input else {
+        return Err(Error::new(input.span(), "a kernel is a free function: it has no `self`"));
+    };
+    let Pat::Ident(pat) = &*typed.pat else {
+        return Err(Error::new(typed.pat.span(), "a kernel's parameter is a plain name"));
+    };
+    if let Some(by_ref) = &pat.by_ref {
+        return Err(Error::new(by_ref.span(), "a kernel's parameter is a plain name: remove `ref`"));
+    }
+    let mut param = Param {
+        name: pat.ident.clone(),
+        mutable: pat.mutability.is_some(),
+        kind: ParamKind::Constexpr(None),
+        specialize: true,
+        ty: (*typed.ty).clone(),
+        docs: Vec::new(),
+    };
+    let mut constexpr = None;
+    for attr in &typed.attrs {
+        if attr.path().is_ident("constexpr") {
+            constexpr = Some(default_value(attr)?);
+        } else if attr.path().is_ident("no_specialize") {
+            param.specialize = false;
+        } else if attr.path().is_ident("doc") {
+            param.docs.push(attr.clone());
+        } else {
+            return Err(Error::new(attr.span(), "unknown attribute: a parameter may have `#[constexpr]` or `#[no_specialize]`"));
+        }
+    }
+    param.kind = match constexpr {
+        Some(default) => ParamKind::Constexpr(default),
+        None => run_time_kind(&typed.ty, generics)?,
+    };
+    Ok(param)
+}
+
+/// `In<T>`, `Out<T>`, `InOut<T>`, or a number type.
+fn run_time_kind(ty: &Type, generics: &[Generic]) -> Result<ParamKind, Error> {
+    const HELP: &str = "a parameter is `In<T>`, `Out<T>` or `InOut<T>` for memory, a number type such as `i32` or `f32` for a \
+                        scalar, or `#[constexpr] name: usize` for a number known at specialisation";
+    let Type::Path(path) = ty else {
+        return Err(Error::new(ty.span(), HELP));
+    };
+    let Some(last) = path.path.segments.last() else {
+        return Err(Error::new(ty.span(), HELP));
+    };
+    let access = match last.ident.to_string().as_str() {
+        "In" => Some(Access::In),
+        "Out" => Some(Access::Out),
+        "InOut" => Some(Access::InOut),
+        _ => None,
+    };
+    if let Some(access) = access {
+        if let PathArguments::AngleBracketed(args) = &last.arguments
+            && let (Some(GenericArgument::Type(inner)), 1) = (args.args.first(), args.args.len())
+        {
+            return Ok(ParamKind::Memory(access, elem(inner, generics)?));
+        }
+        return Err(Error::new(last.span(), format!("`{0}` takes the element type: `{0}<f32>`", last.ident)));
+    }
+    if last.ident == "usize" || last.ident == "isize" {
+        return Err(Error::new(
+            last.span(),
+            format!("`{}` has different sizes on host and device: use i32 or i64, or mark the parameter `#[constexpr]`", last.ident),
+        ));
+    }
+    if generics.iter().any(|g| path.path.is_ident(&g.name)) {
+        return Err(Error::new(
+            last.span(),
+            format!("a scalar argument has a fixed type: use f32 or i32, and convert with `.to::<{}>()`", last.ident),
+        ));
+    }
+    if path.path.get_ident().is_none() || !SCALARS.iter().any(|s| last.ident == s) {
+        return Err(Error::new(ty.span(), HELP));
+    }
+    Ok(ParamKind::Scalar(elem(ty, generics)?))
+}
+
+fn elem(ty: &Type, generics: &[Generic]) -> Result<Elem, Error> {
+    if let Type::Path(path) = ty {
+        if let Some(n) = generics.iter().position(|g| path.path.is_ident(&g.name)) {
+            return Ok(Elem::Generic(n));
+        }
+        if let Some(last) = path.path.segments.last()
+            && let Some((_, variant)) = ELEMS.iter().find(|(name, _)| last.ident == name)
+        {
+            return Ok(Elem::Fixed(variant));
+        }
+    }
+    Err(Error::new(
+        ty.span(),
+        "expected an element type: a type parameter, bool, i8 to i64, u8 to u64, f16, bf16, f32, f64, F8E4M3 or F8E5M2",
+    ))
+}
+
+/// The default in `#[constexpr]`, `#[constexpr = 64]` or `#[constexpr(default = 64)]`.
+fn default_value(attr: &Attribute) -> Result<Option<Default>, Error> {
+    let value = match &attr.meta {
+        Meta::Path(_) => return Ok(None),
+        Meta::NameValue(pair) => pair.value.clone(),
+        Meta::List(list) => {
+            let pair: syn::MetaNameValue = list.parse_args()?;
+            if !pair.path.is_ident("default") {
+                return Err(Error::new(pair.path.span(), "expected `default = …`"));
+            }
+            pair.value
+        }
+    };
+    constant(&value).map(Some).ok_or_else(|| {
+        Error::new(value.span(), "a default is a number, `true`, `false`, or the name of an enum's variant")
+    })
+}
+
+fn constant(expr: &Expr) -> Option<Default> {
+    match expr {
+        Expr::Lit(ExprLit { lit: Lit::Int(n), .. }) => n.base10_parse().ok().map(Default::Int),
+        Expr::Lit(ExprLit { lit: Lit::Float(x), .. }) => x.base10_parse().ok().map(Default::Float),
+        Expr::Lit(ExprLit { lit: Lit::Bool(b), .. }) => Some(Default::Bool(b.value)),
+        Expr::Unary(unary) if matches!(unary.op, UnOp::Neg(_)) => match constant(&unary.expr)? {
+            Default::Int(n) => Some(Default::Int(-n)),
+            Default::Float(x) => Some(Default::Float(-x)),
+            Default::Bool(_) | Default::Word(_) => None,
+        },
+        Expr::Path(path) => path.path.segments.last().map(|s| Default::Word(s.ident.to_string())),
+        _ => None,
+    }
+}
+
+/// The text of doc comments, with the space after `///` taken off.
+fn doc_text(attrs: &[Attribute]) -> String {
+    let mut lines = Vec::new();
+    for attr in attrs {
+        if let Meta::NameValue(pair) = &attr.meta
+            && pair.path.is_ident("doc")
+            && let Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) = &pair.value
+        {
+            let text = text.value();
+            lines.push(text.strip_prefix(' ').unwrap_or(&text).to_string());
+        }
+    }
+    lines.join("\n").trim().to_string()
+}

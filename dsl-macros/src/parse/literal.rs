@@ -1,0 +1,33 @@
+//! Number literals, which take the type of their neighbours.
+
+use syn::{BinOp, Expr, Lit, UnOp};
+
+/// What kind of literal an expression is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Int,
+    Float,
+}
+
+/// The kind of an expression that consists of unsuffixed number literals only, such as `2`, `-1.0` or `(2 * 3)`.
+pub fn kind(expr: &Expr) -> Option<Kind> {
+    match expr {
+        Expr::Lit(lit) => match &lit.lit {
+            Lit::Int(n) if n.suffix().is_empty() => Some(Kind::Int),
+            Lit::Float(x) if x.suffix().is_empty() => Some(Kind::Float),
+            _ => None,
+        },
+        Expr::Unary(unary) if matches!(unary.op, UnOp::Neg(_)) => kind(&unary.expr),
+        Expr::Paren(paren) => kind(&paren.expr),
+        Expr::Group(group) => kind(&group.expr),
+        Expr::Binary(binary) => {
+            let arithmetic = matches!(
+                binary.op,
+                BinOp::Add(_) | BinOp::Sub(_) | BinOp::Mul(_) | BinOp::Div(_) | BinOp::Shl(_) | BinOp::Shr(_)
+            );
+            let (left, right) = (kind(&binary.left)?, kind(&binary.right)?);
+            (arithmetic && left == right).then_some(left)
+        }
+        _ => None,
+    }
+}
