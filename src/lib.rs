@@ -1,1 +1,14 @@
 //! Tilewright: GPU tile kernels written in Rust.
+//!
+//! One `#[kernel]` function compiles to PTX for the GPU and to native code for the CPU. `use tilewright::prelude::*` brings
+//! the language and the launch side; `docs/language.md` is the reference.
+
+pub use tilewright_runtime::*;
+
+/// The compiler underneath: Tile IR, passes, targets.
+pub use tilewright_codegen as codegen;
+/// The kernels that ship with Tilewright.
+pub use tilewright_kernels as kernels;
+
+// `#[kernel]` names this crate from inside it too.
+extern crate self as tilewright;

@@ -19,6 +19,7 @@ mod device;
 mod element;
 pub mod env;
 mod error;
+pub mod kernel;
 mod launch;
 pub mod prelude;
 pub mod probe;

@@ -64,7 +64,10 @@ fn check_op(op: BinaryOp, dtype: DType) {
     };
     let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
     if !legal {
-        fail(mistake(format!("`{}` works on {what}, found {dtype}", symbol(op))).label(format!("the elements are {dtype}")));
+        fail(
+            mistake(format!("`{}` works on {what}, found {dtype}", symbol(op)))
+                .label(format!("the elements are {dtype}")),
+        );
     }
     if small {
         fail(

@@ -152,6 +152,7 @@ macro_rules! tuple_carried {
         impl<$($X: Carried),*> Carried for ($($X,)*) {
             type Handle = ($($X::Handle,)*);
             #[track_caller]
+            #[allow(clippy::unused_unit)]
             fn into_handle(self) -> Self::Handle {
                 ($(self.$i.into_handle(),)*)
             }

@@ -105,8 +105,7 @@ macro_rules! count_hints {
 }
 count_hints!(usize, i32, u32, IntLit);
 
-type Wide3<A, B, C> =
-    <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide as Widen<<C as Bound>::Elem>>::Wide;
+type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide as Widen<<C as Bound>::Elem>>::Wide;
 
 /// The numbers from `start` to `end`, `end` left out, in steps of `step` > 0: for the head of a `for` loop.
 /// `num_stages` is the depth of the software pipeline, `unroll` how many iterations to join, `warp_specialize` whether
@@ -150,7 +149,11 @@ where
 /// As [`range`], for loops that are unrolled while the kernel is specialised: the index is a Rust number and can be used
 /// in shapes.
 #[track_caller]
-pub fn static_range(start: impl Extent, end: impl Extent, step: impl Extent) -> std::iter::StepBy<std::ops::Range<usize>> {
+pub fn static_range(
+    start: impl Extent,
+    end: impl Extent,
+    step: impl Extent,
+) -> std::iter::StepBy<std::ops::Range<usize>> {
     let (start, end, step) = (start.extent(), end.extent(), step.extent());
     if step == 0 {
         fail(mistake("the step of `static_range` is 0").label("never ends"));
@@ -171,7 +174,9 @@ fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], b
             fail(
                 Diagnostic::new(format!("`{name}` changes its shape: {before} and {after}"), loc.clone())
                     .label(format!("`{name}` is a {} {before}, a {} {after}", words::ty(want), words::ty(&have)))
-                    .help("give it the same shape on every path, for example with `.broadcast_to([…])` or `zeros([…])`"),
+                    .help(
+                        "give it the same shape on every path, for example with `.broadcast_to([…])` or `zeros([…])`",
+                    ),
             );
         }
     }

@@ -77,13 +77,20 @@ fn check_operands(sa: &[usize], sb: &[usize]) {
         fail(
             mistake(format!("`dot` multiplies tiles of two dimensions, found shapes {sa:?} and {sb:?}"))
                 .label("expected [M, K] and [K, N]")
-                .help("insert a dimension with `.expand_dims(…)`, or use `sum(a * b, axis = …)` for products of vectors"),
+                .help(
+                    "insert a dimension with `.expand_dims(…)`, or use `sum(a * b, axis = …)` for products of vectors",
+                ),
         );
     }
     if sa[1] != sb[0] {
-        let diagnostic = mistake(format!("`dot` of shapes {sa:?} and {sb:?}: inner dimensions {} and {} differ", sa[1], sb[0]))
-            .label("expected [M, K] and [K, N]");
-        fail(if sa[1] == sb[1] { diagnostic.help("transpose the second one: `dot(a, b.trans())`") } else { diagnostic });
+        let diagnostic =
+            mistake(format!("`dot` of shapes {sa:?} and {sb:?}: inner dimensions {} and {} differ", sa[1], sb[0]))
+                .label("expected [M, K] and [K, N]");
+        fail(if sa[1] == sb[1] {
+            diagnostic.help("transpose the second one: `dot(a, b.trans())`")
+        } else {
+            diagnostic
+        });
     }
 }
 
@@ -96,7 +103,8 @@ fn check_types(from: DType, to: DType) {
         DType::Bool | DType::I16 | DType::I32 | DType::I64 | DType::U16 | DType::U32 | DType::U64 => false,
     };
     if !legal {
-        let diagnostic = mistake(format!("`dot` of {from} into {to} does not exist")).label(format!("{from} × {from} → {to}"));
+        let diagnostic =
+            mistake(format!("`dot` of {from} into {to} does not exist")).label(format!("{from} × {from} → {to}"));
         let help = match from {
             d if d.is_float() => "accumulate in f32: `acc = zeros::<f32>([…])`",
             DType::I8 | DType::U8 => "accumulate in i32: `acc = zeros::<i32>([…])`",

@@ -87,8 +87,14 @@ pub trait Data: Copy {
         let v = self.value();
         let (from, to) = (Self::Elem::dtype(), U::dtype());
         if from.bits() != to.bits() {
-            let message = format!("`bitcast` needs a type of the same width: {from} has {} bits, {to} has {}", from.bits(), to.bits());
-            super::record::fail(mistake(message).label("widths differ").help(format!("`.to::<{to}>()` converts the numbers")));
+            let message = format!(
+                "`bitcast` needs a type of the same width: {from} has {} bits, {to} has {}",
+                from.bits(),
+                to.bits()
+            );
+            super::record::fail(
+                mistake(message).label("widths differ").help(format!("`.to::<{to}>()` converts the numbers")),
+            );
         }
         Self::As::from_value(emit(|b| b.bitcast(v, to)))
     }

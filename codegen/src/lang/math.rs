@@ -86,13 +86,13 @@ pub fn softmax<T: Float>(x: Tile<T>, axis: i32) -> Tile<T> {
 #[track_caller]
 pub fn fma<T: Dtype, X: Data<Elem = T> + Operand<T>>(a: X, b: impl Operand<T>, c: impl Operand<T>) -> X {
     let [a_, b_, c_] = meet_all([a.raw(), b.raw(), c.raw()], T::dtype(), "`fma`");
-    same_kind::<X>(a.value(), a_, "fma");
+    same_kind(a.value(), a_, "fma");
     X::from_value(emit(|builder| builder.fma(a_, b_, c_)))
 }
 
 /// A scalar first operand cannot become a tile behind rustc's back.
 #[track_caller]
-fn same_kind<X: Data>(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
+fn same_kind(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
     if shape(before).is_empty() && !shape(after).is_empty() {
         fail(
             mistake(format!("the first operand of `{what}` is a scalar, another one a tile"))
@@ -107,7 +107,7 @@ fn same_kind<X: Data>(before: crate::ir::Value, after: crate::ir::Value, what: &
 pub fn clamp<T: Dtype, X: Data<Elem = T> + Operand<T>>(x: X, low: impl Operand<T>, high: impl Operand<T>) -> X {
     let at_least = binary(BinaryOp::Max, x.raw(), low.raw(), T::dtype());
     let result = binary(BinaryOp::Min, Raw::Value(at_least), high.raw(), T::dtype());
-    same_kind::<X>(x.value(), result, "clamp");
+    same_kind(x.value(), result, "clamp");
     X::from_value(result)
 }
 

@@ -281,15 +281,16 @@ fn beside_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Va
         Raw::Value(v) => v,
     };
     let from = shape(v);
-    let fits = from.is_empty() || (from.len() == pointers.len() && from.iter().zip(pointers).all(|(&m, &n)| m == n || m == 1));
+    let fits =
+        from.is_empty() || (from.len() == pointers.len() && from.iter().zip(pointers).all(|(&m, &n)| m == n || m == 1));
     if !fits {
-        let diagnostic = mistake(format!(
-            "{what} has shape {}, the pointers have {}",
-            words::shape(&from),
-            words::shape(pointers)
-        ))
-        .label("shapes do not fit");
-        fail(diagnostic.help("compute it from the same offsets as the pointers, or insert dimensions with `.expand_dims(…)`"));
+        let diagnostic =
+            mistake(format!("{what} has shape {}, the pointers have {}", words::shape(&from), words::shape(pointers)))
+                .label("shapes do not fit");
+        fail(
+            diagnostic
+                .help("compute it from the same offsets as the pointers, or insert dimensions with `.expand_dims(…)`"),
+        );
     }
     broadcast(v, pointers)
 }
@@ -396,7 +397,9 @@ fn atomic<P: Pointer>(
     check_writable(writable, &what);
     let dtype = P::Elem::dtype();
     let legal = match op {
-        AtomicOp::Add | AtomicOp::Min | AtomicOp::Max => dtype.bits() >= 32 || matches!(dtype, DType::F16 | DType::BF16),
+        AtomicOp::Add | AtomicOp::Min | AtomicOp::Max => {
+            dtype.bits() >= 32 || matches!(dtype, DType::F16 | DType::BF16)
+        }
         AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => dtype.is_int() && dtype.bits() >= 32,
         AtomicOp::Xchg => dtype.bits() >= 32,
     };
@@ -466,7 +469,10 @@ pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: 
         );
     }
     if !dtype.is_int() || dtype.bits() < 32 {
-        fail(mistake(format!("`atomic_cas` needs integers of 32 or 64 bits, found {dtype}")).label("no such instruction"));
+        fail(
+            mistake(format!("`atomic_cas` needs integers of 32 or 64 bits, found {dtype}"))
+                .label("no such instruction"),
+        );
     }
     let to = shape(v);
     let expected = stored(expected.raw(), &to, dtype, v);

@@ -41,8 +41,8 @@ pub use dot::{Precision, dot};
 pub use dtype::{Bits, Dtype, Float, Int, Num};
 pub use handle::{BlockPtr, Data, FloatData, IntData, Ptr, PtrTile, Scalar, Tile};
 pub use math::{
-    MathMethods, abs, cast, ceil, clamp, cos, erf, exp, exp2, floor, fma, log, log2, rsqrt, sigmoid, sin, softmax, sqrt,
-    sqrt_rn, swizzle2d, tanh, where_,
+    MathMethods, abs, cast, ceil, clamp, cos, erf, exp, exp2, floor, fma, log, log2, rsqrt, sigmoid, sin, softmax,
+    sqrt, sqrt_rn, swizzle2d, tanh, where_,
 };
 pub use memory::{
     Eviction, Padding, advance, atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg,
@@ -52,9 +52,10 @@ pub use operand::{FloatLit, HostNum, IntLit, Operand};
 pub use random::{philox, rand, rand4x, randint, randint4x, randn};
 pub use record::{Recording, record, record_generic};
 pub use reduce::{
-    all, any, argmax, argmin, associative_scan, cumprod, cumsum, max, max_with_indices, min, min_with_indices, reduce, sum,
-    xor_sum,
+    all, any, argmax, argmin, associative_scan, cumprod, cumsum, max, max_with_indices, min, min_with_indices, reduce,
+    sum, xor_sum,
 };
 pub use shape::{
-    ShapeMethods, broadcast, broadcast_to, cat, expand_dims, interleave, join, permute, ravel, reshape, split, trans, view,
+    ShapeMethods, broadcast, broadcast_to, cat, expand_dims, interleave, join, permute, ravel, reshape, split, trans,
+    view,
 };

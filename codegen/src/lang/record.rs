@@ -145,7 +145,6 @@ pub(crate) fn yield_in(block: BlockId, values: &[Value]) {
     emit_in(block, |b| b.op(Op::Yield, values, &[]));
 }
 
-
 /// Ends the recording with a mistake. Unwinds without a word from the panic hook; [`record`] catches it.
 pub(crate) fn fail(diagnostic: Diagnostic) -> ! {
     let payload: Box<dyn Any + Send> = Box::new(diagnostic);

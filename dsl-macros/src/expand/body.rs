@@ -188,18 +188,26 @@ impl Body {
                 quote_spanned!(span=> (#inner))
             }
             Expr::Group(g) => self.expr(&g.expr),
-            Expr::Binary(binary) if is_compound(&binary.op) => {
-                self.reject(binary.op.span(), "an assignment is a statement of its own: it cannot be part of an expression")
-            }
+            Expr::Binary(binary) if is_compound(&binary.op) => self.reject(
+                binary.op.span(),
+                "an assignment is a statement of its own: it cannot be part of an expression",
+            ),
             Expr::Binary(binary) => {
-                if literal::kind(expr).is_some() { expr.to_token_stream() } else { self.binary(binary) }
+                if literal::kind(expr).is_some() {
+                    expr.to_token_stream()
+                } else {
+                    self.binary(binary)
+                }
             }
             Expr::Unary(unary) => {
                 if literal::kind(expr).is_some() {
                     return expr.to_token_stream();
                 }
                 if let UnOp::Deref(star) = &unary.op {
-                    return self.reject(star.span(), "memory is read with `load(pointer)` and written with `store(pointer, value)`");
+                    return self.reject(
+                        star.span(),
+                        "memory is read with `load(pointer)` and written with `store(pointer, value)`",
+                    );
                 }
                 let op = &unary.op;
                 let inner = self.expr(&unary.expr);
@@ -277,11 +285,15 @@ impl Body {
                 c.continue_token.span(),
                 "`continue` cannot be translated: put the rest of the loop's body into an `if`",
             ),
-            Expr::Loop(l) => (l.loop_token.span(), "`loop` has no end that can be translated: use `while condition { … }`"),
+            Expr::Loop(l) => {
+                (l.loop_token.span(), "`loop` has no end that can be translated: use `while condition { … }`")
+            }
             Expr::ForLoop(f) => (f.for_token.span(), "a loop has no value: make it a statement of its own"),
             Expr::While(w) => (w.while_token.span(), "a loop has no value: make it a statement of its own"),
             Expr::Try(t) => (t.question_token.span(), "`?` cannot be translated: kernels have no errors to pass on"),
-            Expr::Await(a) => (a.await_token.span(), "`await` cannot be translated: a kernel does not wait for futures"),
+            Expr::Await(a) => {
+                (a.await_token.span(), "`await` cannot be translated: a kernel does not wait for futures")
+            }
             Expr::Async(a) => (a.async_token.span(), "`async` cannot be translated: a kernel has no futures"),
             Expr::Unsafe(u) => (u.unsafe_token.span(), "nothing in a kernel needs `unsafe`: remove the block"),
             Expr::Let(l) => (l.let_token.span(), "`if let` cannot be translated: kernels have no refutable patterns"),

@@ -18,7 +18,7 @@ impl Body {
         {
             let segment = &path.path.segments[0];
             let args: Vec<&Expr> = call.args.iter().collect();
-            return self.bound_call(f, &segment.ident, &segment.arguments, None, &args);
+            return self.bound_call(f, &segment.ident, &segment.arguments, &args);
         }
         let func = self.expr(&call.func);
         let args = self.plain_arguments(call.args.iter());
@@ -40,16 +40,14 @@ impl Body {
 
     pub fn method_call(&mut self, call: &ExprMethodCall) -> TokenStream {
         let named = call.args.iter().any(|arg| named_argument(arg).is_some());
-        if named {
-            if let Some(f) = function(&call.method) {
-                let generics = match &call.turbofish {
-                    Some(t) => PathArguments::AngleBracketed(t.clone()),
-                    None => PathArguments::None,
-                };
-                let mut args = vec![&*call.receiver];
-                args.extend(&call.args);
-                return self.bound_call(f, &call.method, &generics, Some(()), &args);
-            }
+        if named && let Some(f) = function(&call.method) {
+            let generics = match &call.turbofish {
+                Some(t) => PathArguments::AngleBracketed(t.clone()),
+                None => PathArguments::None,
+            };
+            let mut args = vec![&*call.receiver];
+            args.extend(&call.args);
+            return self.bound_call(f, &call.method, &generics, &args);
         }
         let receiver = self.expr(&call.receiver);
         let kinds = method_kinds(&call.method.to_string());
@@ -58,9 +56,10 @@ impl Body {
             .iter()
             .enumerate()
             .map(|(i, arg)| match (named_argument(arg), kinds.get(i)) {
-                (Some((name, _)), _) => {
-                    self.reject(name.span(), "only functions of the language take named arguments: give this one by its position")
-                }
+                (Some((name, _)), _) => self.reject(
+                    name.span(),
+                    "only functions of the language take named arguments: give this one by its position",
+                ),
                 // A list that is no literal, or a lone number, may belong to a method of Rust's.
                 (None, Some(Kind::Indices | Kind::Extents)) if !matches!(arg, Expr::Array(_)) => self.expr(arg),
                 (None, Some(kind)) => self.argument(*kind, arg),
@@ -74,14 +73,7 @@ impl Body {
     }
 
     /// A call of the language with every argument in its place.
-    fn bound_call(
-        &mut self,
-        f: &Function,
-        name: &Ident,
-        generics: &PathArguments,
-        method: Option<()>,
-        args: &[&Expr],
-    ) -> TokenStream {
+    fn bound_call(&mut self, f: &Function, name: &Ident, generics: &PathArguments, args: &[&Expr]) -> TokenStream {
         let mut given: Vec<Option<TokenStream>> = vec![None; f.params.len()];
         let mut positional = Vec::new();
         for arg in args {
@@ -134,12 +126,9 @@ impl Body {
                 (value, _, Kind::Rest) => quote!((#value)),
                 (Some(value), ..) => value,
                 (None, Some(missing), _) => default_tokens(missing, span),
-                (None, None, _) => {
-                    self.reject(span, format!("`{}` needs the argument `{}`", f.name, param.name))
-                }
+                (None, None, _) => self.reject(span, format!("`{}` needs the argument `{}`", f.name, param.name)),
             });
         }
-        let _ = method;
         let function = format_ident!("{}", name, span = span);
         let turbofish = match generics {
             PathArguments::AngleBracketed(a) => {
@@ -183,7 +172,14 @@ impl Body {
                 .map(|e| {
                     let item = self.operand(e);
                     // Placed at the element, so that a message about it points there.
-                    let each: TokenStream = each.clone().into_iter().map(|mut t| { t.set_span(e.span()); t }).collect();
+                    let each: TokenStream = each
+                        .clone()
+                        .into_iter()
+                        .map(|mut t| {
+                            t.set_span(e.span());
+                            t
+                        })
+                        .collect();
                     let span = e.span();
                     quote_spanned!(span=> #each(#item))
                 })
@@ -220,8 +216,12 @@ impl Body {
 fn unknown_argument(f: &Function, name: &str) -> String {
     let names: Vec<&str> = f.params.iter().map(|p| p.name).collect();
     let hint = match (f.name, name) {
-        ("load" | "store", "cache_modifier" | "volatile") => ": caching is the compiler's; `eviction` takes evict_first or evict_last",
-        ("dot", "out_dtype") => ": the result has the accumulator's type, f32 for floats and i32 for integers without one",
+        ("load" | "store", "cache_modifier" | "volatile") => {
+            ": caching is the compiler's; `eviction` takes evict_first or evict_last"
+        }
+        ("dot", "out_dtype") => {
+            ": the result has the accumulator's type, f32 for floats and i32 for integers without one"
+        }
         ("dot", "allow_tf32") => ": write `input_precision = tf32`",
         ("max" | "min", "return_indices") => ": use `max_with_indices` or `min_with_indices`",
         ("zeros" | "full" | "ones", "dtype") => ": write the type as `zeros::<f32>([…])`",

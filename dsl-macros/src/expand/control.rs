@@ -28,7 +28,10 @@ impl Body {
         if vars.len() > MAX_CARRIED {
             return self.reject(
                 expr.span(),
-                format!("{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples", vars.len()),
+                format!(
+                    "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                    vars.len()
+                ),
             );
         }
         let result = Yield { vars: &vars, value: value.is_some() };
@@ -223,7 +226,10 @@ impl Body {
         let own = bound_names(&e.pat);
         vars.retain(|v| !own.contains(v));
         if vars.len() > MAX_CARRIED {
-            let message = format!("{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples", vars.len());
+            let message = format!(
+                "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                vars.len()
+            );
             return self.reject(e.for_token.span(), message);
         }
         match kind.as_deref() {
@@ -269,7 +275,10 @@ impl Body {
         }
         let vars = assigned_in([&e.body]);
         if vars.len() > MAX_CARRIED {
-            let message = format!("{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples", vars.len());
+            let message = format!(
+                "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                vars.len()
+            );
             return self.reject(e.while_token.span(), message);
         }
         let condition = self.condition(&e.cond);

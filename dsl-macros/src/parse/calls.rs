@@ -34,8 +34,7 @@ static EVICTION: Words = Words {
     of: "Eviction",
     words: &[("normal", "Normal"), ("evict_normal", "Normal"), ("evict_first", "First"), ("evict_last", "Last")],
 };
-static PRECISION: Words =
-    Words { of: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
+static PRECISION: Words = Words { of: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
 
 /// A parameter of a function.
 #[derive(Debug)]
@@ -192,7 +191,7 @@ pub fn named_argument(arg: &Expr) -> Option<(&Ident, &Expr)> {
 }
 
 /// Other spellings of argument names, as Triton has them.
-pub fn canonical<'a>(name: &'a str) -> &'a str {
+pub fn canonical(name: &str) -> &str {
     match name {
         "padding_option" => "padding",
         "eviction_policy" => "eviction",

@@ -3,8 +3,8 @@
 use proc_macro2::Span;
 use syn::spanned::Spanned;
 use syn::{
-    Attribute, Error, Expr, ExprLit, FnArg, GenericArgument, GenericParam, Ident, ItemFn, Lit, Meta, Pat, PathArguments,
-    Type, TypeParamBound, UnOp,
+    Attribute, Error, Expr, ExprLit, FnArg, GenericArgument, GenericParam, Ident, ItemFn, Lit, Meta, Pat,
+    PathArguments, Type, TypeParamBound, UnOp,
 };
 
 /// A kernel's signature, checked.
@@ -132,7 +132,10 @@ fn generic(param: &GenericParam) -> Result<Generic, Error> {
                 return Err(Error::new(bound.span(), HELP));
             };
             if !["Float", "Int", "Num", "Bits", "Dtype"].iter().any(|b| last.ident == b) {
-                return Err(Error::new(last.ident.span(), format!("`{}` is not a class of element types: {HELP}", last.ident)));
+                return Err(Error::new(
+                    last.ident.span(),
+                    format!("`{}` is not a class of element types: {HELP}", last.ident),
+                ));
             }
             Ok(Generic { name: t.ident.clone(), bound: last.ident.clone() })
         }
@@ -171,7 +174,10 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
         } else if attr.path().is_ident("doc") {
             param.docs.push(attr.clone());
         } else {
-            return Err(Error::new(attr.span(), "unknown attribute: a parameter may have `#[constexpr]` or `#[no_specialize]`"));
+            return Err(Error::new(
+                attr.span(),
+                "unknown attribute: a parameter may have `#[constexpr]` or `#[no_specialize]`",
+            ));
         }
     }
     param.kind = match constexpr {
@@ -208,7 +214,10 @@ fn run_time_kind(ty: &Type, generics: &[Generic]) -> Result<ParamKind, Error> {
     if last.ident == "usize" || last.ident == "isize" {
         return Err(Error::new(
             last.span(),
-            format!("`{}` has different sizes on host and device: use i32 or i64, or mark the parameter `#[constexpr]`", last.ident),
+            format!(
+                "`{}` has different sizes on host and device: use i32 or i64, or mark the parameter `#[constexpr]`",
+                last.ident
+            ),
         ));
     }
     if generics.iter().any(|g| path.path.is_ident(&g.name)) {
