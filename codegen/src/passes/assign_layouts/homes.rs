@@ -94,6 +94,15 @@ impl<'f> Homes<'f> {
         (shape, plan)
     }
 
+    /// The element type in which products read this tile, perhaps transposed, from shared memory; `None` where none does.
+    pub fn shared_operand(&self, v: Value) -> Option<DType> {
+        self.uses[v.0 as usize].iter().find_map(|&(id, index)| match self.func.op(id).op {
+            Op::Dot { .. } if index < 2 => Some(self.dot(id).0.operands),
+            Op::Trans { .. } => self.shared_operand(self.func.op(id).results[0]),
+            _ => None,
+        })
+    }
+
     fn set(&mut self, v: Value, home: Option<Home>) {
         self.homes[v.0 as usize] = home;
     }

@@ -20,7 +20,8 @@ pub fn rewrite(homes: &Homes) -> Func {
         scope.insert((v, None), copy);
     }
     let body = new.body;
-    let mut r = Rewrite { homes, old, new, scopes: vec![scope], block: body, loc: Loc::unknown() };
+    let mut r =
+        Rewrite { homes, old, new, scopes: vec![scope], block: body, loc: Loc::unknown(), loaded: HashMap::new() };
     r.ops(old.body);
     r.new
 }
@@ -33,6 +34,8 @@ struct Rewrite<'h, 'f> {
     scopes: Vec<HashMap<Key, Value>>,
     block: BlockId,
     loc: Loc,
+    /// Shared buffers of loaded tiles, each made where the tile is loaded, so that it dominates every product.
+    loaded: HashMap<Value, Value>,
 }
 
 impl Rewrite<'_, '_> {
@@ -255,6 +258,7 @@ impl Rewrite<'_, '_> {
                 let ty = self.home_type(data.results[0]);
                 let new = self.emit(data.op.clone(), vec![view], vec![ty], Vec::new());
                 self.define_results(id, new);
+                self.share_loaded(data.results[0]);
             }
             Op::StoreView { .. } | Op::AtomicView { .. } => {
                 let view = self.plain(data.operands[0]);
@@ -267,6 +271,9 @@ impl Rewrite<'_, '_> {
                     Some(layout) => {
                         let layout = self.intern(&layout);
                         self.same_layout(id, layout);
+                        if let Op::Load { .. } = data.op {
+                            self.share_loaded(data.results[0]);
+                        }
                     }
                     None => self.unchanged(id),
                 }
@@ -474,6 +481,14 @@ impl Rewrite<'_, '_> {
         if ty.dtype() == Some(dtype) { tile } else { self.emit_one(Op::Cast, vec![tile], ty.with_elem(dtype)) }
     }
 
+    /// Puts a loaded tile into shared memory if a product will read it there.
+    fn share_loaded(&mut self, v: Value) {
+        if let Some(dtype) = self.homes.shared_operand(v) {
+            let buffer = self.in_shared(v, dtype);
+            self.loaded.insert(v, buffer);
+        }
+    }
+
     /// The tile in a shared buffer; a transposed one as a transposed view of what it was made from.
     fn in_shared(&mut self, v: Value, dtype: DType) -> Value {
         if let Some(id) = self.old.def_op(v) {
@@ -485,6 +500,9 @@ impl Rewrite<'_, '_> {
                 let ty = Type::Shared { shape: self.old.ty(v).shape().to_vec(), elem: dtype, layout };
                 return self.emit_one(Op::LocalTrans { perm: perm.clone() }, vec![inner], ty);
             }
+        }
+        if let Some(&buffer) = self.loaded.get(&v) {
+            return buffer;
         }
         let tile = self.get_anywhere(v);
         let tile = self.cast(tile, dtype);
