@@ -6,7 +6,7 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     assign_layouts, canonicalize, carried, cse, dce, hoist_buffers, licm, pipeline_loads, resolve_views,
 };
-use crate::target::{Artifact, Code, CompileOptions, GpuArch, Manifest};
+use crate::target::{Artifact, Code, CompileOptions, GpuArch, Manifest, Target};
 use crate::verify::verify;
 
 /// Why a kernel did not compile.
@@ -75,6 +75,22 @@ impl Pipeline<'_> {
         self.pass("dce", Stage::Tile, |f| {
             dce::run(f);
         });
+    }
+}
+
+/// Compiles for any target.
+pub fn compile(
+    func: &Func,
+    target: &Target,
+    options: &CompileOptions,
+    observer: &mut dyn Observer,
+) -> Result<Artifact, CompileError> {
+    match target {
+        Target::Nvptx(arch) => compile_gpu(func, *arch, options, observer),
+        Target::Host(_) => {
+            Err(Unsupported { loc: func.loc.clone(), message: "native code is not generated yet".into(), help: None }
+                .into())
+        }
     }
 }
 
