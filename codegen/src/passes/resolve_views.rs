@@ -64,7 +64,7 @@ impl Pass<'_> {
                     for &side in &regions {
                         self.block(side);
                     }
-                    let orders = self.orders(&self.func.op(terminator(self.func, regions[0])).operands.clone());
+                    let orders = self.orders(&self.func.op(terminator(self.func, regions[0])).operands);
                     for &side in &regions {
                         self.expand_operands(terminator(self.func, side));
                     }
@@ -72,7 +72,7 @@ impl Pass<'_> {
                 }
                 Op::While => {
                     let regions = self.func.op(id).regions.clone();
-                    let orders = self.orders(&self.func.op(id).operands.clone());
+                    let orders = self.orders(&self.func.op(id).operands);
                     self.expand_params(regions[0], 0, &orders);
                     self.expand_operands(id);
                     self.block(regions[0]);

@@ -1,0 +1,143 @@
+//! Loops and branches of generated programs.
+
+use super::generate::{Gen, with_regions};
+use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Op, Type, Value};
+
+impl Gen<'_> {
+    /// Makes a loop or a branch and puts its results into the pool.
+    pub(super) fn control(&mut self, b: &mut Builder) {
+        self.depth += 1;
+        match self.rng.below(5) {
+            0 | 1 => self.counted(b),
+            2 => self.walking_view(b),
+            3 => self.branch(b),
+            _ => self.bounded_while(b),
+        }
+        self.depth -= 1;
+    }
+
+    /// Types of one to three values of the pool, with the values.
+    fn some(&mut self, b: &Builder) -> (Vec<Value>, Vec<Type>) {
+        let count = self.rng.range(1, 3) as usize;
+        let values: Vec<Value> = (0..count).map(|_| self.rng.pick(&self.pool)).collect();
+        let types = values.iter().map(|&v| b.func.ty(v).clone()).collect();
+        (values, types)
+    }
+
+    /// A few ops in a region that sees the pool and `params`; then values of these types. The pool is as before after.
+    fn inside(&mut self, b: &mut Builder, params: &[Value], types: &[Type]) -> Vec<Value> {
+        let outer = self.pool.len();
+        self.pool.extend(params);
+        for _ in 0..self.rng.range(1, 5) {
+            if self.budget > 0 {
+                self.step(b);
+            }
+        }
+        let results = types.iter().map(|ty| self.of_type(b, ty)).collect();
+        self.pool.truncate(outer);
+        results
+    }
+
+    /// A value of this type: often one of the pool that has it, else made to measure.
+    fn of_type(&mut self, b: &mut Builder, ty: &Type) -> Value {
+        let fitting: Vec<Value> = self.pool.iter().copied().filter(|&v| b.func.ty(v) == ty).collect();
+        if !fitting.is_empty() && !self.rng.one_in(3) {
+            return self.rng.pick(&fitting);
+        }
+        let dtype = super::dtype_of(ty.elem());
+        self.value(b, ty.shape(), dtype)
+    }
+
+    /// Lower bound, upper bound and step of a loop of at most five iterations, sometimes none.
+    fn bounds(&mut self, b: &mut Builder) -> [Value; 3] {
+        let lower = b.int(self.rng.range(-1, 1), DType::I32);
+        let upper = if self.rng.one_in(3) {
+            // The argument `n`, which the pool starts with.
+            self.pool[0]
+        } else {
+            b.int(self.rng.range(-1, 4), DType::I32)
+        };
+        let step = b.int(self.rng.range(1, 2), DType::I32);
+        [lower, upper, step]
+    }
+
+    fn counted(&mut self, b: &mut Builder) {
+        let [lower, upper, step] = self.bounds(b);
+        let (init, types) = self.some(b);
+        let results = b.for_loop(lower, upper, step, &init, |b, index, carried| {
+            let params: Vec<Value> = [&[index], carried].concat();
+            self.inside(b, &params, &types)
+        });
+        self.pool.extend(results);
+    }
+
+    /// A loop that loads through a view, adds up what it finds and moves the view.
+    fn walking_view(&mut self, b: &mut Builder) {
+        let input = self.rng.pick(&self.inputs);
+        let block: &[usize] = self.rng.pick(&[&[8][..], &[4, 8], &[8, 4]]);
+        let view = self.view(b, &input, block);
+        let [lower, upper, step] = self.bounds(b);
+        let (mut init, types) = self.some(b);
+        init.push(view);
+        let deltas: Vec<i64> = block.iter().map(|_| self.rng.range(-1, 3)).collect();
+        let results = b.for_loop(lower, upper, step, &init, |b, index, carried| {
+            let (&view, carried) = carried.split_last().expect("the view is carried");
+            let tile = self.load_through(b, view, input.dtype);
+            let params: Vec<Value> = [&[index, tile], carried].concat();
+            let mut next = self.inside(b, &params, &types);
+            let deltas: Vec<Value> = deltas.iter().map(|&d| b.int(d, DType::I64)).collect();
+            next.push(b.advance(view, &deltas));
+            next
+        });
+        let (&view, rest) = results.split_last().expect("the view is a result");
+        let tile = self.load_through(b, view, input.dtype);
+        self.pool.extend(rest);
+        self.pool.push(tile);
+    }
+
+    fn region(
+        &mut self,
+        b: &mut Builder,
+        params: &[Type],
+        end: Op,
+        fill: impl FnOnce(&mut Self, &mut Builder, &[Value]) -> Vec<Value>,
+    ) -> BlockId {
+        let region = b.func.add_block();
+        let params: Vec<Value> = params.iter().map(|ty| b.func.add_param(region, ty.clone())).collect();
+        let loc = b.loc.clone();
+        let mut inner = Builder::new(b.func, region, loc);
+        let results = fill(self, &mut inner, &params);
+        inner.op(end, &results, &[]);
+        region
+    }
+
+    fn branch(&mut self, b: &mut Builder) {
+        let v = self.rng.pick(&self.pool);
+        let v = self.to_scalar(b, v);
+        let condition = b.cast(v, DType::Bool);
+        let (_, types) = self.some(b);
+        let sides = [0, 1].map(|_| self.region(b, &[], Op::Yield, |g, b, _| g.inside(b, &[], &types)));
+        let results = with_regions(b, Op::If, &[condition], &types, &sides);
+        self.pool.extend(results);
+    }
+
+    /// A `while` that counts down from at most four.
+    fn bounded_while(&mut self, b: &mut Builder) {
+        let (init, types) = self.some(b);
+        let count = b.int(self.rng.range(0, 4), DType::I32);
+        let init: Vec<Value> = [&[count], init.as_slice()].concat();
+        let carried: Vec<Type> = [&[Type::scalar(DType::I32)], types.as_slice()].concat();
+        let before = self.region(b, &carried, Op::Condition, |_, b, params| {
+            let zero = b.int(0, DType::I32);
+            let go_on = b.cmp(CmpOp::Gt, params[0], zero);
+            [&[go_on], params].concat()
+        });
+        let after = self.region(b, &carried, Op::Yield, |g, b, params| {
+            let one = b.int(1, DType::I32);
+            let left = b.binary(BinaryOp::Sub, params[0], one);
+            [vec![left], g.inside(b, params, &types)].concat()
+        });
+        let results = with_regions(b, Op::While, &init, &carried, &[before, after]);
+        self.pool.extend(results);
+    }
+}

@@ -1,0 +1,486 @@
+//! The straight-line part of generated programs.
+
+use super::{Argument, Options, Program, Rng, dtype_of};
+use crate::ir::{
+    Arg, AtomicOp, BinaryOp, Builder, CmpOp, DType, Elem, Eviction, Func, Literal, Loc, Op, Padding, Precision, Type,
+    UnaryOp, Value,
+};
+use crate::num;
+
+/// Elements of each input buffer: a power of two, so that a mask keeps indices inside.
+const INPUT_ELEMENTS: usize = 64;
+/// Tiles have one of these shapes; the first is a scalar.
+const SHAPES: &[&[usize]] = &[&[], &[1], &[8], &[16], &[32], &[1, 8], &[4, 8], &[8, 4], &[16, 2], &[8, 8], &[2, 4, 4]];
+
+/// An input buffer: its pointer and what it holds.
+#[derive(Clone)]
+pub(super) struct Input {
+    pointer: Value,
+    pub dtype: DType,
+}
+
+/// The state of generation. `pool` holds the values (scalars and tiles of numbers) that are visible now.
+pub(super) struct Gen<'o> {
+    pub rng: Rng,
+    pub options: &'o Options,
+    pub pool: Vec<Value>,
+    pub inputs: Vec<Input>,
+    /// Ops still to make.
+    pub budget: usize,
+    pub depth: usize,
+    /// The program's linear index, i32.
+    program: Value,
+    atomics: Vec<(Value, DType, AtomicOp)>,
+}
+
+pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
+    let mut func = Func::new("generated");
+    let mut args = Vec::new();
+    let add = |func: &mut Func, args: &mut Vec<Argument>, name: String, ty: Type, value: Argument| {
+        args.push(value);
+        func.add_arg(Arg { name, divisible_by: 1, equal_to: None }, ty)
+    };
+    let mut inputs = Vec::new();
+    for i in 0..3 {
+        let dtype = rng.pick(&options.dtypes);
+        let bytes = random_bytes(&mut rng, dtype, INPUT_ELEMENTS);
+        let value = Argument::Input { dtype, bytes };
+        let pointer = add(&mut func, &mut args, format!("in{i}"), Type::Scalar(Elem::Ptr(dtype)), value);
+        inputs.push(Input { pointer, dtype });
+    }
+    let n = rng.range(0, 5);
+    let n_value = add(&mut func, &mut args, "n".into(), Type::scalar(DType::I32), Argument::Int(n));
+    let x = rng.range(-8, 8) as f64 / 4.0;
+    let x_value = add(&mut func, &mut args, "x".into(), Type::scalar(DType::F32), Argument::Float(x));
+    let grid = [rng.range(1, 3) as u32, rng.range(1, 2) as u32, 1];
+
+    // Outputs are arguments too, but what they hold is known only at the end: some of each type, used or not.
+    let mut outputs = Vec::new();
+    for i in 0..4 {
+        let dtype = rng.pick(&options.dtypes);
+        let bytes = vec![0; grid[0] as usize * grid[1] as usize * 64 * dtype.bytes()];
+        let ty = Type::Scalar(Elem::Ptr(dtype));
+        let pointer = add(&mut func, &mut args, format!("out{i}"), ty, Argument::Output { dtype, bytes });
+        outputs.push((pointer, dtype));
+    }
+    let mut atomics = Vec::new();
+    for i in 0..2 {
+        let dtype = if rng.one_in(2) { DType::I32 } else { DType::U64 };
+        let bytes = random_bytes(&mut rng, dtype, INPUT_ELEMENTS);
+        let ty = Type::Scalar(Elem::Ptr(dtype));
+        let pointer = add(&mut func, &mut args, format!("sum{i}"), ty, Argument::Output { dtype, bytes });
+        let commuting = [AtomicOp::Add, AtomicOp::Min, AtomicOp::Max, AtomicOp::And, AtomicOp::Or, AtomicOp::Xor];
+        atomics.push((pointer, dtype, rng.pick(&commuting)));
+    }
+
+    let body = func.body;
+    let mut b = Builder::new(&mut func, body, Loc::unknown());
+    let (px, py, nx) = (b.program_id(0), b.program_id(1), b.num_programs(0));
+    let row = b.binary(BinaryOp::Mul, py, nx);
+    let program = b.binary(BinaryOp::Add, row, px);
+    let pool = vec![n_value, x_value, px, program];
+    let mut g = Gen { rng, options, pool, inputs, budget: options.size, depth: 0, program, atomics };
+    while g.budget > 0 {
+        g.step(&mut b);
+    }
+    for (pointer, dtype) in outputs {
+        g.output(&mut b, pointer, dtype);
+    }
+    b.ret();
+    Program { func, args, grid }
+}
+
+/// Storage of `n` random elements: small round numbers, with some that are special.
+fn random_bytes(rng: &mut Rng, dtype: DType, n: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..n {
+        let small = rng.range(-40, 40);
+        let bits = if dtype.is_float() {
+            let special = [0.0, -0.0, f64::INFINITY, f64::NAN, 1e-7, 65504.0, 1.0 / 3.0];
+            num::encode(dtype, if rng.one_in(16) { rng.pick(&special) } else { small as f64 / 8.0 })
+        } else if rng.one_in(8) {
+            num::encode_int(dtype, rng.next_u64() as i128)
+        } else {
+            num::encode_int(dtype, small as i128)
+        };
+        bytes.extend_from_slice(&bits.to_le_bytes()[..dtype.bytes()]);
+    }
+    bytes
+}
+
+impl Gen<'_> {
+    /// Makes one op, or a few that belong together, and puts the result into the pool.
+    pub fn step(&mut self, b: &mut Builder) {
+        self.budget = self.budget.saturating_sub(1);
+        if self.options.control_flow && self.depth < 3 && self.rng.one_in(8) {
+            return self.control(b);
+        }
+        let made = match self.rng.below(16) {
+            0..3 => self.elementwise_unary(b),
+            3..7 => self.elementwise_binary(b),
+            7 => self.compare_and_select(b),
+            8 => self.cast(b),
+            9 | 10 => self.load(b),
+            11 => self.load_view(b),
+            12 => self.reshape(b),
+            13 => self.reduce_or_scan(b),
+            14 => self.dot(b),
+            _ => return self.atomic(b),
+        };
+        self.pool.push(made);
+    }
+
+    fn any(&mut self) -> Value {
+        self.rng.pick(&self.pool)
+    }
+
+    pub fn dtype(&self, b: &Builder, v: Value) -> DType {
+        dtype_of(b.func.ty(v).elem())
+    }
+
+    /// A value of this shape and type, made from one of the pool.
+    pub fn value(&mut self, b: &mut Builder, shape: &[usize], dtype: DType) -> Value {
+        let v = self.any();
+        let v = b.cast(v, dtype);
+        self.shaped(b, v, shape)
+    }
+
+    /// A value of this shape from one of any shape: as it is, repeated, or cut down to one number.
+    fn shaped(&mut self, b: &mut Builder, v: Value, shape: &[usize]) -> Value {
+        let from = b.func.ty(v).shape().to_vec();
+        if from == shape {
+            return v;
+        }
+        let elements = |s: &[usize]| s.iter().product::<usize>();
+        if !from.is_empty() && !shape.is_empty() && elements(&from) == elements(shape) {
+            return b.reshape(v, shape);
+        }
+        let repeats = from.len() == shape.len() && from.iter().zip(shape).all(|(&f, &s)| f == s || f == 1);
+        if !from.is_empty() && repeats {
+            return b.broadcast(v, shape);
+        }
+        let scalar = self.to_scalar(b, v);
+        b.splat(scalar, shape)
+    }
+
+    /// One number from a tile: its largest or smallest.
+    pub fn to_scalar(&mut self, b: &mut Builder, v: Value) -> Value {
+        let elements = b.func.ty(v).numel();
+        let dtype = self.dtype(b, v);
+        if b.func.ty(v).is_scalar() {
+            return v;
+        }
+        let flat = if b.func.ty(v).shape().len() == 1 { v } else { b.reshape(v, &[elements]) };
+        let op = match dtype {
+            DType::Bool => BinaryOp::And,
+            _ if self.rng.one_in(2) => BinaryOp::Min,
+            _ => BinaryOp::Max,
+        };
+        b.reduce_with(op, flat, 0)
+    }
+
+    fn shape(&mut self) -> Vec<usize> {
+        self.rng.pick(SHAPES).to_vec()
+    }
+
+    fn elementwise_unary(&mut self, b: &mut Builder) -> Value {
+        let v = self.any();
+        let dtype = self.dtype(b, v);
+        let exact = [UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Floor, UnaryOp::Ceil, UnaryOp::Sqrt];
+        let op = match dtype {
+            DType::Bool => UnaryOp::Not,
+            d if d.is_int() => self.rng.pick(&[UnaryOp::Neg, UnaryOp::Not, UnaryOp::Abs]),
+            _ if self.options.exact => self.rng.pick(&exact),
+            _ => loop {
+                let op = self.rng.pick(UnaryOp::ALL);
+                if op != UnaryOp::Not {
+                    break op;
+                }
+            },
+        };
+        b.unary(op, v)
+    }
+
+    fn elementwise_binary(&mut self, b: &mut Builder) -> Value {
+        let left = self.any();
+        let (ty, dtype) = (b.func.ty(left).clone(), self.dtype(b, left));
+        let right = if self.rng.one_in(4) {
+            let small = self.rng.range(-2, 3);
+            b.constant(literal(dtype, small), ty.clone())
+        } else {
+            self.value(b, ty.shape(), dtype)
+        };
+        if dtype.is_float() && self.rng.one_in(6) && !(self.options.exact && dtype.bits() < 32) {
+            let third = self.value(b, ty.shape(), dtype);
+            return b.fma(left, right, third);
+        }
+        use BinaryOp::*;
+        let op = match dtype {
+            DType::Bool => self.rng.pick(&[And, Or, Xor]),
+            d if d.is_float() => self.rng.pick(&[Add, Sub, Mul, Div, Rem, Min, Max]),
+            _ => self.rng.pick(BinaryOp::ALL),
+        };
+        let right = match op {
+            _ if dtype.is_float() => right,
+            Div | Rem => {
+                // An odd divisor is not zero.
+                let one = b.constant(literal(dtype, 1), ty);
+                b.binary(Or, right, one)
+            }
+            Shl | Shr => {
+                let mask = b.constant(literal(dtype, dtype.bits() as i64 - 1), ty);
+                b.binary(And, right, mask)
+            }
+            Add | Sub | Mul | Min | Max | And | Or | Xor | MulHi => right,
+        };
+        b.binary(op, left, right)
+    }
+
+    fn compare_and_select(&mut self, b: &mut Builder) -> Value {
+        let left = self.any();
+        let (ty, dtype) = (b.func.ty(left).clone(), self.dtype(b, left));
+        let right = self.value(b, ty.shape(), dtype);
+        let op = if dtype == DType::Bool { self.rng.pick(&[CmpOp::Eq, CmpOp::Ne]) } else { self.rng.pick(CmpOp::ALL) };
+        let condition = b.cmp(op, left, right);
+        if self.rng.one_in(3) {
+            return condition;
+        }
+        let dtype = self.rng.pick(&self.options.dtypes);
+        let (yes, no) = (self.value(b, ty.shape(), dtype), self.value(b, ty.shape(), dtype));
+        b.select(condition, yes, no)
+    }
+
+    fn cast(&mut self, b: &mut Builder) -> Value {
+        let v = self.any();
+        let dtype = self.rng.pick(&self.options.dtypes);
+        let from = self.dtype(b, v);
+        // Integers of one width change their sign in place. Floats do not become bits: a NaN has many.
+        if from.is_int() && dtype.is_int() && from.bits() == dtype.bits() && from != dtype {
+            return b.bitcast(v, dtype);
+        }
+        b.cast(v, dtype)
+    }
+
+    /// Indices of this shape below `INPUT_ELEMENTS`, i32, no two alike where `distinct`.
+    fn indices(&mut self, b: &mut Builder, shape: &[usize], distinct: bool) -> Value {
+        let elements: usize = shape.iter().product();
+        let flat = if shape.is_empty() { b.int(0, DType::I32) } else { b.arange(0, elements as i64) };
+        let mut index = if shape.len() > 1 { b.reshape(flat, shape) } else { flat };
+        if !distinct {
+            let offset = self.value(b, shape, DType::I32);
+            index = b.binary(BinaryOp::Add, index, offset);
+        }
+        let ty = b.func.ty(index).clone();
+        let mask = b.constant(Literal::Int(INPUT_ELEMENTS as i64 - 1), ty);
+        b.binary(BinaryOp::And, index, mask)
+    }
+
+    fn load(&mut self, b: &mut Builder) -> Value {
+        let input = self.rng.pick(&self.inputs);
+        let shape = self.shape();
+        let index = self.indices(b, &shape, false);
+        let pointers = b.splat(input.pointer, &shape);
+        let pointers = b.ptr_add(pointers, index);
+        let mask = (!self.rng.one_in(3)).then(|| self.value(b, &shape, DType::Bool));
+        let other = (mask.is_some() && self.rng.one_in(2)).then(|| self.value(b, &shape, input.dtype));
+        b.load(pointers, mask, other, Eviction::Normal)
+    }
+
+    /// A view of an input as a matrix of `rows` by `cols`, with a block of this shape at random offsets that may reach
+    /// beyond it on every side.
+    pub fn view(&mut self, b: &mut Builder, input: &Input, block: &[usize]) -> Value {
+        let scalar = |b: &mut Builder, n: i64| b.int(n, DType::I64);
+        let (rows, cols) = (self.rng.range(1, 7), self.rng.range(1, 8));
+        let (extents, strides) = if block.len() == 1 {
+            (vec![rows * cols], vec![1])
+        } else if self.rng.one_in(3) {
+            (vec![cols, rows], vec![1, 8])
+        } else {
+            (vec![rows, cols], vec![8, 1])
+        };
+        let offsets: Vec<i64> = extents.iter().map(|&n| self.rng.range(-3, n)).collect();
+        let list = |b: &mut Builder, numbers: &[i64]| numbers.iter().map(|&n| scalar(b, n)).collect::<Vec<_>>();
+        let (shape, strides) = (list(b, &extents), list(b, &strides));
+        let mut offsets = list(b, &offsets);
+        if self.rng.one_in(2) {
+            let program = b.cast(self.program, DType::I64);
+            offsets[0] = b.binary(BinaryOp::Add, offsets[0], program);
+        }
+        let order: Vec<usize> = (0..block.len()).rev().collect();
+        b.make_view(input.pointer, &shape, &strides, &offsets, block, &order)
+    }
+
+    fn load_view(&mut self, b: &mut Builder) -> Value {
+        let input = self.rng.pick(&self.inputs);
+        let block: &[usize] = self.rng.pick(&[&[8][..], &[4, 8], &[8, 4], &[8, 8]]);
+        let view = self.view(b, &input, block);
+        self.load_through(b, view, input.dtype)
+    }
+
+    pub fn load_through(&mut self, b: &mut Builder, view: Value, dtype: DType) -> Value {
+        let boundary: Vec<usize> = (0..b.func.ty(view).shape().len()).collect();
+        let padding = if dtype.is_float() && self.rng.one_in(3) { Padding::Nan } else { Padding::Zero };
+        b.load_view(view, &boundary, padding, Eviction::Normal)
+    }
+
+    fn reshape(&mut self, b: &mut Builder) -> Value {
+        let v = self.any();
+        let shape = b.func.ty(v).shape().to_vec();
+        match self.rng.below(5) {
+            0 if shape.len() >= 2 => {
+                let mut perm: Vec<usize> = (0..shape.len()).collect();
+                let k = self.rng.below(perm.len());
+                perm.rotate_left(k);
+                b.trans(v, &perm)
+            }
+            1 if !shape.is_empty() && shape.len() < 3 => {
+                let axis = self.rng.below(shape.len() + 1);
+                b.expand_dims(v, axis)
+            }
+            2 if shape.len() < 3 && b.func.ty(v).numel() <= 32 => {
+                let dtype = self.dtype(b, v);
+                let other = self.value(b, &shape, dtype);
+                b.join(v, other)
+            }
+            3 if shape.last() == Some(&2) => b.split(v).1,
+            _ => {
+                let to = self.shape();
+                self.shaped(b, v, &to)
+            }
+        }
+    }
+
+    fn reduce_or_scan(&mut self, b: &mut Builder) -> Value {
+        let mut v = self.any();
+        if b.func.ty(v).is_scalar() {
+            v = b.splat(v, &[8]);
+        }
+        let dtype = self.dtype(b, v);
+        let axis = self.rng.below(b.func.ty(v).shape().len());
+        use BinaryOp::*;
+        let op = match dtype {
+            DType::Bool => self.rng.pick(&[And, Or, Xor]),
+            d if d.is_int() => self.rng.pick(&[Add, Mul, Min, Max, And, Or, Xor]),
+            _ if self.options.exact => self.rng.pick(&[Min, Max]),
+            _ => self.rng.pick(&[Add, Min, Max]),
+        };
+        match self.rng.below(4) {
+            0 => {
+                let reverse = self.rng.one_in(2);
+                b.scan(&[v], axis, reverse, |b, l, r| vec![b.binary(op, l[0], r[0])])[0]
+            }
+            1 if dtype.is_int() => self.arg_reduce(b, v, axis),
+            _ => b.reduce_with(op, v, axis),
+        }
+    }
+
+    /// Index of the largest element along an axis, the smaller index of equal ones.
+    fn arg_reduce(&mut self, b: &mut Builder, v: Value, axis: usize) -> Value {
+        let shape = b.func.ty(v).shape().to_vec();
+        let mut index = b.arange(0, shape[axis] as i64);
+        for d in 0..shape.len() {
+            if d != axis {
+                index = b.expand_dims(index, d);
+            }
+        }
+        let index = b.broadcast(index, &shape);
+        let combine = |b: &mut Builder, l: &[Value], r: &[Value]| {
+            let greater = b.cmp(CmpOp::Gt, r[0], l[0]);
+            let equal = b.cmp(CmpOp::Eq, r[0], l[0]);
+            let earlier = b.cmp(CmpOp::Lt, r[1], l[1]);
+            let tie = b.binary(BinaryOp::And, equal, earlier);
+            let take = b.binary(BinaryOp::Or, greater, tie);
+            vec![b.select(take, r[0], l[0]), b.select(take, r[1], l[1])]
+        };
+        b.reduce(&[v, index], axis, combine)[1]
+    }
+
+    fn dot(&mut self, b: &mut Builder) -> Value {
+        let (m, k, n) = (self.rng.pick(&[4, 8]), self.rng.pick(&[4, 8]), self.rng.pick(&[4, 8]));
+        let choices: &[(DType, DType)] = if self.options.exact {
+            &[(DType::I8, DType::I32), (DType::U8, DType::I32)]
+        } else {
+            &[
+                (DType::F16, DType::F32),
+                (DType::BF16, DType::F32),
+                (DType::F32, DType::F32),
+                (DType::F64, DType::F64),
+                (DType::I8, DType::I32),
+                (DType::F8E4M3, DType::F32),
+            ]
+        };
+        let allowed: Vec<(DType, DType)> = choices
+            .iter()
+            .copied()
+            .filter(|(x, acc)| self.options.dtypes.contains(x) && self.options.dtypes.contains(acc))
+            .collect();
+        if allowed.is_empty() {
+            return self.elementwise_unary(b);
+        }
+        let (operands, acc) = self.rng.pick(&allowed);
+        let (x, y) = (self.value(b, &[m, k], operands), self.value(b, &[k, n], operands));
+        let acc = self.value(b, &[m, n], acc);
+        let precision = self.rng.pick(Precision::ALL);
+        b.dot(x, y, acc, precision)
+    }
+
+    /// An atomic on a buffer that all programs share. Adds no value.
+    fn atomic(&mut self, b: &mut Builder) {
+        let (pointer, dtype, op) = self.rng.pick(&self.atomics);
+        let shape = self.shape();
+        let index = self.indices(b, &shape, false);
+        let pointers = b.splat(pointer, &shape);
+        let pointers = b.ptr_add(pointers, index);
+        let value = self.value(b, &shape, dtype);
+        let mask = self.rng.one_in(2).then(|| self.value(b, &shape, DType::Bool));
+        b.atomic_rmw(op, pointers, value, mask);
+    }
+
+    /// Stores a value to the part of an output that belongs to this program.
+    fn output(&mut self, b: &mut Builder, pointer: Value, dtype: DType) {
+        // The newest values depend on most of the others.
+        let newest = self.pool.len() - self.rng.below(self.pool.len().min(4)) - 1;
+        let v = b.cast(self.pool[newest], dtype);
+        let shape = b.func.ty(v).shape().to_vec();
+        let size = b.int(64, DType::I32);
+        let first = b.binary(BinaryOp::Mul, self.program, size);
+        if shape.len() == 2 && self.rng.one_in(2) {
+            let start = b.ptr_add(pointer, first);
+            let [rows, cols] = [shape[0], shape[1]].map(|n| b.int(n as i64, DType::I64));
+            let (zero, one) = (b.int(0, DType::I64), b.int(1, DType::I64));
+            // One row less than the tile has: the boundary keeps the last one out.
+            let fewer = b.binary(BinaryOp::Sub, rows, one);
+            let view = b.make_view(start, &[fewer, cols], &[cols, one], &[zero, zero], &shape, &[1, 0]);
+            return b.store_view(view, v, &[0], Eviction::Normal);
+        }
+        let index = self.indices(b, &shape, true);
+        let start = b.splat(first, &shape);
+        let index = b.binary(BinaryOp::Add, index, start);
+        let pointers = b.splat(pointer, &shape);
+        let pointers = b.ptr_add(pointers, index);
+        let mask = self.rng.one_in(3).then(|| self.value(b, &shape, DType::Bool));
+        b.store(pointers, v, mask, Eviction::Normal);
+    }
+}
+
+/// A small number as a literal.
+pub(super) fn literal(dtype: DType, value: i64) -> Literal {
+    match dtype {
+        DType::Bool => Literal::Bool(value > 0),
+        d if d.is_float() => Literal::Float(value as f64),
+        // Wrapped into range, as the verifier wants it.
+        d => Literal::Int(num::decode_int(d, num::encode_int(d, value as i128)) as i64),
+    }
+}
+
+/// An op with regions that takes no values itself.
+pub(super) fn with_regions(
+    b: &mut Builder,
+    op: Op,
+    operands: &[Value],
+    results: &[Type],
+    regions: &[crate::ir::BlockId],
+) -> Vec<Value> {
+    let id = b.op_with_regions(op, operands, results, regions);
+    b.func.op(id).results.clone()
+}

@@ -1,0 +1,155 @@
+//! Random valid tile programs, with inputs, for tests.
+//!
+//! [`program`] gives the same program for the same seed and options on every machine. Programs never do what the IR
+//! leaves undefined or unspecified: indices are kept inside their buffers, divisors from zero, shifts below the width.
+//! Program instances write to places of their own, or combine by one atomic function per buffer, so that the order in
+//! which they run does not matter.
+//!
+//! With [`Options::exact`], a program uses only operations that IEEE 754 or the IR defines to the last bit, in any
+//! order that the IR allows: whoever executes it must give [`Program::interpret`]'s outputs, as [`difference`] compares
+//! them.
+
+mod control;
+mod generate;
+mod rng;
+#[cfg(test)]
+mod tests;
+
+pub use rng::Rng;
+
+use crate::interp::{self, ArgValue, InterpError, Memory};
+use crate::ir::{DType, Elem, Func};
+use crate::num;
+
+/// What programs may contain.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// About how many ops, not counting constants and those that keep indices in range.
+    pub size: usize,
+    /// Element types to choose from.
+    pub dtypes: Vec<DType>,
+    /// Leave out what may differ in the last bits: elementary functions, float sums, products of float matrices, fused
+    /// multiply-adds of narrow floats.
+    pub exact: bool,
+    /// Loops and branches.
+    pub control_flow: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { size: 24, dtypes: DType::ALL.to_vec(), exact: false, control_flow: true }
+    }
+}
+
+/// An argument of a generated program.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// A buffer that is only read.
+    Input {
+        dtype: DType,
+        bytes: Vec<u8>,
+    },
+    /// A buffer to compare afterwards; it holds these bytes before.
+    Output {
+        dtype: DType,
+        bytes: Vec<u8>,
+    },
+    Int(i64),
+    Float(f64),
+}
+
+/// A program and everything that a run needs. Arguments go by position.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub func: Func,
+    pub args: Vec<Argument>,
+    pub grid: [u32; 3],
+}
+
+/// The program of a seed.
+pub fn program(seed: u64, options: &Options) -> Program {
+    generate::program(Rng::new(seed), options)
+}
+
+impl Program {
+    /// Runs the program's function in the interpreter; gives the outputs in the order of arguments.
+    pub fn interpret(&self) -> Result<Vec<Vec<u8>>, InterpError> {
+        self.interpret_as(&self.func)
+    }
+
+    /// As [`Program::interpret`], for another function with the same arguments: what a pass made of the program's.
+    pub fn interpret_as(&self, func: &Func) -> Result<Vec<Vec<u8>>, InterpError> {
+        let mut memory = Memory::new();
+        let mut outputs = Vec::new();
+        let mut values = Vec::new();
+        for arg in &self.args {
+            values.push(match arg {
+                Argument::Input { dtype: _, bytes } => memory.add(bytes.clone()).into(),
+                Argument::Output { dtype: _, bytes } => {
+                    let id = memory.add(bytes.clone());
+                    outputs.push(id);
+                    id.into()
+                }
+                Argument::Int(i) => ArgValue::Int(*i),
+                Argument::Float(x) => ArgValue::Float(*x),
+            });
+        }
+        interp::run(func, &values, self.grid, &mut memory)?;
+        Ok(outputs.into_iter().map(|id| memory.bytes(id).to_vec()).collect())
+    }
+
+    /// Element types of the outputs, in the order of arguments.
+    pub fn output_dtypes(&self) -> Vec<DType> {
+        let output = |arg: &Argument| match arg {
+            Argument::Output { dtype, bytes: _ } => Some(*dtype),
+            Argument::Input { .. } | Argument::Int(_) | Argument::Float(_) => None,
+        };
+        self.args.iter().filter_map(output).collect()
+    }
+}
+
+/// The first difference between two lists of outputs, in words. NaNs are equal to each other, and so are both zeros.
+pub fn difference(dtypes: &[DType], expected: &[Vec<u8>], found: &[Vec<u8>]) -> Option<String> {
+    if expected.len() != found.len() {
+        return Some(format!("expected {} outputs, found {}", expected.len(), found.len()));
+    }
+    for (k, (&dtype, (a, b))) in dtypes.iter().zip(expected.iter().zip(found)).enumerate() {
+        if a.len() != b.len() {
+            return Some(format!("output {k} should have {} bytes, found {}", a.len(), b.len()));
+        }
+        for (i, (x, y)) in a.chunks(dtype.bytes()).zip(b.chunks(dtype.bytes())).enumerate() {
+            let (x, y) = (storage(x), storage(y));
+            if !same(dtype, x, y) {
+                let [x, y] = [x, y].map(|bits| show(dtype, bits));
+                return Some(format!("output {k}, element {i} ({dtype}): expected {x}, found {y}"));
+            }
+        }
+    }
+    None
+}
+
+/// An element's bytes as [`crate::num`] stores it.
+fn storage(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |n, &b| n << 8 | b as u64)
+}
+
+fn same(dtype: DType, x: u64, y: u64) -> bool {
+    if !dtype.is_float() {
+        return x == y;
+    }
+    let (a, b) = (num::decode(dtype, x), num::decode(dtype, y));
+    a == b || (a.is_nan() && b.is_nan())
+}
+
+fn show(dtype: DType, bits: u64) -> String {
+    if dtype.is_float() {
+        format!("{:?} ({bits:#x})", num::decode(dtype, bits))
+    } else {
+        num::decode_int(dtype, bits).to_string()
+    }
+}
+
+/// Number type of a scalar or tile of numbers; generated values are nothing else.
+fn dtype_of(elem: Option<Elem>) -> DType {
+    elem.and_then(Elem::num).expect("internal error of the generator: a pool of numbers holds something else")
+}
