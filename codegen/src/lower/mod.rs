@@ -1,5 +1,6 @@
 //! Lowerings: from Tile IR to LLVM IR, as text.
 
+pub mod host;
 pub mod nvptx;
 
 use crate::ir::Loc;

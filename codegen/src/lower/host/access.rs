@@ -1,0 +1,305 @@
+//! Addresses, masks, loads and stores at one point of a nest: arena buffers, views, and pointers.
+
+use super::nest::{Ev, Map, Nest, TileRef};
+use super::repr::{from_memory, from_stored, in_memory, reg, stored, stored_bytes, suffix, to_memory, to_stored};
+use super::state::Lowering;
+use super::writer::{Writer, iota, splat, vector};
+use crate::ir::{DType, Elem, Padding};
+
+/// A view as operands.
+#[derive(Clone, Debug)]
+pub struct ViewRef {
+    pub base: String,
+    pub elem: DType,
+    pub block: Vec<usize>,
+    /// Dimensions from the fastest-varying in memory to the slowest.
+    pub order: Vec<usize>,
+    /// i64 operands, one per dimension.
+    pub shape: Vec<String>,
+    pub strides: Vec<String>,
+    pub offsets: Vec<String>,
+}
+
+/// Where lanes are in memory.
+pub enum Place {
+    /// One address; for a vector, its lanes follow each other.
+    Contiguous(String),
+    /// A vector of addresses.
+    Scattered(String),
+}
+
+/// One access to global memory.
+pub struct Access {
+    pub place: Place,
+    pub elem: DType,
+    pub lanes: usize,
+    /// Lanes to touch: `None` for all, otherwise an i1 per lane.
+    pub mask: Option<String>,
+}
+
+/// `base` moved by Σ index · stride elements of `ty`, each step at the loop of its index.
+fn offset_pointer(
+    w: &mut Writer,
+    nest: &mut Nest,
+    base: (String, usize),
+    ty: &str,
+    mut terms: Vec<(String, usize, String)>,
+) -> (String, usize) {
+    terms.sort_by_key(|(_, level, _)| *level);
+    let (mut pointer, mut at) = base;
+    for (index, level, stride) in terms {
+        if index == "0" || stride == "0" {
+            continue;
+        }
+        let offset = match (index.as_str(), stride.as_str()) {
+            (_, "1") => index,
+            ("1", _) => stride,
+            _ => nest.inst(w, level, format!("mul i64 {index}, {stride}")),
+        };
+        at = at.max(level);
+        pointer = nest.inst(w, at, format!("getelementptr {ty}, ptr {pointer}, i64 {offset}"));
+    }
+    (pointer, at)
+}
+
+/// Terms of the mapped dimensions.
+fn terms(nest: &Nest, map: &Map, strides: impl Iterator<Item = String>) -> Vec<(String, usize, String)> {
+    map.iter()
+        .zip(strides)
+        .filter_map(|(d, stride)| d.map(|d| (nest.index[d].clone(), nest.level[d], stride)))
+        .collect()
+}
+
+fn vector_suffix(ty: &str, lanes: usize) -> String {
+    format!("v{lanes}{}", suffix(ty))
+}
+
+impl Lowering<'_> {
+    /// Address of the first element of an arena tile.
+    pub fn tile_pointer(&mut self, nest: &mut Nest, tile: &TileRef) -> String {
+        let bytes = self.arena.offset(tile.buffer) + (tile.offset * stored_bytes(tile.elem)) as u64;
+        nest.inst(&mut self.w, 0, format!("getelementptr i8, ptr %arena, i64 {bytes}"))
+    }
+
+    /// Stride of the vector dimension in a tile under a map.
+    fn lane_step(nest: &Nest, map: &Map, tile: &TileRef) -> usize {
+        map.iter().zip(&tile.strides).filter(|(d, _)| **d == nest.vec_dim).map(|(_, s)| *s).sum()
+    }
+
+    fn tile_address(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map) -> (String, usize) {
+        let base = self.tile_pointer(nest, tile);
+        let terms = terms(nest, map, tile.strides.iter().map(usize::to_string));
+        offset_pointer(&mut self.w, nest, (base, 0), stored(tile.elem), terms)
+    }
+
+    /// Reads an arena tile.
+    pub fn read_tile(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map) -> Ev {
+        let lanes = if nest.varies(map) { nest.lanes } else { 1 };
+        let (pointer, address_level) = self.tile_address(nest, tile, map);
+        let level = nest.map_level(map).max(address_level);
+        nest.select(&mut self.w, level);
+        let (ty, align) = (stored(tile.elem), stored_bytes(tile.elem));
+        let step = Self::lane_step(nest, map, tile);
+        let raw = if lanes == 1 || step == 1 {
+            self.w.inst(format!("load {}, ptr {pointer}, align {align}", vector(ty, lanes)))
+        } else {
+            let mut all = "poison".to_string();
+            let vty = vector(ty, lanes);
+            for lane in 0..lanes {
+                let p = self.w.inst(format!("getelementptr {ty}, ptr {pointer}, i64 {}", lane * step));
+                let x = self.w.inst(format!("load {ty}, ptr {p}, align {align}"));
+                all = self.w.inst(format!("insertelement {vty} {all}, {ty} {x}, i64 {lane}"));
+            }
+            all
+        };
+        let name = from_stored(&mut self.w, tile.elem, lanes, &raw);
+        Ev { name, lanes, level }
+    }
+
+    /// Writes a register value (of the nest's lanes where the map varies) to an arena tile, in the selected section.
+    pub fn write_tile(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map, value: &Ev) {
+        let section = self.w.selected();
+        let lanes = if nest.varies(map) { nest.lanes } else { 1 };
+        let (pointer, _) = self.tile_address(nest, tile, map);
+        self.w.select(section);
+        let value = self.widen(nest, value, reg(tile.elem), lanes);
+        self.w.select(section);
+        let (ty, align) = (stored(tile.elem), stored_bytes(tile.elem));
+        let value = to_stored(&mut self.w, tile.elem, lanes, &value);
+        let (step, vty) = (Self::lane_step(nest, map, tile), vector(ty, lanes));
+        if lanes == 1 || step == 1 {
+            self.w.line(format!("store {vty} {value}, ptr {pointer}, align {align}"));
+            return;
+        }
+        for lane in 0..lanes {
+            let p = self.w.inst(format!("getelementptr {ty}, ptr {pointer}, i64 {}", lane * step));
+            let x = self.w.inst(format!("extractelement {vty} {value}, i64 {lane}"));
+            self.w.line(format!("store {ty} {x}, ptr {p}, align {align}"));
+        }
+    }
+
+    /// A value in `lanes` lanes of register type `ty`: repeated where it has one.
+    pub fn widen(&mut self, nest: &mut Nest, value: &Ev, ty: &str, lanes: usize) -> String {
+        if value.lanes == lanes || lanes == 1 {
+            return value.name.clone();
+        }
+        if !value.name.starts_with('%') {
+            return splat(ty, lanes, &value.name);
+        }
+        let vty = vector(ty, lanes);
+        let first =
+            nest.inst(&mut self.w, value.level, format!("insertelement {vty} poison, {ty} {}, i64 0", value.name));
+        let zeros = format!("<{lanes} x i32> zeroinitializer");
+        nest.inst(&mut self.w, value.level, format!("shufflevector {vty} {first}, {vty} poison, {zeros}"))
+    }
+
+    /// The lanes of a view under a map, and which of them are inside its bounds. Gives the level too.
+    pub fn view_access(&mut self, nest: &mut Nest, view: &ViewRef, map: &Map, boundary: &[usize]) -> (Access, usize) {
+        let lanes = if nest.varies(map) { nest.lanes } else { 1 };
+        let memory = in_memory(view.elem);
+        let origin: Vec<_> =
+            view.offsets.iter().zip(&view.strides).map(|(o, s)| (o.clone(), 0, s.clone())).collect();
+        let base = offset_pointer(&mut self.w, nest, (view.base.clone(), 0), memory, origin);
+        let terms = terms(nest, map, view.strides.iter().cloned());
+        let (pointer, mut level) = offset_pointer(&mut self.w, nest, base, memory, terms);
+        level = level.max(nest.map_level(map));
+        let vec_stride = map.iter().position(|d| *d == nest.vec_dim).map(|d| view.strides[d].clone());
+        let place = match vec_stride {
+            Some(stride) if lanes > 1 && !nest.fast && stride != "1" => {
+                let stride = self.widen(nest, &Ev { name: stride, lanes: 1, level: 0 }, "i64", lanes);
+                let wide = vector("i64", lanes);
+                let steps = nest.inst(&mut self.w, 0, format!("mul {wide} {stride}, {}", iota("i64", lanes)));
+                let text = format!("getelementptr {memory}, ptr {pointer}, {wide} {steps}");
+                Place::Scattered(nest.inst(&mut self.w, level, text))
+            }
+            _ => Place::Contiguous(pointer),
+        };
+        let mask = if nest.fast { None } else { self.bounds_mask(nest, view, map, boundary, lanes) };
+        (Access { place, elem: view.elem, lanes, mask }, level)
+    }
+
+    /// Which lanes are inside the bounds of the dimensions in `boundary`.
+    fn bounds_mask(
+        &mut self,
+        nest: &mut Nest,
+        view: &ViewRef,
+        map: &Map,
+        boundary: &[usize],
+        lanes: usize,
+    ) -> Option<String> {
+        let mut scalar: Option<(String, usize)> = None;
+        let mut lanewise = None;
+        for &d in boundary {
+            let (index, level) = map[d].map_or(("0".to_string(), 0), |k| (nest.index[k].clone(), nest.level[k]));
+            let (offset, extent) = (&view.offsets[d], &view.shape[d]);
+            let position = nest.inst(&mut self.w, level, format!("add i64 {offset}, {index}"));
+            if lanes > 1 && map[d] == nest.vec_dim {
+                let wide = vector("i64", lanes);
+                let first = self.widen(nest, &Ev { name: position, lanes: 1, level }, "i64", lanes);
+                let extent = self.widen(nest, &Ev { name: extent.clone(), lanes: 1, level: 0 }, "i64", lanes);
+                let all = nest.inst(&mut self.w, level, format!("add {wide} {first}, {}", iota("i64", lanes)));
+                lanewise = Some(nest.inst(&mut self.w, level, format!("icmp ult {wide} {all}, {extent}")));
+            } else {
+                // Unsigned: a position before the start is as far outside as one behind the end.
+                let inside = nest.inst(&mut self.w, level, format!("icmp ult i64 {position}, {extent}"));
+                scalar = Some(match scalar {
+                    None => (inside, level),
+                    Some((other, l)) => {
+                        let level = level.max(l);
+                        (nest.inst(&mut self.w, level, format!("and i1 {other}, {inside}")), level)
+                    }
+                });
+            }
+        }
+        match (scalar, lanewise) {
+            (None, lanewise) => lanewise,
+            (Some((s, _)), None) if lanes == 1 => Some(s),
+            (Some((name, level)), lanewise) => {
+                let wide = self.widen(nest, &Ev { name, lanes: 1, level }, "i1", lanes);
+                let depth = nest.map_level(map).max(level);
+                Some(match lanewise {
+                    None => wide,
+                    Some(l) => nest.inst(&mut self.w, depth, format!("and {} {wide}, {l}", vector("i1", lanes))),
+                })
+            }
+        }
+    }
+
+    /// Reads global memory in the selected section. Lanes outside the mask are `padding` (zero without one).
+    pub fn read_memory(&mut self, access: &Access, padding: Option<Padding>) -> String {
+        let (memory, lanes) = (in_memory(access.elem), access.lanes);
+        let (ty, align) = (vector(memory, lanes), access.elem.bytes());
+        let zero = if lanes > 1 { "zeroinitializer".to_string() } else { zero_of(memory) };
+        let raw = match (&access.place, &access.mask) {
+            (Place::Contiguous(p), None) => self.w.inst(format!("load {ty}, ptr {p}, align {align}")),
+            (Place::Contiguous(p), Some(m)) if lanes == 1 => {
+                // The arena stands in for the address that must not be read.
+                let p = self.w.inst(format!("select i1 {m}, ptr {p}, ptr %arena"));
+                let x = self.w.inst(format!("load {ty}, ptr {p}, align 1"));
+                self.w.inst(format!("select i1 {m}, {ty} {x}, {ty} {zero}"))
+            }
+            (Place::Contiguous(p), Some(m)) => {
+                let callee = format!("@llvm.masked.load.{}.p0", vector_suffix(memory, lanes));
+                let mask = vector("i1", lanes);
+                let align = align.to_string();
+                self.w.call(&ty, &callee, &[("ptr", p), ("i32", &align), (&mask, m), (&ty, &zero)])
+            }
+            (Place::Scattered(p), m) => {
+                let callee =
+                    format!("@llvm.masked.gather.{}.{}", vector_suffix(memory, lanes), vector_suffix("ptr", lanes));
+                let (mask, pointers) = (vector("i1", lanes), vector("ptr", lanes));
+                let all = splat("i1", lanes, "true");
+                let m = m.as_ref().unwrap_or(&all);
+                let align = align.to_string();
+                self.w.call(&ty, &callee, &[(&pointers, p), ("i32", &align), (&mask, m), (&ty, &zero)])
+            }
+        };
+        let value = from_memory(&mut self.w, access.elem, lanes, &raw);
+        match (&access.mask, padding) {
+            (Some(m), Some(Padding::Nan)) => {
+                let nan = super::elementwise::number(access.elem, lanes, f64::NAN);
+                super::elementwise::select(&mut self.w, Elem::Num(access.elem), lanes, m, &value, &nan)
+            }
+            _ => value,
+        }
+    }
+
+    /// Writes a register value with the access's lanes to global memory in the selected section.
+    pub fn write_memory(&mut self, access: &Access, value: &str) {
+        let (memory, lanes) = (in_memory(access.elem), access.lanes);
+        let (ty, align) = (vector(memory, lanes), access.elem.bytes().to_string());
+        let value = to_memory(&mut self.w, access.elem, lanes, value);
+        match (&access.place, &access.mask) {
+            (Place::Contiguous(p), None) => self.w.line(format!("store {ty} {value}, ptr {p}, align {align}")),
+            (Place::Contiguous(p), Some(m)) => {
+                let (ty, value, m) = if lanes > 1 {
+                    (ty, value, m.clone())
+                } else {
+                    let value = self.w.inst(format!("insertelement <1 x {memory}> poison, {memory} {value}, i64 0"));
+                    let m = self.w.inst(format!("insertelement <1 x i1> poison, i1 {m}, i64 0"));
+                    (format!("<1 x {memory}>"), value, m)
+                };
+                let callee = format!("@llvm.masked.store.{}.p0", vector_suffix(memory, lanes));
+                let mask = format!("<{lanes} x i1>");
+                self.w.call_void(&callee, &[(&ty, &value), ("ptr", p), ("i32", &align), (&mask, &m)]);
+            }
+            (Place::Scattered(p), m) => {
+                let callee =
+                    format!("@llvm.masked.scatter.{}.{}", vector_suffix(memory, lanes), vector_suffix("ptr", lanes));
+                let (mask, pointers) = (vector("i1", lanes), vector("ptr", lanes));
+                let all = splat("i1", lanes, "true");
+                let m = m.as_ref().unwrap_or(&all);
+                self.w.call_void(&callee, &[(&ty, &value), (&pointers, p), ("i32", &align), (&mask, m)]);
+            }
+        }
+    }
+}
+
+/// Zero of an LLVM type, as a constant.
+fn zero_of(ty: &str) -> String {
+    match ty {
+        "float" | "double" => "0.0".to_string(),
+        "ptr" => "null".to_string(),
+        _ => "0".to_string(),
+    }
+}

@@ -1,0 +1,602 @@
+//! Evaluates tiles element by element: the heart of fusion.
+
+use super::access::{Access, Place};
+use super::elementwise as ew;
+use super::nest::{Ev, Map, Nest, NestSpec, TileRef, identity, row_major};
+use super::repr::{in_memory, reg};
+use super::state::{Lowering, Result};
+use super::writer::{iota, splat, vector};
+use crate::ir::{BinaryOp, DType, Elem, Literal, Op, OpId, Value};
+use std::collections::HashSet;
+
+/// A view that a root writes, with the map of the written tile and the dimensions to check.
+pub type ViewUse = (Value, Map, Vec<usize>);
+
+/// LLVM operand of a literal.
+pub fn literal(d: DType, lanes: usize, value: Literal) -> String {
+    match value {
+        Literal::Bool(b) => ew::number(d, lanes, b as u8 as f64),
+        Literal::Float(x) if d.is_float() => {
+            let rounded = round_literal(d, x);
+            ew::number(d, lanes, rounded)
+        }
+        Literal::Float(x) => splat(reg(Elem::Num(d)), lanes, x as i64),
+        Literal::Int(i) if d.is_float() => ew::number(d, lanes, round_literal(d, i as f64)),
+        Literal::Int(i) => {
+            let bits = d.bits();
+            // Printed as the signed number with the same bits, which LLVM takes for any integer type.
+            let shifted = ((i as i128) << (128 - bits)) >> (128 - bits);
+            if d == DType::Bool { splat("i1", lanes, i64::from(i != 0)) } else { splat(reg(Elem::Num(d)), lanes, shifted) }
+        }
+    }
+}
+
+/// A literal as the element type holds it.
+fn round_literal(d: DType, x: f64) -> f64 {
+    match d {
+        DType::F16 => half::f16::from_f64(x).to_f64(),
+        DType::BF16 => half::bf16::from_f64(x).to_f64(),
+        DType::F8E4M3 => round_to_grid(x, 3, -6, 448.0, 448.0),
+        DType::F8E5M2 => round_to_grid(x, 2, -14, 57344.0, f64::INFINITY),
+        _ => x,
+    }
+}
+
+/// x rounded to `mantissa` bits with exponents from `lowest`; beyond `largest`, `beyond`.
+fn round_to_grid(x: f64, mantissa: i32, lowest: i32, largest: f64, beyond: f64) -> f64 {
+    if x.is_nan() || x == 0.0 {
+        return x;
+    }
+    let exponent = (((x.abs().to_bits() >> 52) as i32) - 1023).max(lowest);
+    let step = 2f64.powi(exponent - mantissa);
+    let rounded = (x / step).round_ties_even() * step;
+    if rounded.abs() > largest { beyond.copysign(x) } else { rounded }
+}
+
+impl Lowering<'_> {
+    /// Operands of a fused op with the maps under which an element of the result reads them.
+    fn operand_maps(&self, id: OpId, map: &Map) -> Vec<(Value, Map)> {
+        let data = self.func.op(id);
+        let drop_units = |v: Value, map: Map| -> (Value, Map) {
+            let shape = self.shape(v);
+            (v, map.into_iter().zip(shape).map(|(m, &n)| if n == 1 { None } else { m }).collect())
+        };
+        let first = || data.operands[0];
+        match &data.op {
+            Op::Splat | Op::Constant { .. } | Op::Arange { .. } | Op::LoadView { .. } => Vec::new(),
+            Op::ExpandDims { axis } => {
+                let mut inner = map.clone();
+                inner.remove(*axis);
+                vec![drop_units(first(), inner)]
+            }
+            Op::Trans { perm } => {
+                let mut inner = vec![None; map.len()];
+                for (i, &p) in perm.iter().enumerate() {
+                    inner[p] = map[i];
+                }
+                vec![drop_units(first(), inner)]
+            }
+            Op::Reshape => {
+                let result = self.shape(data.results[0]);
+                let mut real = map.iter().zip(result).filter(|(_, n)| **n != 1).map(|(m, _)| *m);
+                let inner = self.shape(first()).iter().map(|&n| if n == 1 { None } else { real.next().flatten() });
+                vec![(first(), inner.collect())]
+            }
+            _ => data.operands.iter().map(|&v| drop_units(v, map.clone())).collect(),
+        }
+    }
+
+    /// Every tile that evaluating `reads` visits, each once per map: tiles with buffers as leaves.
+    pub fn visited(&self, reads: &[(Value, Map)]) -> Vec<(Value, Map)> {
+        let mut seen: HashSet<(Value, Map)> = HashSet::new();
+        let mut stack: Vec<(Value, Map)> = reads.to_vec();
+        let mut order = Vec::new();
+        while let Some((v, map)) = stack.pop() {
+            if self.func.ty(v).is_scalar() || !seen.insert((v, map.clone())) {
+                continue;
+            }
+            if let Some(id) = self.virtual_op(v) {
+                stack.extend(self.operand_maps(id, &map));
+            }
+            order.push((v, map));
+        }
+        order
+    }
+
+    /// Whether the map walks the whole iteration space once, dimensions in order.
+    fn covers(map: &Map, shape: &[usize]) -> bool {
+        let used: Vec<usize> = map.iter().flatten().copied().collect();
+        let real: Vec<usize> = (0..shape.len()).filter(|&d| shape[d] > 1).collect();
+        used == real
+    }
+
+    /// Gives a buffer to each value that needs loops of its own before `reads` can be evaluated over `shape`.
+    pub fn prepare(&mut self, reads: &[(Value, Map)], shape: &[usize]) -> Result<()> {
+        loop {
+            let next = self.visited(reads).into_iter().rev().find(|(v, map)| {
+                let i = v.0 as usize;
+                self.virtual_op(*v).is_some()
+                    && (self.plan.own_loops[i] || (self.plan.buffered[i] && !Self::covers(map, shape)))
+                    && self.uses[i] > 0
+            });
+            match next {
+                Some((v, _)) => self.materialise(v)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// The dimension of `shape` along which most accesses are contiguous, and a vector width that divides its extent.
+    pub fn vector_dim(&self, shape: &[usize], reads: &[(Value, Map)], writes: &[ViewUse]) -> (Option<usize>, usize) {
+        let mut votes = vec![0i64; shape.len()];
+        let mut vote = |d: Option<usize>, weight: i64| {
+            if let Some(d) = d {
+                votes[d] += weight;
+            }
+        };
+        for (v, map) in self.visited(reads) {
+            if let Some(tile) = self.tiles.get(&v) {
+                vote(map.iter().zip(&tile.strides).find(|(d, s)| d.is_some() && **s == 1).and_then(|(d, _)| *d), 2);
+            } else if let Some(id) = self.virtual_op(v)
+                && let Op::LoadView { .. } = self.func.op(id).op
+            {
+                vote(map[self.view(self.func.op(id).operands[0]).order[0]], 3);
+            }
+        }
+        for (view, map, _) in writes {
+            vote(map[self.view(*view).order[0]], 3);
+        }
+        if let Some(last) = (0..shape.len()).rev().find(|&d| shape[d] > 1) {
+            votes[last] += 1;
+        }
+        let best = (0..shape.len()).filter(|&d| shape[d] > 1).max_by_key(|&d| (votes[d], d));
+        let lanes = best.map_or(1, |d| self.lanes_for(shape[d]));
+        if lanes == 1 { (None, 1) } else { (best, lanes) }
+    }
+
+    /// Largest power of two that divides the extent and fits a vector of f32.
+    pub fn lanes_for(&self, extent: usize) -> usize {
+        (1 << extent.trailing_zeros()).min(self.vectors.lanes)
+    }
+
+    /// Runs `body` inside a nest; twice, under a run-time test, where a view may leave its bounds or have a stride.
+    /// Values that get their buffer on the way have it afterwards.
+    pub fn nest(
+        &mut self,
+        spec: &NestSpec,
+        reads: &[(Value, Map)],
+        writes: &[ViewUse],
+        mut body: impl FnMut(&mut Self, &mut Nest) -> Result<()>,
+    ) -> Result<()> {
+        let mut side: Vec<(Value, TileRef)> = Vec::new();
+        for (v, _) in self.visited(reads) {
+            let i = v.0 as usize;
+            let in_block = self.plan.block[i] == self.block;
+            if self.plan.buffered[i] && in_block && self.virtual_op(v).is_some() && side.iter().all(|(s, _)| *s != v) {
+                let tile = self.new_tile(self.shape(v), self.elem(v));
+                side.push((v, tile));
+            }
+        }
+        let target = self.w.selected();
+        let condition = self.all_inside(spec, reads, writes);
+        let done = self.w.fresh_label("done");
+        let edge = self.w.fresh_label("edge");
+        if let Some(c) = &condition {
+            let inside = self.w.fresh_label("inside");
+            self.w.branch_if(c, &inside, &edge);
+            self.w.label(&inside);
+        }
+        self.nest_variant(spec, &side, true, &mut body)?;
+        if condition.is_some() {
+            self.w.branch(&done);
+            self.w.label(&edge);
+            self.nest_variant(spec, &side, false, &mut body)?;
+            self.w.branch(&done);
+            self.w.label(&done);
+        }
+        debug_assert_eq!(self.w.selected(), target);
+        for (v, tile) in side {
+            self.set_tile(v, tile);
+        }
+        Ok(())
+    }
+
+    fn nest_variant(
+        &mut self,
+        spec: &NestSpec,
+        side: &[(Value, TileRef)],
+        fast: bool,
+        body: &mut impl FnMut(&mut Self, &mut Nest) -> Result<()>,
+    ) -> Result<()> {
+        let target = self.w.selected();
+        let mut nest = Nest::open(&mut self.w, spec, fast);
+        nest.side = side.iter().cloned().collect();
+        nest.select(&mut self.w, nest.depth());
+        body(self, &mut nest)?;
+        nest.close(&mut self.w, target);
+        Ok(())
+    }
+
+    /// A condition under which every view of the nest is inside its bounds and contiguous; `None` where it always holds.
+    fn all_inside(&mut self, spec: &NestSpec, reads: &[(Value, Map)], writes: &[ViewUse]) -> Option<String> {
+        let mut uses: Vec<ViewUse> = writes.to_vec();
+        for (v, map) in self.visited(reads) {
+            if let Some(id) = self.virtual_op(v)
+                && let Op::LoadView { boundary, .. } = &self.func.op(id).op
+            {
+                uses.push((self.func.op(id).operands[0], map, boundary.clone()));
+            }
+        }
+        let mut all: Option<String> = None;
+        let mut require = |w: &mut super::writer::Writer, condition: String| {
+            all = Some(match all.take() {
+                None => condition,
+                Some(other) => w.inst(format!("and i1 {other}, {condition}")),
+            });
+        };
+        let mut seen = HashSet::new();
+        for (v, map, boundary) in uses {
+            let view = self.view(v);
+            if let Some(d) = map.iter().position(|d| d.is_some() && *d == spec.vec_dim)
+                && spec.lanes > 1
+                && view.strides[d] != "1"
+                && seen.insert((v, d, false))
+            {
+                let c = self.w.inst(format!("icmp eq i64 {}, 1", view.strides[d]));
+                require(&mut self.w, c);
+            }
+            for d in boundary {
+                if !seen.insert((v, d, true)) {
+                    continue;
+                }
+                let (offset, extent) = (&view.offsets[d], &view.shape[d]);
+                let c = self.w.inst(format!("icmp sge i64 {offset}, 0"));
+                require(&mut self.w, c);
+                let end = self.w.inst(format!("add i64 {offset}, {}", view.block[d]));
+                let c = self.w.inst(format!("icmp sle i64 {end}, {extent}"));
+                require(&mut self.w, c);
+            }
+        }
+        all
+    }
+
+    /// The value of a tile (or scalar) at the nest's current point.
+    pub fn eval(&mut self, nest: &mut Nest, v: Value, map: &Map) -> Ev {
+        if self.func.ty(v).is_scalar() {
+            return Ev { name: self.scalar(v), lanes: 1, level: 0 };
+        }
+        if let Some(ev) = nest.cached(v, map) {
+            return ev;
+        }
+        let ev = match self.virtual_op(v) {
+            None => {
+                let tile = self.tiles.get(&v).cloned();
+                let tile = tile.unwrap_or_else(|| {
+                    panic!("internal compiler error: tile %{} is used before it is computed, please report", v.0)
+                });
+                self.read_tile(nest, &tile, map)
+            }
+            Some(id) => self.eval_op(nest, id, map),
+        };
+        nest.remember(v, map, &ev);
+        if !nest.lane0
+            && let Some(tile) = nest.side.get(&v).cloned()
+        {
+            nest.select(&mut self.w, nest.depth().min(nest.map_level(map).max(ev.level)));
+            self.write_tile(nest, &tile, map, &ev);
+        }
+        ev
+    }
+
+    /// Evaluates operands and brings them to the same number of lanes. Gives names, lanes and level.
+    fn operands(&mut self, nest: &mut Nest, reads: &[(Value, Map)]) -> (Vec<String>, usize, usize) {
+        let evs: Vec<Ev> = reads.iter().map(|(v, map)| self.eval(nest, *v, map)).collect();
+        let lanes = evs.iter().map(|e| e.lanes).max().unwrap_or(1);
+        let level = evs.iter().map(|e| e.level).max().unwrap_or(0);
+        let names = evs
+            .iter()
+            .zip(reads)
+            .map(|(e, (v, _))| {
+                let ty = reg(self.elem(*v));
+                self.widen(nest, e, ty, lanes)
+            })
+            .collect();
+        nest.select(&mut self.w, level);
+        (names, lanes, level)
+    }
+
+    fn eval_op(&mut self, nest: &mut Nest, id: OpId, map: &Map) -> Ev {
+        let data = self.func.op(id);
+        let result = data.results[0];
+        let elem = self.elem(result);
+        let reads = self.operand_maps(id, map);
+        match &data.op {
+            Op::Constant { value } => {
+                let name = literal(elem.num().expect("constants are numbers"), 1, *value);
+                return Ev { name, lanes: 1, level: 0 };
+            }
+            Op::Arange { start, .. } => return self.eval_arange(nest, *start, map),
+            Op::Splat => return Ev { name: self.scalar(data.operands[0]), lanes: 1, level: 0 },
+            Op::LoadView { boundary, padding, .. } => {
+                let view = self.view(data.operands[0]);
+                let (access, level) = self.view_access(nest, &view, map, boundary);
+                nest.select(&mut self.w, level);
+                let name = self.read_memory(&access, Some(*padding));
+                return Ev { name, lanes: access.lanes, level };
+            }
+            Op::Load { .. } => return self.eval_load(nest, id, &reads),
+            Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Hint { .. } | Op::Reshape => {
+                return self.eval(nest, reads[0].0, &reads[0].1);
+            }
+            _ => {}
+        }
+        let (x, lanes, level) = self.operands(nest, &reads);
+        let name = self.apply(id, lanes, &x);
+        Ev { name, lanes, level }
+    }
+
+    /// An elementwise op on register values with `lanes` lanes, in the selected section.
+    pub fn apply(&mut self, id: OpId, lanes: usize, x: &[String]) -> String {
+        let data = self.func.op(id);
+        let elem = self.elem(data.results[0]);
+        let operand = self.elem(data.operands[0]);
+        let number = |e: Elem| e.num().unwrap_or_else(|| panic!("internal compiler error: arithmetic on pointers"));
+        let w = &mut self.w;
+        match &data.op {
+            Op::Unary(op) => ew::unary(w, *op, number(elem), lanes, &x[0]),
+            Op::Binary(op) => ew::binary(w, *op, number(elem), lanes, &x[0], &x[1]),
+            Op::Cmp(op) => ew::compare(w, *op, operand, lanes, &x[0], &x[1]),
+            Op::Fma => ew::fma(w, number(elem), lanes, &x[0], &x[1], &x[2]),
+            Op::Select => ew::select(w, elem, lanes, &x[0], &x[1], &x[2]),
+            Op::Cast => ew::cast(w, number(operand), number(elem), lanes, &x[0]),
+            Op::Bitcast => ew::bitcast(w, operand, elem, lanes, &x[0]),
+            Op::PtrAdd => {
+                let offset = self.func.ty(data.operands[1]).dtype().expect("offsets are integers");
+                let index = ew::cast(w, offset, DType::I64, lanes, &x[1]);
+                let memory = in_memory(elem.pointee().expect("pointers point at something"));
+                let (pointers, indices) = (vector("ptr", lanes), vector("i64", lanes));
+                w.inst(format!("getelementptr {memory}, {pointers} {}, {indices} {index}", x[0]))
+            }
+            other => panic!("internal compiler error: `{}` is not elementwise, please report", other.mnemonic()),
+        }
+    }
+
+    fn eval_arange(&mut self, nest: &mut Nest, start: i64, map: &Map) -> Ev {
+        let Some(d) = map[0] else { return Ev { name: start.to_string(), lanes: 1, level: 0 } };
+        let (index, level) = (nest.index[d].clone(), nest.level[d]);
+        let first = match index.parse::<i64>() {
+            Ok(i) => (i + start).to_string(),
+            Err(_) => {
+                let narrow = nest.inst(&mut self.w, level, format!("trunc i64 {index} to i32"));
+                if start == 0 { narrow } else { nest.inst(&mut self.w, level, format!("add i32 {narrow}, {start}")) }
+            }
+        };
+        if !nest.varies(map) {
+            return Ev { name: first, lanes: 1, level };
+        }
+        let lanes = nest.lanes;
+        let wide = self.widen(nest, &Ev { name: first, lanes: 1, level }, "i32", lanes);
+        let name = nest.inst(&mut self.w, level, format!("add {} {wide}, {}", vector("i32", lanes), iota("i32", lanes)));
+        Ev { name, lanes, level }
+    }
+
+    /// Distance of neighbouring lanes of an integer or pointer tile, where it is a constant. Integers are taken not to
+    /// wrap between the lanes of one vector.
+    pub fn lane_distance(&self, nest: &Nest, v: Value, map: &Map) -> Option<i64> {
+        if self.func.ty(v).is_scalar() || !nest.varies(map) {
+            return Some(0);
+        }
+        let id = self.virtual_op(v)?;
+        let reads = self.operand_maps(id, map);
+        let distance = |i: usize| self.lane_distance(nest, reads[i].0, &reads[i].1);
+        match &self.func.op(id).op {
+            Op::Constant { .. } | Op::Splat => Some(0),
+            Op::Arange { .. } => Some(1),
+            Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Hint { .. } | Op::Reshape => distance(0),
+            Op::PtrAdd | Op::Binary(BinaryOp::Add) => Some(distance(0)? + distance(1)?),
+            Op::Binary(BinaryOp::Sub) => Some(distance(0)? - distance(1)?),
+            Op::Binary(BinaryOp::Mul) => {
+                let constant = |i: usize| self.func.constant_int(reads[i].0);
+                match (distance(0)?, distance(1)?) {
+                    (0, 0) => Some(0),
+                    (d, 0) => Some(d * constant(1)?),
+                    (0, d) => Some(d * constant(0)?),
+                    _ => None,
+                }
+            }
+            Op::Cast if self.func.ty(reads[0].0).dtype().is_some_and(DType::is_int) => distance(0),
+            _ => None,
+        }
+    }
+
+    /// Lanes that a pointer tile points at.
+    pub fn pointer_access(&mut self, nest: &mut Nest, reads: &[(Value, Map)], mask: Option<usize>) -> (Access, usize) {
+        let (pointer, map) = &reads[0];
+        let elem = self.elem(*pointer).pointee().expect("loads and stores go through pointers");
+        let varies = nest.varies(map);
+        let contiguous = varies && self.lane_distance(nest, *pointer, map) == Some(1);
+        let mask = mask.map(|i| {
+            let ev = self.eval(nest, reads[i].0, &reads[i].1);
+            (ev.lanes, ev)
+        });
+        nest.lane0 |= contiguous;
+        let at = self.eval(nest, *pointer, map);
+        nest.lane0 = false;
+        let mask_lanes = mask.as_ref().map_or(1, |(lanes, _)| *lanes);
+        let lanes = if contiguous { nest.lanes } else { at.lanes.max(mask_lanes) };
+        let level = at.level.max(mask.as_ref().map_or(0, |(_, ev)| ev.level)).max(nest.map_level(map));
+        let place = if contiguous || lanes == 1 {
+            Place::Contiguous(at.name)
+        } else {
+            Place::Scattered(self.widen(nest, &at, "ptr", lanes))
+        };
+        let mask = mask.map(|(_, ev)| self.widen(nest, &ev, "i1", lanes));
+        (Access { place, elem, lanes, mask }, level)
+    }
+
+    fn eval_load(&mut self, nest: &mut Nest, id: OpId, reads: &[(Value, Map)]) -> Ev {
+        let mask = (reads.len() > 1).then_some(1);
+        let (mut access, mut level) = self.pointer_access(nest, reads, mask);
+        let other = reads.get(2).map(|(v, map)| self.eval(nest, *v, map));
+        let elem = self.elem(self.func.result(id));
+        let constant_true = mask.is_some_and(|i| matches!(self.func.constant(reads[i].0), Some(Literal::Bool(true))));
+        if constant_true {
+            access.mask = None;
+        }
+        nest.select(&mut self.w, level);
+        let mut name = self.read_memory(&access, None);
+        let mut lanes = access.lanes;
+        if let (Some(other), Some(mask)) = (other, &access.mask) {
+            lanes = lanes.max(other.lanes);
+            level = level.max(other.level);
+            let mask = self.widen(nest, &Ev { name: mask.clone(), lanes: access.lanes, level }, "i1", lanes);
+            let value = self.widen(nest, &Ev { name, lanes: access.lanes, level }, reg(elem), lanes);
+            let other = self.widen(nest, &other, reg(elem), lanes);
+            nest.select(&mut self.w, level);
+            name = ew::select(&mut self.w, elem, lanes, &mask, &value, &other);
+        }
+        Ev { name, lanes, level }
+    }
+
+    /// Gives a fused tile a buffer by loops of its own.
+    pub fn materialise(&mut self, v: Value) -> Result<()> {
+        let tile = self.new_tile(self.shape(v), self.elem(v));
+        self.plan.buffered[v.0 as usize] = false;
+        self.fill(v, &tile)?;
+        self.set_tile(v, tile);
+        Ok(())
+    }
+
+    /// Evaluates a tile (fused or not) into an arena tile.
+    pub fn fill(&mut self, v: Value, tile: &TileRef) -> Result<()> {
+        let shape = self.shape(v).to_vec();
+        let map = identity(&shape);
+        let reads = [(v, map.clone())];
+        self.prepare_operands(v, &shape)?;
+        let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &[]);
+        let last = (0..shape.len()).rev().find(|&d| shape[d] > 1);
+        if let (Some(d), Some(last)) = (vec_dim, last)
+            && d != last
+            && tile.strides[last] == 1
+        {
+            let across = self.lanes_for(shape[last]);
+            if across == lanes {
+                return self.fill_transposed(v, tile, d, last, lanes);
+            }
+        }
+        let spec = NestSpec::new(&shape, vec_dim, lanes);
+        self.nest(&spec, &reads, &[], |l, nest| {
+            let value = l.eval(nest, v, &map);
+            nest.select(&mut l.w, nest.depth());
+            l.write_tile(nest, tile, &map, &value);
+            Ok(())
+        })
+    }
+
+    /// As [`Self::prepare`], for the operands of `v` only: `v` itself is what gets its buffer.
+    fn prepare_operands(&mut self, v: Value, shape: &[usize]) -> Result<()> {
+        match self.virtual_op(v) {
+            Some(id) => {
+                let reads = self.operand_maps(id, &identity(shape));
+                self.prepare(&reads, shape)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads vectors along dimension `from`, where memory is contiguous, and writes vectors along `to`, where the tile is:
+    /// squares of `lanes` × `lanes` elements are transposed in registers.
+    fn fill_transposed(&mut self, v: Value, tile: &TileRef, from: usize, to: usize, lanes: usize) -> Result<()> {
+        let shape = self.shape(v).to_vec();
+        let map = identity(&shape);
+        let mut spec = NestSpec::new(&shape, Some(from), lanes);
+        spec.steps[to] = lanes;
+        let elem = tile.elem;
+        self.nest(&spec, &[(v, map.clone())], &[], |l, nest| {
+            let (start, depth) = (nest.index.clone(), nest.depth());
+            let mut rows = Vec::new();
+            for r in 0..lanes {
+                nest.select(&mut l.w, depth);
+                let mut index = start.clone();
+                index[to] = l.w.inst(format!("add i64 {}, {r}", start[to]));
+                nest.move_to(index);
+                let ev = l.eval(nest, v, &map);
+                let name = l.widen(nest, &ev, reg(elem), lanes);
+                nest.select(&mut l.w, depth);
+                rows.push(super::repr::to_stored(&mut l.w, elem, lanes, &name));
+            }
+            nest.select(&mut l.w, depth);
+            let ty = super::repr::stored(elem);
+            let columns = super::transpose::transpose(&mut l.w, ty, &rows);
+            for (r, column) in columns.iter().enumerate() {
+                nest.select(&mut l.w, depth);
+                let mut index = start.clone();
+                index[from] = l.w.inst(format!("add i64 {}, {r}", start[from]));
+                nest.move_to(index);
+                l.write_row(nest, tile, &map, column, lanes);
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes a stored-type vector along a contiguous dimension of a tile that is not the nest's vector dimension.
+    fn write_row(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map, value: &str, lanes: usize) {
+        let depth = nest.depth();
+        let pointer = self.tile_pointer(nest, tile);
+        nest.select(&mut self.w, depth);
+        let ty = super::repr::stored(tile.elem);
+        let mut at = pointer;
+        for (d, stride) in map.iter().zip(&tile.strides) {
+            if let Some(d) = d {
+                let offset = self.w.inst(format!("mul i64 {}, {stride}", nest.index[*d]));
+                at = self.w.inst(format!("getelementptr {ty}, ptr {at}, i64 {offset}"));
+            }
+        }
+        let align = super::repr::stored_bytes(tile.elem);
+        self.w.line(format!("store {} {value}, ptr {at}, align {align}", vector(ty, lanes)));
+    }
+
+    /// The buffer of a tile under any strides, and whether the caller has to release it after use.
+    pub fn tile_of(&mut self, v: Value) -> Result<(TileRef, bool)> {
+        if let Some(tile) = self.tiles.get(&v) {
+            return Ok((tile.clone(), false));
+        }
+        if let Some(tile) = self.alias(v) {
+            return Ok((tile, false));
+        }
+        if self.plan.block[v.0 as usize] == self.block {
+            self.materialise(v)?;
+            return Ok((self.tiles[&v].clone(), false));
+        }
+        let tile = self.new_tile(self.shape(v), self.elem(v));
+        self.fill(v, &tile)?;
+        Ok((tile, true))
+    }
+
+    /// A tile that maps lead to, seen through its strides.
+    fn alias(&self, v: Value) -> Option<TileRef> {
+        if let Some(tile) = self.tiles.get(&v) {
+            return Some(tile.clone());
+        }
+        let id = self.virtual_op(v).filter(|&id| super::plan::is_map(self.func, id))?;
+        let data = self.func.op(id);
+        let source = self.alias(data.operands[0])?;
+        let shape = self.shape(v);
+        // Follow the map of a tile whose dimension d is indexed by d.
+        let full: Map = (0..shape.len()).map(Some).collect();
+        let maps = self.operand_maps(id, &full);
+        let mut strides = vec![0; shape.len()];
+        for (d, &stride) in maps[0].1.iter().zip(&source.strides) {
+            if let Some(d) = d {
+                strides[*d] = stride;
+            }
+        }
+        Some(TileRef { strides, ..source })
+    }
+
+    /// Row-major strides of a value's shape.
+    pub fn dense(&self, v: Value, tile: &TileRef) -> bool {
+        let shape = self.shape(v);
+        tile.offset == 0 && row_major(shape).iter().zip(&tile.strides).zip(shape).all(|((a, b), n)| *n == 1 || a == b)
+    }
+}

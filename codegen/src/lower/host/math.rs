@@ -1,0 +1,355 @@
+//! Transcendental functions of f32 lanes as straight-line code, and of f64 lanes through libm.
+//!
+//! The polynomials are the single-precision ones of S. L. Moshier's Cephes library (`exp2f`, `expf`, `logf`, `log2f`,
+//! `sinf`, `cosf`, `tanhf`) and N. Juffa's published minimax fit of `erff`; errors stay below 2 ulp on the ranges where
+//! the results are finite. Each function is defined once per vector width and inlined by LLVM.
+
+use super::repr::suffix;
+use crate::ir::UnaryOp;
+use super::writer::{Writer, float_constant, intrinsic, splat, vector};
+
+/// Calls `op` on `lanes` lanes of `ty` (`float` or `double`).
+pub fn call(w: &mut Writer, op: UnaryOp, ty: &str, lanes: usize, x: &str) -> String {
+    if ty == "double" {
+        return libm(w, op.name(), "double", lanes, x);
+    }
+    let name = format!("@math.{}.{lanes}", op.name());
+    let vty = vector("float", lanes);
+    let signature = format!("define internal {vty} {name}({vty} %x) alwaysinline #0");
+    w.function(&name, &signature, |w| {
+        let mut m = Lanes { w, lanes };
+        let result = match op {
+            UnaryOp::Exp => m.exp("%x"),
+            UnaryOp::Exp2 => m.exp2("%x"),
+            UnaryOp::Log => m.log("%x", false),
+            UnaryOp::Log2 => m.log("%x", true),
+            UnaryOp::Sin => m.sin_cos("%x", false),
+            UnaryOp::Cos => m.sin_cos("%x", true),
+            UnaryOp::Tanh => m.tanh("%x"),
+            UnaryOp::Erf => m.erf("%x"),
+            UnaryOp::Neg
+            | UnaryOp::Not
+            | UnaryOp::Abs
+            | UnaryOp::Sqrt
+            | UnaryOp::Rsqrt
+            | UnaryOp::Floor
+            | UnaryOp::Ceil => panic!("internal compiler error: `{}` has no polynomial, please report", op.name()),
+        };
+        m.w.line(format!("ret {vty} {result}"));
+    });
+    w.call(&vty, &name, &[(&vty, x)])
+}
+
+/// Calls a libm function lane by lane.
+fn libm(w: &mut Writer, function: &str, ty: &str, lanes: usize, x: &str) -> String {
+    let callee = format!("@{function}{}", if ty == "float" { "f" } else { "" });
+    if lanes == 1 {
+        return w.call(ty, &callee, &[(ty, x)]);
+    }
+    let vty = vector(ty, lanes);
+    let mut result = "poison".to_string();
+    for lane in 0..lanes {
+        let item = w.inst(format!("extractelement {vty} {x}, i64 {lane}"));
+        let value = w.call(ty, &callee, &[(ty, &item)]);
+        result = w.inst(format!("insertelement {vty} {result}, {ty} {value}, i64 {lane}"));
+    }
+    result
+}
+
+/// Instructions on `lanes` f32 (and, where named so, i32 or f64) lanes.
+struct Lanes<'w> {
+    w: &'w mut Writer,
+    lanes: usize,
+}
+
+impl Lanes<'_> {
+    fn ty(&self, ty: &str) -> String {
+        vector(ty, self.lanes)
+    }
+
+    fn c(&self, x: f32) -> String {
+        splat("float", self.lanes, float_constant(x))
+    }
+
+    fn ci(&self, x: i64) -> String {
+        splat("i32", self.lanes, x)
+    }
+
+    fn f(&mut self, op: &str, a: &str, b: &str) -> String {
+        let ty = self.ty("float");
+        self.w.inst(format!("{op} {ty} {a}, {b}"))
+    }
+
+    fn i(&mut self, op: &str, a: &str, b: &str) -> String {
+        let ty = self.ty("i32");
+        self.w.inst(format!("{op} {ty} {a}, {b}"))
+    }
+
+    fn convert(&mut self, op: &str, from: &str, x: &str, to: &str) -> String {
+        let (from, to) = (self.ty(from), self.ty(to));
+        self.w.inst(format!("{op} {from} {x} to {to}"))
+    }
+
+    fn intrinsic(&mut self, base: &str, ty: &str, args: &[&str]) -> String {
+        let callee = intrinsic(base, suffix(ty), self.lanes);
+        let vty = self.ty(ty);
+        let args: Vec<(&str, &str)> = args.iter().map(|&a| (vty.as_str(), a)).collect();
+        self.w.call(&vty, &callee, &args)
+    }
+
+    fn fma(&mut self, a: &str, b: &str, c: &str) -> String {
+        self.intrinsic("llvm.fma", "float", &[a, b, c])
+    }
+
+    fn select(&mut self, c: &str, a: &str, b: &str) -> String {
+        let (cond, ty) = (self.ty("i1"), self.ty("float"));
+        self.w.inst(format!("select {cond} {c}, {ty} {a}, {ty} {b}"))
+    }
+
+    /// Horner's rule, coefficients from the highest power down.
+    fn polynomial(&mut self, x: &str, coefficients: &[f32]) -> String {
+        let mut sum = self.c(coefficients[0]);
+        for &coefficient in &coefficients[1..] {
+            let c = self.c(coefficient);
+            sum = self.fma(&sum, x, &c);
+        }
+        sum
+    }
+
+    /// x clamped to [low, high]; NaN stays NaN.
+    fn clamp(&mut self, x: &str, low: f32, high: f32) -> String {
+        let (low, high) = (self.c(low), self.c(high));
+        let below = self.f("fcmp olt", x, &low);
+        let x = self.select(&below, &low, x);
+        let above = self.f("fcmp ogt", &x, &high);
+        self.select(&above, &high, &x)
+    }
+
+    /// x · 2ⁿ for an integer-valued float n in [−252, 254], in two steps so that neither factor leaves the range.
+    fn scale(&mut self, x: &str, n: &str) -> String {
+        let zero = self.f("fcmp uno", n, n);
+        let n = {
+            let finite = self.c(0.0);
+            self.select(&zero, &finite, n)
+        };
+        let n = self.convert("fptosi", "float", &n, "i32");
+        let one = self.ci(1);
+        let half = self.i("ashr", &n, &one);
+        let rest = self.i("sub", &n, &half);
+        let (bias, place) = (self.ci(127), self.ci(23));
+        let mut result = x.to_string();
+        for part in [half, rest] {
+            let biased = self.i("add", &part, &bias);
+            let bits = self.i("shl", &biased, &place);
+            let factor = self.convert("bitcast", "i32", &bits, "float");
+            result = self.f("fmul", &result, &factor);
+        }
+        result
+    }
+
+    /// 2ˣ = 2ⁿ · 2ᶠ with n the nearest integer.
+    fn exp2(&mut self, x: &str) -> String {
+        let x = self.clamp(x, -151.0, 129.0);
+        let n = self.intrinsic("llvm.rint", "float", &[&x]);
+        let f = self.f("fsub", &x, &n);
+        let p = self.polynomial(
+            &f,
+            &[
+                1.535_336_2e-4,
+                1.339_887_4e-3,
+                9.618_437e-3,
+                5.550_332_5e-2,
+                2.402_264_8e-1,
+                std::f32::consts::LN_2,
+                1.0,
+            ],
+        );
+        self.scale(&p, &n)
+    }
+
+    /// eˣ = 2ⁿ · eʳ with r = x − n ln 2, ln 2 in two parts.
+    fn exp(&mut self, x: &str) -> String {
+        let x = self.clamp(x, -105.0, 89.0);
+        let log2e = self.c(std::f32::consts::LOG2_E);
+        let scaled = self.f("fmul", &x, &log2e);
+        let n = self.intrinsic("llvm.rint", "float", &[&scaled]);
+        let (high, low) = (self.c(-0.693_359_4), self.c(2.121_944_4e-4));
+        let r = self.fma(&n, &high, &x);
+        let r = self.fma(&n, &low, &r);
+        let p = self.polynomial(
+            &r,
+            &[1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1, 1.0, 1.0],
+        );
+        self.scale(&p, &n)
+    }
+
+    /// Mantissa in [√½, √2) minus one, and the exponent as a float.
+    fn split_exponent(&mut self, x: &str) -> (String, String) {
+        // Denormals are scaled up first.
+        let (tiny, up) = (self.c(f32::MIN_POSITIVE), self.c(8388608.0));
+        let is_tiny = self.f("fcmp olt", x, &tiny);
+        let scaled = self.f("fmul", x, &up);
+        let x = self.select(&is_tiny, &scaled, x);
+        let (shift, none) = (self.c(-23.0), self.c(0.0));
+        let adjust = self.select(&is_tiny, &shift, &none);
+        let bits = self.convert("bitcast", "float", &x, "i32");
+        // Subtracting the bits of √½ makes the exponent field count powers of two from there.
+        let root_half = self.ci(std::f32::consts::FRAC_1_SQRT_2.to_bits() as i64);
+        let offset = self.i("sub", &bits, &root_half);
+        let (place, fraction) = (self.ci(23), self.ci(0x007f_ffff));
+        let exponent = self.i("ashr", &offset, &place);
+        let mantissa = self.i("and", &offset, &fraction);
+        let mantissa = self.i("add", &mantissa, &root_half);
+        let mantissa = self.convert("bitcast", "i32", &mantissa, "float");
+        let one = self.c(-1.0);
+        let m = self.f("fadd", &mantissa, &one);
+        let e = self.convert("sitofp", "i32", &exponent, "float");
+        let e = self.f("fadd", &e, &adjust);
+        (m, e)
+    }
+
+    /// ln x, or log₂ x.
+    fn log(&mut self, x: &str, base_two: bool) -> String {
+        let (m, e) = self.split_exponent(x);
+        let square = self.f("fmul", &m, &m);
+        let p = self.polynomial(
+            &m,
+            &[
+                7.037_683_6e-2,
+                -1.151_461e-1,
+                1.167_699_9e-1,
+                -1.242_014_1e-1,
+                1.424_932_3e-1,
+                -1.666_805_7e-1,
+                2.000_071_5e-1,
+                -2.499_999_4e-1,
+                3.333_333e-1,
+            ],
+        );
+        let p = self.f("fmul", &p, &m);
+        let y = self.f("fmul", &p, &square);
+        let half = self.c(-0.5);
+        let result = if base_two {
+            let y = self.fma(&square, &half, &y);
+            let part = self.c(std::f32::consts::LOG2_E - 1.0);
+            let sum = self.f("fmul", &y, &part);
+            let sum = self.fma(&m, &part, &sum);
+            let sum = self.f("fadd", &sum, &y);
+            let sum = self.f("fadd", &sum, &m);
+            self.f("fadd", &sum, &e)
+        } else {
+            let (high, low) = (self.c(0.693_359_4), self.c(-2.121_944_4e-4));
+            let y = self.fma(&e, &low, &y);
+            let y = self.fma(&square, &half, &y);
+            let sum = self.f("fadd", &m, &y);
+            self.fma(&e, &high, &sum)
+        };
+        self.log_specials(x, &result)
+    }
+
+    fn log_specials(&mut self, x: &str, result: &str) -> String {
+        let (zero, inf, minus_inf, nan) =
+            (self.c(0.0), self.c(f32::INFINITY), self.c(f32::NEG_INFINITY), self.c(f32::NAN));
+        let is_inf = self.f("fcmp oeq", x, &inf);
+        let result = self.select(&is_inf, &inf, result);
+        let is_zero = self.f("fcmp oeq", x, &zero);
+        let result = self.select(&is_zero, &minus_inf, &result);
+        let outside = self.f("fcmp ult", x, &zero);
+        self.select(&outside, &nan, &result)
+    }
+
+    /// The quadrant is found in f64, which is exact enough up to |x| = 2³⁰; beyond that every lane goes to libm.
+    fn sin_cos(&mut self, x: &str, cosine: bool) -> String {
+        let large = self.c(1_073_741_824.0);
+        let magnitude = self.intrinsic("llvm.fabs", "float", &[x]);
+        let is_large = self.f("fcmp ogt", &magnitude, &large);
+        let any = if self.lanes == 1 {
+            is_large.clone()
+        } else {
+            let cond = self.ty("i1");
+            let callee = intrinsic("llvm.vector.reduce.or", "i1", self.lanes);
+            self.w.call("i1", &callee, &[(&cond, &is_large)])
+        };
+        self.w.branch_if(&any, "slow", "fast");
+        self.w.label("slow");
+        let vty = self.ty("float");
+        let slow = libm(self.w, if cosine { "cos" } else { "sin" }, "float", self.lanes, x);
+        self.w.line(format!("ret {vty} {slow}"));
+        self.w.label("fast");
+        let wide = self.convert("fpext", "float", x, "double");
+        let double = self.ty("double");
+        let constant = |v: f64, lanes: usize| splat("double", lanes, super::writer::double_constant(v));
+        let per_quadrant = constant(std::f64::consts::FRAC_2_PI, self.lanes);
+        let scaled = self.w.inst(format!("fmul {double} {wide}, {per_quadrant}"));
+        let q = self.intrinsic("llvm.rint", "double", &[&scaled]);
+        let minus = constant(-std::f64::consts::FRAC_PI_2, self.lanes);
+        let r = self.intrinsic("llvm.fma", "double", &[&q, &minus, &wide]);
+        let rest = constant(-6.123_233_995_736_766e-17, self.lanes);
+        let r = self.intrinsic("llvm.fma", "double", &[&q, &rest, &r]);
+        let r = self.convert("fptrunc", "double", &r, "float");
+        let quadrant = self.convert("fptosi", "double", &q, "i32");
+        let offset = self.ci(i64::from(cosine));
+        let quadrant = self.i("add", &quadrant, &offset);
+        let z = self.f("fmul", &r, &r);
+        let s = self.polynomial(&z, &[-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1]);
+        let s = self.f("fmul", &s, &z);
+        let s = self.fma(&s, &r, &r);
+        let c = self.polynomial(&z, &[2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2, -0.5, 1.0]);
+        let (one, two, zero) = (self.ci(1), self.ci(2), self.ci(0));
+        let odd = self.i("and", &quadrant, &one);
+        let odd = self.i("icmp ne", &odd, &zero);
+        let value = self.select(&odd, &c, &s);
+        let negative = self.i("and", &quadrant, &two);
+        let negative = self.i("icmp ne", &negative, &zero);
+        let ty = self.ty("float");
+        let minus = self.w.inst(format!("fneg {ty} {value}"));
+        self.select(&negative, &minus, &value)
+    }
+
+    /// A polynomial near zero, 1 − 2/(e²ˣ + 1) elsewhere.
+    fn tanh(&mut self, x: &str) -> String {
+        let magnitude = self.intrinsic("llvm.fabs", "float", &[x]);
+        let twice = self.f("fadd", &magnitude, &magnitude);
+        let e = self.exp(&twice);
+        let (one, two) = (self.c(1.0), self.c(2.0));
+        let sum = self.f("fadd", &e, &one);
+        let quotient = self.f("fdiv", &two, &sum);
+        let large = self.f("fsub", &one, &quotient);
+        let large = self.intrinsic("llvm.copysign", "float", &[&large, x]);
+        let s = self.f("fmul", x, x);
+        let p = self.polynomial(&s, &[-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1]);
+        let p = self.f("fmul", &p, &s);
+        let small = self.fma(&p, x, x);
+        let limit = self.c(0.625);
+        let is_small = self.f("fcmp olt", &magnitude, &limit);
+        self.select(&is_small, &small, &large)
+    }
+
+    /// A polynomial near zero, 1 − exp(polynomial) elsewhere.
+    fn erf(&mut self, x: &str) -> String {
+        let t = self.intrinsic("llvm.fabs", "float", &[x]);
+        let s = self.f("fmul", x, x);
+        let high = self.polynomial(&t, &[-1.728_534_7e-5, 3.831_971_3e-4]);
+        let low = self.polynomial(&t, &[-3.883_964_4e-3, 2.425_462_2e-2]);
+        let mut r = self.fma(&high, &s, &low);
+        for coefficient in [-1.067_778_8e-1, -6.348_467e-1, -1.287_175_1e-1] {
+            let c = self.c(coefficient);
+            r = self.fma(&r, &t, &c);
+        }
+        let ty = self.ty("float");
+        let minus = self.w.inst(format!("fneg {ty} {t}"));
+        let r = self.fma(&r, &t, &minus);
+        let e = self.exp(&r);
+        let one = self.c(1.0);
+        let large = self.f("fsub", &one, &e);
+        let large = self.intrinsic("llvm.copysign", "float", &[&large, x]);
+        let p = self.polynomial(
+            &s,
+            &[-5.967_617e-4, 4.991_194_2e-3, -2.676_813_5e-2, 1.128_199_25e-1, -3.761_253_4e-1, 1.283_791_7e-1],
+        );
+        let small = self.fma(&p, x, x);
+        let limit = self.c(0.927_734_4);
+        let is_large = self.f("fcmp ogt", &t, &limit);
+        self.select(&is_large, &large, &small)
+    }
+}

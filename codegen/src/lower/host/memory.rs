@@ -1,0 +1,355 @@
+//! Ops that write memory: stores through views and pointers, atomics.
+
+use super::access::{Access, Place};
+use super::elementwise as ew;
+use super::nest::{Ev, Map, Nest, NestSpec, TileRef, identity};
+use super::repr::{bits_type, from_bits, reg, reg_num, to_bits};
+use super::state::{Lowering, Result};
+use crate::ir::{AtomicOp, BinaryOp, DType, Literal, Op, OpId, Value};
+
+impl Lowering<'_> {
+    pub fn store_view(&mut self, id: OpId, boundary: &[usize]) -> Result<()> {
+        let (view, value) = (self.func.op(id).operands[0], self.func.op(id).operands[1]);
+        let keep = self.same_address_load(value, view);
+        self.settle_loads(self.memory_of(view), keep)?;
+        let shape = self.func.ty(view).shape().to_vec();
+        let map = identity(&shape);
+        let reads = [(value, map.clone())];
+        self.prepare(&reads, &shape)?;
+        let writes = [(view, map.clone(), boundary.to_vec())];
+        let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &writes);
+        let spec = NestSpec::new(&shape, vec_dim, lanes);
+        let view = self.view(view);
+        let ty = reg(self.elem(value));
+        self.nest(&spec, &reads, &writes, |l, nest| {
+            let ev = l.eval(nest, value, &map);
+            let (access, _) = l.view_access(nest, &view, &map, boundary);
+            let x = l.widen(nest, &ev, ty, access.lanes);
+            nest.select(&mut l.w, nest.depth());
+            l.write_memory(&access, &x);
+            Ok(())
+        })
+    }
+
+    /// The load that a stored value comes from, if the store overwrites exactly what that load reads, element by
+    /// element, and nothing else needs it: only then may the load happen during the store.
+    fn same_address_load(&self, value: Value, address: Value) -> Option<Value> {
+        let mut found = None;
+        let mut stack = vec![value];
+        while let Some(v) = stack.pop() {
+            let Some(id) = self.virtual_op(v) else { continue };
+            let data = self.func.op(id);
+            match &data.op {
+                Op::LoadView { .. } | Op::Load { .. } if data.operands[0] == address => {
+                    if self.uses[v.0 as usize] != 1 || found.is_some() {
+                        return None;
+                    }
+                    found = Some(v);
+                }
+                // Other places would be read after neighbours of theirs were written; shapes that change, likewise.
+                Op::LoadView { .. } | Op::Load { .. } | Op::Broadcast | Op::Trans { .. } => {}
+                _ if self.uses[v.0 as usize] == 1 => stack.extend(&data.operands),
+                _ => {}
+            }
+        }
+        found
+    }
+
+    pub fn store(&mut self, id: OpId) -> Result<()> {
+        let operands = self.func.op(id).operands.clone();
+        let keep = self.same_address_load(operands[1], operands[0]);
+        self.settle_loads(self.memory_of(operands[0]), keep)?;
+        self.through_pointers(&operands, |l, nest, reads, mask| {
+            let (mut access, _) = l.pointer_access(nest, reads, mask);
+            if let Some(i) = mask
+                && let Some(Literal::Bool(true)) = l.func.constant(reads[i].0)
+            {
+                access.mask = None;
+            }
+            let value = l.eval(nest, reads[1].0, &reads[1].1);
+            // A value that differs between lanes needs an address per lane.
+            if value.lanes > access.lanes {
+                access = l.spread(nest, access, value.lanes);
+            }
+            let ty = reg(l.elem(reads[1].0));
+            let x = l.widen(nest, &value, ty, access.lanes);
+            nest.select(&mut l.w, nest.depth());
+            l.write_memory(&access, &x);
+            Ok(())
+        })
+    }
+
+    /// An access with one address made one of `lanes` equal addresses.
+    fn spread(&mut self, nest: &mut Nest, access: Access, lanes: usize) -> Access {
+        let level = nest.depth();
+        let Place::Contiguous(p) = access.place else {
+            panic!("internal compiler error: lanes of an address differ in number, please report")
+        };
+        let place = Place::Scattered(self.widen(nest, &Ev { name: p, lanes: 1, level }, "ptr", lanes));
+        let mask = access.mask.map(|m| self.widen(nest, &Ev { name: m, lanes: 1, level }, "i1", lanes));
+        Access { place, mask, lanes, ..access }
+    }
+
+    /// Loops over the elements of pointer operands (operand 0; a mask is operand 2). Scalars make no loop.
+    fn through_pointers(
+        &mut self,
+        operands: &[Value],
+        body: impl Fn(&mut Self, &mut Nest, &[(Value, Map)], Option<usize>) -> Result<()>,
+    ) -> Result<()> {
+        let shape = self.shape(operands[0]).to_vec();
+        let map = identity(&shape);
+        let reads: Vec<(Value, Map)> = operands.iter().map(|&v| (v, map.clone())).collect();
+        self.prepare(&reads, &shape)?;
+        let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &[]);
+        let spec = NestSpec::new(&shape, vec_dim, lanes);
+        let mask = (operands.len() > 2).then_some(2);
+        self.nest(&spec, &reads, &[], |l, nest| body(l, nest, &reads, mask))
+    }
+
+    /// `view[i] = op(view[i], value[i])`.
+    pub fn atomic_view(&mut self, id: OpId, op: AtomicOp, boundary: &[usize]) -> Result<()> {
+        let (view, value) = (self.func.op(id).operands[0], self.func.op(id).operands[1]);
+        self.settle_loads(self.memory_of(view), None)?;
+        let shape = self.func.ty(view).shape().to_vec();
+        let map = identity(&shape);
+        let reads = [(value, map.clone())];
+        self.prepare(&reads, &shape)?;
+        let spec = NestSpec::new(&shape, None, 1);
+        let view = self.view(view);
+        // Bounds are tested element by element: the update costs far more.
+        self.nest(&spec, &reads, &[], |l, nest| {
+            let value = l.eval(nest, value, &map);
+            let fast = std::mem::replace(&mut nest.fast, false);
+            let (access, _) = l.view_access(nest, &view, &map, boundary);
+            nest.fast = fast;
+            let Place::Contiguous(pointer) = access.place else { unreachable!("one lane has one address") };
+            nest.select(&mut l.w, nest.depth());
+            l.guarded(access.mask.as_deref(), |l| {
+                l.update(op, view.elem, &pointer, &value.name);
+            });
+            Ok(())
+        })
+    }
+
+    /// Atomics through pointers; the old values become a tile (or scalar).
+    pub fn atomic(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let operands = data.operands.clone();
+        let result = data.results[0];
+        self.settle_loads(self.memory_of(operands[0]), None)?;
+        let elem = self.elem(result).num().expect("atomics are on numbers");
+        let shape = self.shape(operands[0]).to_vec();
+        let map = identity(&shape);
+        let reads: Vec<(Value, Map)> = operands.iter().map(|&v| (v, map.clone())).collect();
+        self.prepare(&reads, &shape)?;
+        let tile = self.new_tile(&shape, self.elem(result));
+        let (op, masked) = match &self.func.op(id).op {
+            Op::AtomicRmw { op } => (Some(*op), operands.len() > 2),
+            _ => (None, false),
+        };
+        let slot = self.alloca(reg_num(elem));
+        let spec = NestSpec::new(&shape, None, 1);
+        self.nest(&spec, &reads, &[], |l, nest| {
+            let evs: Vec<Ev> = reads.iter().map(|(v, m)| l.eval(nest, *v, m)).collect();
+            nest.select(&mut l.w, nest.depth());
+            l.w.line(format!("store {} {}, ptr {slot}", reg_num(elem), literal_zero(elem)));
+            let mask = masked.then(|| evs[2].name.clone());
+            l.guarded(mask.as_deref(), |l| {
+                let old = match op {
+                    Some(op) => l.update(op, elem, &evs[0].name, &evs[1].name),
+                    None => l.compare_and_swap(elem, &evs[0].name, &evs[1].name, &evs[2].name),
+                };
+                l.w.line(format!("store {} {old}, ptr {slot}", reg_num(elem)));
+            });
+            let old = l.w.inst(format!("load {}, ptr {slot}", reg_num(elem)));
+            let level = nest.depth();
+            l.write_tile(nest, &tile, &map, &Ev { name: old, lanes: 1, level });
+            Ok(())
+        })?;
+        self.define(result, tile);
+        Ok(())
+    }
+
+    /// Makes an arena tile the value of a root's result; scalars are read from it.
+    pub fn define(&mut self, result: Value, tile: TileRef) {
+        if self.func.ty(result).is_tensor() {
+            self.set_tile(result, tile);
+            return;
+        }
+        let spec = NestSpec::new(&[], None, 1);
+        let target = self.w.selected();
+        let mut nest = Nest::open(&mut self.w, &spec, true);
+        let ev = self.read_tile(&mut nest, &tile, &Vec::new());
+        nest.close(&mut self.w, target);
+        self.scalars.insert(result, ev.name);
+        self.arena.release(tile.buffer);
+    }
+
+    /// Runs `body` where the mask is true.
+    fn guarded(&mut self, mask: Option<&str>, body: impl FnOnce(&mut Self)) {
+        let Some(mask) = mask else { return body(self) };
+        let (inside, after) = (self.w.fresh_label("masked"), self.w.fresh_label("after"));
+        self.w.branch_if(mask, &inside, &after);
+        self.w.label(&inside);
+        body(self);
+        self.w.branch(&after);
+        self.w.label(&after);
+    }
+
+    /// One atomic read-modify-write; gives the old value.
+    fn update(&mut self, op: AtomicOp, d: DType, pointer: &str, value: &str) -> String {
+        let (bits, align) = (bits_type(d), d.bytes());
+        let integer = match (op, d.is_float()) {
+            (AtomicOp::Xchg, _) => Some("xchg"),
+            (_, true) => None,
+            (AtomicOp::Add, _) => Some("add"),
+            (AtomicOp::And, _) => Some("and"),
+            (AtomicOp::Or, _) => Some("or"),
+            (AtomicOp::Xor, _) => Some("xor"),
+            (AtomicOp::Min, _) => Some(if d.is_signed_int() { "min" } else { "umin" }),
+            (AtomicOp::Max, _) => Some(if d.is_signed_int() { "max" } else { "umax" }),
+        };
+        if let Some(op) = integer {
+            let new = to_bits(&mut self.w, d, 1, value);
+            let old = self.w.inst(format!("atomicrmw {op} ptr {pointer}, {bits} {new} monotonic, align {align}"));
+            return from_bits(&mut self.w, d, 1, &old);
+        }
+        let op = match op {
+            AtomicOp::Add => BinaryOp::Add,
+            AtomicOp::Min => BinaryOp::Min,
+            AtomicOp::Max => BinaryOp::Max,
+            AtomicOp::And | AtomicOp::Or | AtomicOp::Xor | AtomicOp::Xchg => {
+                panic!("internal compiler error: bitwise atomic on {d}, please report")
+            }
+        };
+        self.update_loop(op, d, pointer, value)
+    }
+
+    /// Floats: compute and compare-and-swap until nobody came between.
+    fn update_loop(&mut self, op: BinaryOp, d: DType, pointer: &str, value: &str) -> String {
+        let (bits, align) = (bits_type(d), d.bytes());
+        let slot = self.alloca(bits);
+        let first = self.w.inst(format!("load atomic {bits}, ptr {pointer} monotonic, align {align}"));
+        self.w.line(format!("store {bits} {first}, ptr {slot}"));
+        let (again, done) = (self.w.fresh_label("again"), self.w.fresh_label("swapped"));
+        self.w.branch(&again);
+        self.w.label(&again);
+        let old = self.w.inst(format!("load {bits}, ptr {slot}"));
+        let x = from_bits(&mut self.w, d, 1, &old);
+        let sum = ew::binary(&mut self.w, op, d, 1, &x, value);
+        let new = to_bits(&mut self.w, d, 1, &sum);
+        let pair = self.w.inst(format!(
+            "cmpxchg weak ptr {pointer}, {bits} {old}, {bits} {new} monotonic monotonic, align {align}"
+        ));
+        let seen = self.w.inst(format!("extractvalue {{ {bits}, i1 }} {pair}, 0"));
+        let swapped = self.w.inst(format!("extractvalue {{ {bits}, i1 }} {pair}, 1"));
+        self.w.line(format!("store {bits} {seen}, ptr {slot}"));
+        self.w.branch_if(&swapped, &done, &again);
+        self.w.label(&done);
+        x
+    }
+
+    fn compare_and_swap(&mut self, d: DType, pointer: &str, expected: &str, new: &str) -> String {
+        let (bits, align) = (bits_type(d), d.bytes());
+        let (expected, new) = (to_bits(&mut self.w, d, 1, expected), to_bits(&mut self.w, d, 1, new));
+        let pair = self
+            .w
+            .inst(format!("cmpxchg ptr {pointer}, {bits} {expected}, {bits} {new} acq_rel acquire, align {align}"));
+        let old = self.w.inst(format!("extractvalue {{ {bits}, i1 }} {pair}, 0"));
+        from_bits(&mut self.w, d, 1, &old)
+    }
+
+    /// Reads through one pointer, now.
+    pub fn scalar_load(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
+        let elem = self.elem(data.results[0]);
+        let d = elem.num().expect("loads give numbers");
+        let access = Access {
+            place: Place::Contiguous(names[0].clone()),
+            elem: d,
+            lanes: 1,
+            mask: names.get(1).cloned(),
+        };
+        let mut value = self.read_memory(&access, None);
+        if let Some(other) = names.get(2) {
+            value = ew::select(&mut self.w, elem, 1, &names[1], &value, other);
+        }
+        self.scalars.insert(data.results[0], value);
+    }
+
+    /// `join`: two tiles side by side in a new last dimension.
+    pub fn join(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let (operands, result) = (data.operands.clone(), data.results[0]);
+        let tile = self.new_tile(self.shape(result), self.elem(result));
+        for (side, &v) in operands.iter().enumerate() {
+            let strides = tile.strides[..tile.strides.len() - 1].to_vec();
+            let half = TileRef { offset: side, strides, ..tile.clone() };
+            if self.func.ty(v).is_scalar() {
+                self.write_scalar(&half, v);
+            } else {
+                self.prepare(&[(v, identity(self.shape(v)))], &self.shape(v).to_vec())?;
+                self.fill(v, &half)?;
+            }
+        }
+        self.set_tile(result, tile);
+        Ok(())
+    }
+
+    /// Writes a scalar to an arena tile without dimensions.
+    pub fn write_scalar(&mut self, tile: &TileRef, v: Value) {
+        let spec = NestSpec::new(&[], None, 1);
+        let target = self.w.selected();
+        let mut nest = Nest::open(&mut self.w, &spec, true);
+        nest.select(&mut self.w, 0);
+        let ev = Ev { name: self.scalar(v), lanes: 1, level: 0 };
+        self.write_tile(&mut nest, tile, &Vec::new(), &ev);
+        nest.close(&mut self.w, target);
+    }
+
+    /// `split`: both halves are views of the operand's buffer.
+    pub fn split(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let (operand, results) = (data.operands[0], data.results.clone());
+        let (tile, temporary) = self.tile_of(operand)?;
+        let (last, strides) = tile.strides.split_last().expect("a tile to split has dimensions");
+        for (side, &r) in results.iter().enumerate() {
+            let half = TileRef { offset: tile.offset + side * last, strides: strides.to_vec(), ..tile.clone() };
+            self.arena.retain(tile.buffer);
+            self.define(r, half);
+        }
+        if temporary {
+            self.arena.release(tile.buffer);
+        }
+        Ok(())
+    }
+
+    /// `reshape` to other extents: the same buffer where it is dense, a dense copy otherwise.
+    pub fn reshape(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let (operand, result) = (data.operands[0], data.results[0]);
+        let (mut tile, mut temporary) = self.tile_of(operand)?;
+        if !self.dense(operand, &tile) {
+            let copy = self.new_tile(self.shape(operand), self.elem(operand));
+            self.fill(operand, &copy)?;
+            if temporary {
+                self.arena.release(tile.buffer);
+            }
+            (tile, temporary) = (copy, true);
+        }
+        if !temporary {
+            self.arena.retain(tile.buffer);
+        }
+        let strides = super::nest::row_major(self.shape(result));
+        self.define(result, TileRef { strides, ..tile });
+        Ok(())
+    }
+}
+
+fn literal_zero(d: DType) -> &'static str {
+    match reg_num(d) {
+        "float" | "double" => "0.0",
+        _ => "0",
+    }
+}

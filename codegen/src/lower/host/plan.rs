@@ -1,0 +1,220 @@
+//! Decides, before any code is written, which tiles get a buffer and which are computed where they are used.
+//!
+//! An op is *fused* when it gives each element of its result from single elements of its operands: it needs no buffer,
+//! its consumer evaluates it inside its own loops. The other ops with tile operands are *roots*: they have loops of
+//! their own (stores, reductions, products, loop-carried values, …). A fused value gets a buffer when
+//!
+//! - several roots would evaluate it, and it is not cheap ([`CHEAP`]): the first of them also stores it, or
+//! - it is repeated along a dimension (`broadcast`), and it is not cheap: computing it once per row instead of once per
+//!   element is the point of a smaller tile; it gets loops of its own.
+
+use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, UnaryOp, Value};
+use std::collections::BTreeSet;
+
+/// Cost up to which a value is computed again by each consumer. An integer operation costs 1.
+const CHEAP: u32 = 10;
+const EXPENSIVE: u32 = 1000;
+
+/// A place in a block where a root evaluates operands: the op's index, and the operand for ops that evaluate each on
+/// its own.
+type Root = (usize, usize);
+
+/// Facts about every value, by value number.
+pub struct Plan {
+    /// The value needs a buffer of its own.
+    pub buffered: Vec<bool>,
+    /// The buffer is filled by loops of its own, not by the first consumer's.
+    pub own_loops: Vec<bool>,
+    /// Roots of the value in its block, in order (parameters and root results included).
+    pub roots: Vec<BTreeSet<Root>>,
+    /// Block in which the value is defined.
+    pub block: Vec<BlockId>,
+    /// Index of each op in its block.
+    pub position: Vec<usize>,
+    cost: Vec<Option<u32>>,
+}
+
+/// Whether consumers can evaluate the op's result element by element.
+pub fn is_fused(func: &Func, id: OpId) -> bool {
+    let data = func.op(id);
+    if data.results.len() != 1 || !func.ty(data.results[0]).is_tensor() {
+        return false;
+    }
+    match &data.op {
+        Op::Reshape => keeps_dimensions(func, id),
+        Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Cmp(_)
+        | Op::Constant { .. }
+        | Op::Arange { .. }
+        | Op::LoadView { .. }
+        | Op::Load { .. }
+        | Op::PtrAdd
+        | Op::Splat
+        | Op::ExpandDims { .. }
+        | Op::Broadcast
+        | Op::Trans { .. }
+        | Op::Fma
+        | Op::Select
+        | Op::Cast
+        | Op::Bitcast
+        | Op::Hint { .. } => true,
+        _ => false,
+    }
+}
+
+/// Ops that only say where an element comes from.
+pub fn is_map(func: &Func, id: OpId) -> bool {
+    match func.op(id).op {
+        Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Hint { .. } => is_fused(func, id),
+        Op::Reshape => is_fused(func, id),
+        _ => false,
+    }
+}
+
+/// A reshape that only adds or removes dimensions of extent 1.
+fn keeps_dimensions(func: &Func, id: OpId) -> bool {
+    let data = func.op(id);
+    let extents = |v: Value| -> Vec<usize> { func.ty(v).shape().iter().copied().filter(|&n| n != 1).collect() };
+    extents(data.operands[0]) == extents(data.results[0])
+}
+
+/// The value that a chain of maps reads.
+pub fn map_source(func: &Func, mut v: Value) -> Value {
+    while let Some(id) = func.def_op(v).filter(|&id| is_map(func, id)) {
+        v = func.op(id).operands[0];
+    }
+    v
+}
+
+impl Plan {
+    pub fn new(func: &Func) -> Plan {
+        let n = func.num_values();
+        let mut plan = Plan {
+            buffered: vec![false; n],
+            own_loops: vec![false; n],
+            roots: vec![BTreeSet::new(); n],
+            block: vec![func.body; n],
+            position: vec![0; func.num_ops()],
+            cost: vec![None; n],
+        };
+        plan.place_block(func, func.body);
+        plan.block(func, func.body);
+        plan
+    }
+
+    fn place_block(&mut self, func: &Func, block: BlockId) {
+        for &p in &func.block(block).params {
+            self.block[p.0 as usize] = block;
+        }
+        for (i, &id) in func.block(block).ops.iter().enumerate() {
+            self.position[id.0 as usize] = i;
+            for &r in &func.op(id).results {
+                self.block[r.0 as usize] = block;
+            }
+            for &region in &func.op(id).regions {
+                self.place_block(func, region);
+            }
+        }
+    }
+
+    fn block(&mut self, func: &Func, block: BlockId) {
+        let ops = &func.block(block).ops;
+        for (i, &id) in ops.iter().enumerate().rev() {
+            let data = func.op(id);
+            for &region in &data.regions {
+                self.block(func, region);
+                // What a region uses from outside must be there before it starts.
+                for inner in func.walk_from(region) {
+                    for &v in &func.op(inner).operands {
+                        if self.block[v.0 as usize] == block {
+                            self.roots[v.0 as usize].insert((i, usize::MAX));
+                        }
+                    }
+                }
+            }
+            if is_fused(func, id) {
+                self.fused(func, block, id);
+            } else {
+                let separately =
+                    matches!(data.op, Op::Yield | Op::Condition) || data.op.effects() == Effects::Regions;
+                for (k, &v) in data.operands.iter().enumerate() {
+                    if self.block[v.0 as usize] == block {
+                        self.roots[v.0 as usize].insert((i, if separately { k } else { 0 }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Decides about a fused op's result, whose uses have all been seen, and hands its roots on to the operands.
+    fn fused(&mut self, func: &Func, block: BlockId, id: OpId) {
+        let data = func.op(id);
+        let result = data.results[0].0 as usize;
+        let map = is_map(func, id);
+        if !map && self.cost(func, data.results[0]) > CHEAP {
+            self.buffered[result] = self.own_loops[result] || self.roots[result].len() > 1;
+        }
+        let roots = self.roots[result].clone();
+        let passed: BTreeSet<Root> =
+            if self.buffered[result] { roots.into_iter().take(1).collect() } else { roots };
+        for &v in &data.operands {
+            // A region's use of an outer value is recorded with the op that holds the region.
+            if self.block[v.0 as usize] == block {
+                self.roots[v.0 as usize].extend(&passed);
+            }
+        }
+        if let Op::Broadcast = data.op {
+            let source = map_source(func, data.operands[0]);
+            let wider = func.ty(data.results[0]).numel() > func.ty(source).numel();
+            let fused = func.def_op(source).is_some_and(|d| is_fused(func, d));
+            if wider && fused && self.cost(func, source) > CHEAP {
+                self.own_loops[source.0 as usize] = true;
+            }
+        }
+    }
+
+    /// What computing one element of a fused value again costs.
+    pub fn cost(&mut self, func: &Func, v: Value) -> u32 {
+        if let Some(cost) = self.cost[v.0 as usize] {
+            return cost;
+        }
+        let cost = self.compute_cost(func, v);
+        self.cost[v.0 as usize] = Some(cost);
+        cost
+    }
+
+    fn compute_cost(&mut self, func: &Func, v: Value) -> u32 {
+        let Def::Result(id, _) = func.value(v).def else { return 0 };
+        if func.ty(v).is_scalar() || !is_fused(func, id) {
+            return 0;
+        }
+        let data = func.op(id);
+        if is_map(func, id) {
+            return self.cost(func, data.operands[0]);
+        }
+        let own = match &data.op {
+            Op::Constant { .. } | Op::Arange { .. } | Op::Splat => return 0,
+            Op::Binary(op) => match op {
+                crate::ir::BinaryOp::Div | crate::ir::BinaryOp::Rem | crate::ir::BinaryOp::MulHi => 5,
+                _ => 1,
+            },
+            Op::Unary(UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs) | Op::Cmp(_) | Op::Select | Op::PtrAdd => 1,
+            Op::Cast | Op::Bitcast | Op::Fma => 1,
+            _ => EXPENSIVE,
+        };
+        let mut total = own;
+        for &operand in &data.operands {
+            // Arithmetic on a buffer would keep that buffer alive and read it again.
+            let source = map_source(func, operand);
+            let from_buffer =
+                func.ty(source).is_tensor() && !func.def_op(source).is_some_and(|d| is_fused(func, d));
+            total += if from_buffer { EXPENSIVE } else { self.cost(func, operand) };
+        }
+        total.min(EXPENSIVE)
+    }
+
+    pub fn is_cheap(&mut self, func: &Func, v: Value) -> bool {
+        self.cost(func, v) <= CHEAP
+    }
+}

@@ -1,0 +1,269 @@
+//! What is known while a kernel is lowered: where every value lives, and how often it is still needed.
+
+use super::access::ViewRef;
+use super::arena::Arena;
+use super::nest::{TileRef, row_major};
+use super::plan::{Plan, is_fused, map_source};
+use super::repr::stored_bytes;
+use super::writer::Writer;
+use crate::ir::{BlockId, Elem, Func, Loc, Op, OpId, Value};
+use crate::lower::Unsupported;
+use crate::target::{CompileOptions, HostCpu};
+use std::collections::{BTreeSet, HashMap};
+
+/// What the loops are shaped for.
+#[derive(Clone, Copy, Debug)]
+pub struct Vectors {
+    /// f32 lanes of one vector register.
+    pub lanes: usize,
+    /// Vector registers.
+    pub registers: usize,
+}
+
+impl Vectors {
+    pub fn of(cpu: &HostCpu) -> Vectors {
+        let has = |feature: &str| cpu.features.split(',').any(|f| f.trim() == feature);
+        if has("+avx512f") && has("+avx512vl") && has("+avx512bw") {
+            Vectors { lanes: 16, registers: 32 }
+        } else if has("+avx2") {
+            Vectors { lanes: 8, registers: 16 }
+        } else if cpu.triple.starts_with("aarch64") {
+            Vectors { lanes: 4, registers: 32 }
+        } else {
+            Vectors { lanes: 4, registers: 16 }
+        }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, Unsupported>;
+
+/// One kernel on its way to LLVM IR.
+pub struct Lowering<'f> {
+    pub func: &'f Func,
+    pub options: &'f CompileOptions,
+    pub vectors: Vectors,
+    pub w: Writer,
+    pub plan: Plan,
+    pub arena: Arena,
+    /// `alloca`s of the entry block.
+    pub allocas: String,
+    /// Block whose ops are being lowered.
+    pub block: BlockId,
+    /// Place of the op that is being lowered.
+    pub loc: Loc,
+    pub scalars: HashMap<Value, String>,
+    pub views: HashMap<Value, ViewRef>,
+    /// Tiles that have a buffer; the other tiles are evaluated where they are used.
+    pub tiles: HashMap<Value, TileRef>,
+    /// Uses of each value that are not lowered yet.
+    pub uses: Vec<u32>,
+    /// Tiles read from memory that may still be without a buffer, in order.
+    pub pending_loads: Vec<Value>,
+    /// Where a product should go so that it need not be copied: the buffer of a loop-carried value.
+    pub destinations: HashMap<Value, TileRef>,
+}
+
+impl<'f> Lowering<'f> {
+    pub fn new(func: &'f Func, cpu: &HostCpu, options: &'f CompileOptions) -> Lowering<'f> {
+        Lowering {
+            func,
+            options,
+            vectors: Vectors::of(cpu),
+            w: Writer::new(),
+            plan: Plan::new(func),
+            arena: Arena::default(),
+            allocas: String::new(),
+            block: func.body,
+            loc: func.loc.clone(),
+            scalars: HashMap::new(),
+            views: HashMap::new(),
+            tiles: HashMap::new(),
+            uses: func.use_counts(),
+            pending_loads: Vec::new(),
+            destinations: HashMap::new(),
+        }
+    }
+
+    pub fn unsupported<T>(&self, message: impl Into<String>, help: Option<&str>) -> Result<T> {
+        Err(Unsupported { loc: self.loc.clone(), message: message.into(), help: help.map(str::to_string) })
+    }
+
+    pub fn elem(&self, v: Value) -> Elem {
+        self.func.ty(v).elem().unwrap_or_else(|| panic!("internal compiler error: not a number, please report"))
+    }
+
+    pub fn shape(&self, v: Value) -> &'f [usize] {
+        self.func.ty(v).shape()
+    }
+
+    /// Operand of a scalar.
+    pub fn scalar(&self, v: Value) -> String {
+        self.scalars
+            .get(&v)
+            .cloned()
+            .unwrap_or_else(|| panic!("internal compiler error: scalar %{} has no operand, please report", v.0))
+    }
+
+    pub fn view(&self, v: Value) -> ViewRef {
+        self.views
+            .get(&v)
+            .cloned()
+            .unwrap_or_else(|| panic!("internal compiler error: view %{} is not known, please report", v.0))
+    }
+
+    /// A new `alloca` for a loop-carried scalar; LLVM turns it into a register.
+    pub fn alloca(&mut self, ty: &str) -> String {
+        let name = self.w.fresh("slot");
+        self.allocas.push_str(&format!("  {name} = alloca {ty}\n"));
+        name
+    }
+
+    /// A new row-major buffer.
+    pub fn new_tile(&mut self, shape: &[usize], elem: Elem) -> TileRef {
+        let count: usize = shape.iter().product();
+        let buffer = self.arena.allocate((count * stored_bytes(elem)) as u64);
+        TileRef { buffer, elem, offset: 0, strides: row_major(shape) }
+    }
+
+    /// The fused op that a tile without a buffer is computed by.
+    pub fn virtual_op(&self, v: Value) -> Option<OpId> {
+        if self.tiles.contains_key(&v) {
+            return None;
+        }
+        self.func.def_op(v).filter(|&id| is_fused(self.func, id))
+    }
+
+    /// Gives a value its buffer. A fused value no longer depends on its operands then.
+    pub fn set_tile(&mut self, v: Value, tile: TileRef) {
+        let operands = match self.virtual_op(v) {
+            Some(id) => self.func.op(id).operands.clone(),
+            None => Vec::new(),
+        };
+        let needed = self.uses[v.0 as usize] > 0;
+        if !needed {
+            self.arena.release(tile.buffer);
+        }
+        self.tiles.insert(v, tile);
+        if needed {
+            for operand in operands {
+                self.used(operand);
+            }
+        }
+    }
+
+    /// One use of a value is lowered. Its buffer is released after the last one.
+    pub fn used(&mut self, v: Value) {
+        let count = &mut self.uses[v.0 as usize];
+        assert!(*count > 0, "internal compiler error: %{} is used more often than counted, please report", v.0);
+        *count -= 1;
+        if *count == 0 {
+            self.dead(v);
+        }
+    }
+
+    /// A value without remaining uses.
+    pub fn dead(&mut self, v: Value) {
+        if let Some(tile) = self.tiles.get(&v) {
+            self.arena.release(tile.buffer);
+        } else if let Some(id) = self.virtual_op(v) {
+            for operand in self.func.op(id).operands.clone() {
+                self.used(operand);
+            }
+        }
+    }
+
+    /// Values from outside that the regions of an op use, in order.
+    pub fn captured(&self, id: OpId) -> Vec<Value> {
+        let mut inside = BTreeSet::new();
+        let mut used = BTreeSet::new();
+        for &region in &self.func.op(id).regions {
+            inside.extend(&self.func.block(region).params);
+            for op in self.func.walk_from(region) {
+                let data = self.func.op(op);
+                inside.extend(&data.results);
+                used.extend(&data.operands);
+                for &inner in &data.regions {
+                    inside.extend(&self.func.block(inner).params);
+                }
+            }
+        }
+        used.difference(&inside).copied().collect()
+    }
+
+    /// Gives a fused tile that a region uses from outside a buffer, unless it is cheap to compute again inside.
+    pub fn settle(&mut self, v: Value) -> Result<()> {
+        let source = map_source(self.func, v);
+        if self.virtual_op(source).is_none() {
+            return Ok(());
+        }
+        if self.plan.is_cheap(self.func, source) {
+            return Ok(());
+        }
+        self.materialise(source)
+    }
+
+    /// Gives buffers to tiles whose memory an op with effects is about to change. `writes` is the argument that the
+    /// written memory belongs to (`None`: unknown), `keep` a load that the op itself may still do.
+    pub fn settle_loads(&mut self, writes: Option<Value>, keep: Option<Value>) -> Result<()> {
+        let pending = std::mem::take(&mut self.pending_loads);
+        for load in pending {
+            if self.virtual_op(load).is_none() || self.uses[load.0 as usize] == 0 {
+                continue;
+            }
+            let id = self.func.def_op(load).expect("loads are ops");
+            let reads = self.memory_of(self.func.op(id).operands[0]);
+            let disjoint = matches!((reads, writes), (Some(a), Some(b)) if a != b);
+            if disjoint || keep == Some(load) {
+                self.pending_loads.push(load);
+            } else {
+                self.materialise(load)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pointer argument that an address or view is derived from, where that is certain. Different arguments are
+    /// different memory: the launch refuses buffers that overlap.
+    pub fn memory_of(&self, v: Value) -> Option<Value> {
+        self.trace_memory(v, &mut Vec::new())?
+    }
+
+    /// `None`: unknown. `Some(None)`: a loop-carried value that depends on itself only.
+    fn trace_memory(&self, v: Value, visiting: &mut Vec<Value>) -> Option<Option<Value>> {
+        if visiting.contains(&v) {
+            return Some(None);
+        }
+        match self.func.value(v).def {
+            crate::ir::Def::Param(block, _) if block == self.func.body => Some(Some(v)),
+            crate::ir::Def::Param(block, index) => {
+                let owner = self.func.walk().into_iter().find(|&id| self.func.op(id).regions.contains(&block))?;
+                let data = self.func.op(owner);
+                let Op::For { .. } = data.op else { return None };
+                let init = *data.operands.get(index.checked_sub(1)? + 3)?;
+                let last = *self.func.block(block).ops.last()?;
+                let next = *self.func.op(last).operands.get(index - 1)?;
+                visiting.push(v);
+                let from_init = self.trace_memory(init, visiting)?;
+                let from_next = self.trace_memory(next, visiting)?;
+                visiting.pop();
+                match (from_init, from_next) {
+                    (a, None) => Some(a),
+                    (a, b) if a == b => Some(a),
+                    _ => None,
+                }
+            }
+            crate::ir::Def::Result(id, _) => match self.func.op(id).op {
+                Op::PtrAdd
+                | Op::Splat
+                | Op::Broadcast
+                | Op::ExpandDims { .. }
+                | Op::Trans { .. }
+                | Op::Reshape
+                | Op::Hint { .. }
+                | Op::Advance
+                | Op::MakeView { .. } => self.trace_memory(self.func.op(id).operands[0], visiting),
+                _ => None,
+            },
+        }
+    }
+}
