@@ -6,7 +6,7 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     assign_layouts, canonicalize, carried, cse, dce, hoist_buffers, licm, pipeline_loads, resolve_views,
 };
-use crate::target::{Artifact, Code, CompileOptions, GpuArch, Manifest, Target};
+use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
 
 /// Why a kernel did not compile.
@@ -87,10 +87,7 @@ pub fn compile(
 ) -> Result<Artifact, CompileError> {
     match target {
         Target::Nvptx(arch) => compile_gpu(func, *arch, options, observer),
-        Target::Host(_) => {
-            Err(Unsupported { loc: func.loc.clone(), message: "native code is not generated yet".into(), help: None }
-                .into())
-        }
+        Target::Host(cpu) => compile_host(func, cpu, options, observer),
     }
 }
 
@@ -133,4 +130,30 @@ pub fn compile_gpu(
         source: func.loc.to_string(),
     };
     Ok(Artifact { manifest, code: Code::Ptx(ptx.code) })
+}
+
+/// Compiles for a CPU: one call of the entry runs one program instance.
+pub fn compile_host(
+    func: &Func,
+    cpu: &HostCpu,
+    options: &CompileOptions,
+    observer: &mut dyn Observer,
+) -> Result<Artifact, CompileError> {
+    let mut p = Pipeline { func: func.clone(), observer };
+    p.tile_passes();
+    let module = lower::host::lower(&p.func, cpu, options)?;
+    p.observer.llvm_ir(&module.llvm_ir);
+    let object = llvm::object(&module.llvm_ir, cpu, &Opt::host())?;
+    let manifest = Manifest {
+        kernel: func.name.clone(),
+        entry: module.entry,
+        target: "host".into(),
+        args: module.args,
+        threads: 1,
+        shared_bytes: 0,
+        arena_bytes: module.arena_bytes,
+        tensor_maps: Vec::new(),
+        source: func.loc.to_string(),
+    };
+    Ok(Artifact { manifest, code: Code::Object(object.code) })
 }

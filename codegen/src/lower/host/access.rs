@@ -157,8 +157,7 @@ impl Lowering<'_> {
     pub fn view_access(&mut self, nest: &mut Nest, view: &ViewRef, map: &Map, boundary: &[usize]) -> (Access, usize) {
         let lanes = if nest.varies(map) { nest.lanes } else { 1 };
         let memory = in_memory(view.elem);
-        let origin: Vec<_> =
-            view.offsets.iter().zip(&view.strides).map(|(o, s)| (o.clone(), 0, s.clone())).collect();
+        let origin: Vec<_> = view.offsets.iter().zip(&view.strides).map(|(o, s)| (o.clone(), 0, s.clone())).collect();
         let base = offset_pointer(&mut self.w, nest, (view.base.clone(), 0), memory, origin);
         let terms = terms(nest, map, view.strides.iter().cloned());
         let (pointer, mut level) = offset_pointer(&mut self.w, nest, base, memory, terms);

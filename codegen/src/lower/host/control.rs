@@ -10,9 +10,16 @@ use crate::ir::{BlockId, DType, Effects, Op, OpId, Type, Value};
 /// Where a value waits between iterations, or leaves a branch.
 #[derive(Clone, Debug)]
 enum Carried {
-    Scalar { slot: String, ty: String },
+    Scalar {
+        slot: String,
+        ty: String,
+    },
     /// `fixed` holds the parts of a view that never change; the others have slots, as (slot, type).
-    View { fixed: ViewRef, moving: Moving, slots: Vec<String> },
+    View {
+        fixed: ViewRef,
+        moving: Moving,
+        slots: Vec<String>,
+    },
     Tile(TileRef),
 }
 
@@ -234,7 +241,9 @@ impl Lowering<'_> {
     fn reads_elsewhere(&self, v: Value, target: &TileRef) -> bool {
         let full = identity(self.shape(v));
         self.visited(&[(v, full.clone())]).iter().any(|(leaf, map)| {
-            self.tiles.get(leaf).is_some_and(|t| t.buffer == target.buffer && (*map != full || t.strides != target.strides))
+            self.tiles
+                .get(leaf)
+                .is_some_and(|t| t.buffer == target.buffer && (*map != full || t.strides != target.strides))
         })
     }
 

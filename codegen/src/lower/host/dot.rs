@@ -140,14 +140,19 @@ impl Lowering<'_> {
     }
 
     /// The loop over k.
-    fn contraction(&mut self, nest: &mut Nest, p: &Product, operands: (Value, Value), points: &[(Vec<String>, String)]) {
+    fn contraction(
+        &mut self,
+        nest: &mut Nest,
+        p: &Product,
+        operands: (Value, Value),
+        points: &[(Vec<String>, String)],
+    ) {
         let depth = nest.depth();
         let (a_base, b_base) = (self.tile_pointer(nest, &p.a), self.tile_pointer(nest, &p.b));
         nest.select(&mut self.w, depth);
         let (a_ty, b_ty) = (stored(p.a.elem), stored(p.b.elem));
-        let rows: Vec<String> = (0..p.rows)
-            .map(|i| self.moved(&a_base, a_ty, &points[i * p.columns].0[0], p.a.strides[0]))
-            .collect();
+        let rows: Vec<String> =
+            (0..p.rows).map(|i| self.moved(&a_base, a_ty, &points[i * p.columns].0[0], p.a.strides[0])).collect();
         let columns: Vec<String> =
             (0..p.columns).map(|j| self.moved(&b_base, b_ty, &points[j].0[1], p.b.strides[1])).collect();
         let unroll = power_of_two(p.depth, 4);

@@ -3,9 +3,9 @@
 //! Narrow floats are computed in f32 and rounded after each operation (see [`super::repr`]).
 
 use super::math;
-use super::repr::{bits_type, from_bits, is_narrow, reg, reg_num, round, suffix, to_bits};
-use crate::ir::{BinaryOp, CmpOp, DType, Elem, UnaryOp};
+use super::repr::{from_bits, is_narrow, reg, reg_num, round, suffix, to_bits};
 use super::writer::{Writer, double_constant, float_constant, intrinsic, splat, vector};
+use crate::ir::{BinaryOp, CmpOp, DType, Elem, UnaryOp};
 
 /// A number of type `d` in every lane.
 pub fn number(d: DType, lanes: usize, value: f64) -> String {
@@ -81,8 +81,8 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
             BinaryOp::Mul => w.inst(format!("fmul {vty} {a}, {b}")),
             BinaryOp::Div => w.inst(format!("fdiv {vty} {a}, {b}")),
             BinaryOp::Rem => w.inst(format!("frem {vty} {a}, {b}")),
-            BinaryOp::Min => return call_same(w, "llvm.minnum", ty, lanes, &[a, b]),
-            BinaryOp::Max => return call_same(w, "llvm.maxnum", ty, lanes, &[a, b]),
+            BinaryOp::Min => return call_same(w, "llvm.minimumnum", ty, lanes, &[a, b]),
+            BinaryOp::Max => return call_same(w, "llvm.maximumnum", ty, lanes, &[a, b]),
             BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
                 panic!("internal compiler error: `{}` of {d}, please report", op.name())
             }
@@ -115,8 +115,8 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
     }
 }
 
-/// Division by zero gives 0 and its remainder is the dividend; the one quotient that overflows wraps. Neither may reach
-/// the CPU's division, which traps.
+/// Division by zero gives quotient and remainder 0; the one quotient that overflows wraps. Neither may reach the CPU's
+/// division, which traps.
 fn integer_division(w: &mut Writer, remainder: bool, d: DType, lanes: usize, a: &str, b: &str) -> String {
     let ty = reg_num(d);
     let (vty, cond) = (vector(ty, lanes), vector("i1", lanes));
@@ -140,8 +140,7 @@ fn integer_division(w: &mut Writer, remainder: bool, d: DType, lanes: usize, a: 
         let negated = w.inst(format!("sub {vty} {zero}, {a}"));
         result = w.inst(format!("select {cond} {minus}, {vty} {negated}, {vty} {result}"));
     }
-    let of_zero = if remainder { a } else { &zero };
-    w.inst(format!("select {cond} {by_zero}, {vty} {of_zero}, {vty} {result}"))
+    w.inst(format!("select {cond} {by_zero}, {vty} {zero}, {vty} {result}"))
 }
 
 /// A shift by the width or more gives what shifting bit by bit would: 0, or the sign in every bit.
@@ -228,8 +227,12 @@ pub fn cast(w: &mut Writer, from: DType, to: DType, lanes: usize, x: &str) -> St
         }
         (false, true) => {
             let op = if from.is_signed_int() { "sitofp" } else { "uitofp" };
-            let result = w.inst(format!("{op} {source} {x} to {target}"));
-            round(w, to, lanes, &result)
+            if is_narrow(to) {
+                // By way of f64, so that f32 does not round first.
+                let wide = w.inst(format!("{op} {source} {x} to {}", vector("double", lanes)));
+                return cast_float(w, DType::F64, to, lanes, &wide);
+            }
+            w.inst(format!("{op} {source} {x} to {target}"))
         }
         (false, false) if to.bits() > from.bits() || from == DType::Bool => {
             let op = if from.is_signed_int() { "sext" } else { "zext" };
@@ -306,9 +309,4 @@ pub fn widen_lane(w: &mut Writer, ty: &str, lanes: usize, x: &str) -> String {
     let vty = vector(ty, lanes);
     let first = w.inst(format!("insertelement {vty} poison, {ty} {x}, i64 0"));
     w.inst(format!("shufflevector {vty} {first}, {vty} poison, <{lanes} x i32> zeroinitializer"))
-}
-
-/// Whether `bits_type` and the register type differ, that is whether a bit pattern needs conversion.
-pub fn needs_conversion(d: DType) -> bool {
-    is_narrow(d) || d == DType::Bool || bits_type(d) != reg_num(d)
 }

@@ -26,7 +26,11 @@ pub fn literal(d: DType, lanes: usize, value: Literal) -> String {
             let bits = d.bits();
             // Printed as the signed number with the same bits, which LLVM takes for any integer type.
             let shifted = ((i as i128) << (128 - bits)) >> (128 - bits);
-            if d == DType::Bool { splat("i1", lanes, i64::from(i != 0)) } else { splat(reg(Elem::Num(d)), lanes, shifted) }
+            if d == DType::Bool {
+                splat("i1", lanes, i64::from(i != 0))
+            } else {
+                splat(reg(Elem::Num(d)), lanes, shifted)
+            }
         }
     }
 }
@@ -376,7 +380,8 @@ impl Lowering<'_> {
         }
         let lanes = nest.lanes;
         let wide = self.widen(nest, &Ev { name: first, lanes: 1, level }, "i32", lanes);
-        let name = nest.inst(&mut self.w, level, format!("add {} {wide}, {}", vector("i32", lanes), iota("i32", lanes)));
+        let name =
+            nest.inst(&mut self.w, level, format!("add {} {wide}, {}", vector("i32", lanes), iota("i32", lanes)));
         Ev { name, lanes, level }
     }
 

@@ -5,8 +5,8 @@
 //! the results are finite. Each function is defined once per vector width and inlined by LLVM.
 
 use super::repr::suffix;
-use crate::ir::UnaryOp;
 use super::writer::{Writer, float_constant, intrinsic, splat, vector};
+use crate::ir::UnaryOp;
 
 /// Calls `op` on `lanes` lanes of `ty` (`float` or `double`).
 pub fn call(w: &mut Writer, op: UnaryOp, ty: &str, lanes: usize, x: &str) -> String {
@@ -176,10 +176,8 @@ impl Lanes<'_> {
         let (high, low) = (self.c(-0.693_359_4), self.c(2.121_944_4e-4));
         let r = self.fma(&n, &high, &x);
         let r = self.fma(&n, &low, &r);
-        let p = self.polynomial(
-            &r,
-            &[1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1, 1.0, 1.0],
-        );
+        let p = self
+            .polynomial(&r, &[1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0]);
         self.scale(&p, &n)
     }
 

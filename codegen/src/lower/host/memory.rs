@@ -238,9 +238,9 @@ impl Lowering<'_> {
         let x = from_bits(&mut self.w, d, 1, &old);
         let sum = ew::binary(&mut self.w, op, d, 1, &x, value);
         let new = to_bits(&mut self.w, d, 1, &sum);
-        let pair = self.w.inst(format!(
-            "cmpxchg weak ptr {pointer}, {bits} {old}, {bits} {new} monotonic monotonic, align {align}"
-        ));
+        let pair = self
+            .w
+            .inst(format!("cmpxchg weak ptr {pointer}, {bits} {old}, {bits} {new} monotonic monotonic, align {align}"));
         let seen = self.w.inst(format!("extractvalue {{ {bits}, i1 }} {pair}, 0"));
         let swapped = self.w.inst(format!("extractvalue {{ {bits}, i1 }} {pair}, 1"));
         self.w.line(format!("store {bits} {seen}, ptr {slot}"));
@@ -265,12 +265,8 @@ impl Lowering<'_> {
         let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
         let elem = self.elem(data.results[0]);
         let d = elem.num().expect("loads give numbers");
-        let access = Access {
-            place: Place::Contiguous(names[0].clone()),
-            elem: d,
-            lanes: 1,
-            mask: names.get(1).cloned(),
-        };
+        let access =
+            Access { place: Place::Contiguous(names[0].clone()), elem: d, lanes: 1, mask: names.get(1).cloned() };
         let mut value = self.read_memory(&access, None);
         if let Some(other) = names.get(2) {
             value = ew::select(&mut self.w, elem, 1, &names[1], &value, other);
@@ -289,7 +285,7 @@ impl Lowering<'_> {
             if self.func.ty(v).is_scalar() {
                 self.write_scalar(&half, v);
             } else {
-                self.prepare(&[(v, identity(self.shape(v)))], &self.shape(v).to_vec())?;
+                self.prepare(&[(v, identity(self.shape(v)))], self.shape(v))?;
                 self.fill(v, &half)?;
             }
         }

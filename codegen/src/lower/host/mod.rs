@@ -24,6 +24,8 @@ mod plan;
 mod reduce;
 mod repr;
 mod state;
+#[cfg(test)]
+mod tests;
 mod transpose;
 mod writer;
 
@@ -164,14 +166,7 @@ impl Lowering<'_> {
             Op::MakeView { order } => self.make_view(id, order),
             Op::Advance => self.advance(id),
             Op::Load { .. } => self.scalar_load(id),
-            Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Cmp(_)
-            | Op::Fma
-            | Op::Select
-            | Op::Cast
-            | Op::Bitcast
-            | Op::PtrAdd => {
+            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd => {
                 let operands: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
                 let name = self.apply(id, 1, &operands);
                 self.scalars.insert(data.results[0], name);

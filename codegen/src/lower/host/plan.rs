@@ -136,8 +136,7 @@ impl Plan {
             if is_fused(func, id) {
                 self.fused(func, block, id);
             } else {
-                let separately =
-                    matches!(data.op, Op::Yield | Op::Condition) || data.op.effects() == Effects::Regions;
+                let separately = matches!(data.op, Op::Yield | Op::Condition) || data.op.effects() == Effects::Regions;
                 for (k, &v) in data.operands.iter().enumerate() {
                     if self.block[v.0 as usize] == block {
                         self.roots[v.0 as usize].insert((i, if separately { k } else { 0 }));
@@ -156,8 +155,7 @@ impl Plan {
             self.buffered[result] = self.own_loops[result] || self.roots[result].len() > 1;
         }
         let roots = self.roots[result].clone();
-        let passed: BTreeSet<Root> =
-            if self.buffered[result] { roots.into_iter().take(1).collect() } else { roots };
+        let passed: BTreeSet<Root> = if self.buffered[result] { roots.into_iter().take(1).collect() } else { roots };
         for &v in &data.operands {
             // A region's use of an outer value is recorded with the op that holds the region.
             if self.block[v.0 as usize] == block {
@@ -207,8 +205,7 @@ impl Plan {
         for &operand in &data.operands {
             // Arithmetic on a buffer would keep that buffer alive and read it again.
             let source = map_source(func, operand);
-            let from_buffer =
-                func.ty(source).is_tensor() && !func.def_op(source).is_some_and(|d| is_fused(func, d));
+            let from_buffer = func.ty(source).is_tensor() && !func.def_op(source).is_some_and(|d| is_fused(func, d));
             total += if from_buffer { EXPENSIVE } else { self.cost(func, operand) };
         }
         total.min(EXPENSIVE)

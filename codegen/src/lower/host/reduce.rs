@@ -22,13 +22,7 @@ fn single_function(func: &crate::ir::Func, region: BlockId) -> Option<BinaryOp> 
     let Op::Binary(op) = func.op(id).op else { return None };
     let associative = matches!(
         op,
-        BinaryOp::Add
-            | BinaryOp::Mul
-            | BinaryOp::Min
-            | BinaryOp::Max
-            | BinaryOp::And
-            | BinaryOp::Or
-            | BinaryOp::Xor
+        BinaryOp::Add | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor
     );
     let operands = &func.op(id).operands;
     let of_both = *operands == block.params || operands.iter().rev().eq(&block.params);
@@ -262,17 +256,16 @@ impl Lowering<'_> {
                     let d = self.elem(data.results[0]).num().expect("constants are numbers");
                     super::eval::literal(d, lanes, *value)
                 }
-                Op::Unary(_)
-                | Op::Binary(_)
-                | Op::Cmp(_)
-                | Op::Fma
-                | Op::Select
-                | Op::Cast
-                | Op::Bitcast => self.apply(id, lanes, &operands),
+                Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast => {
+                    self.apply(id, lanes, &operands)
+                }
                 other => {
                     self.loc = data.loc.clone();
                     return self.unsupported(
-                        format!("`{}` inside the closure of a reduction or scan is not supported on the CPU", other.mnemonic()),
+                        format!(
+                            "`{}` inside the closure of a reduction or scan is not supported on the CPU",
+                            other.mnemonic()
+                        ),
                         Some("use arithmetic, comparisons and `where_` only"),
                     );
                 }

@@ -11,8 +11,8 @@
 //! A narrow float as an f32 register value costs nothing to read again and nothing in a `dot`; it is converted only where
 //! it enters or leaves memory.
 
-use crate::ir::{DType, Elem};
 use super::writer::{Writer, float_constant, intrinsic, splat, vector};
+use crate::ir::{DType, Elem};
 
 /// LLVM type of one lane in a register.
 pub fn reg(elem: Elem) -> &'static str {
@@ -257,8 +257,7 @@ fn round_bits(o: &mut Ops, bits: &str, drop: i64) -> String {
 
 fn keep_nan(o: &mut Ops, x: &str, otherwise: &str) -> String {
     let is_nan = o.f("fcmp uno", x, x);
-    let quiet = o.float(f32::NAN);
-    let nan = o.copysign(&quiet, x);
+    let nan = o.float(f32::NAN);
     o.select("float", &is_nan, &nan, otherwise)
 }
 
