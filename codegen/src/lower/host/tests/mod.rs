@@ -149,9 +149,9 @@ pub fn compile(func: &Func, cpu: &HostCpu) -> Artifact {
 
 /// Native code of the function as it stands, without passes before the lowering.
 fn compile_plain(func: &Func, cpu: &HostCpu) -> Artifact {
-    let failed = |e: &dyn std::fmt::Display| panic!("{e}\n{}", crate::text::print(func));
-    let module = super::lower(func, cpu, &CompileOptions::default()).unwrap_or_else(|e| failed(&e));
-    let object = llvm::object(&module.llvm_ir, cpu, &Opt::host()).unwrap_or_else(|e| failed(&e));
+    let module = super::lower(func, cpu, &CompileOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let object = llvm::object(&module.llvm_ir, cpu, &Opt::host())
+        .unwrap_or_else(|e| panic!("{e}\n{}", crate::text::print(func)));
     let manifest = Manifest {
         kernel: func.name.clone(),
         entry: module.entry,
@@ -248,8 +248,9 @@ pub fn check(text: &str, inputs: &[Input], buffers: &[Data], grid: [u32; 3], tol
 
 pub fn check_func(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3], tolerance: Tolerance) -> Vec<Data> {
     let expected = interpret(func, inputs, buffers, grid);
-    for (i, cpu) in machines().iter().enumerate() {
-        let artifact = if i == 0 { compile(func, cpu) } else { compile_plain(func, cpu) };
+    let machines = machines();
+    let (first, last) = (&machines[0], &machines[machines.len() - 1]);
+    for (cpu, artifact) in [(first, compile(func, first)), (last, compile_plain(func, last))] {
         let got = run_native(&artifact, func, inputs, buffers, grid);
         for (i, (e, g)) in expected.iter().zip(&got).enumerate() {
             compare(&format!("{}: buffer {i} on {}", func.name, cpu.cpu), e, g, tolerance);
