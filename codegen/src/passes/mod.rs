@@ -5,6 +5,7 @@ pub mod canonicalize;
 pub mod carried;
 pub mod cse;
 pub mod dce;
+pub mod delay_waits;
 mod edit;
 pub mod hoist_buffers;
 pub mod licm;
@@ -52,6 +53,7 @@ pub const PASSES: &[Pass] = &[
             dce::run(f);
         },
     },
+    Pass { name: "delay_waits", summary: "wait for products where their results are needed", run: delay_waits::run },
     Pass {
         name: "hoist_buffers",
         summary: "fill shared buffers before the loops that only read them",

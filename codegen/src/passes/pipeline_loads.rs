@@ -1,16 +1,18 @@
 //! Software pipelines: loads that feed products run some iterations ahead, into rings of shared buffers.
 //!
-//! Does: in each loop, finds `local_alloc(load_view)` whose address depends only on scalars; replaces them by `async_copy` into a
-//! ring of as many buffers as the loop has stages. The copies of the first iterations come before the loop, each
-//! iteration then starts those of the iteration `stages − 1` further on and waits for its own.
-//! Requires: stage laid; loads not used otherwise.
+//! Does: in each loop with a product of loaded tiles, finds the loads whose address depends only on scalars; replaces them by
+//! `async_copy` into a ring of as many buffers as the loop has stages. The copies of the first iterations come before the
+//! loop, each iteration then starts those of the iteration `stages − 1` further on and waits for its own. Products read
+//! the ring where it is; other users get their tile from it by `local_load`.
+//! Requires: stage laid.
 //! Keeps: meaning; barriers of everything but the rings are still to be placed.
 //! Does not: pipeline loads whose address comes from memory, nor loads that `cp.async` cannot express (accesses under four
 //! bytes, padding other than zero).
 
-use super::assign_layouts::view_vector;
+use super::assign_layouts::{view_parts, view_vector};
 use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};
+use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
 
@@ -20,7 +22,12 @@ const MIN_COPY_BYTES: u64 = 4;
 /// A load to run ahead.
 struct Candidate {
     load: OpId,
-    alloc: OpId,
+    /// The buffer that products read the tile from.
+    alloc: Option<OpId>,
+    /// Something else needs the tile in registers.
+    in_registers: bool,
+    /// One buffer of the ring.
+    buffer: Type,
 }
 
 /// See the module's page.
@@ -45,27 +52,38 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
     Pipeline::new(func, id, stages).build(&candidates);
 }
 
-/// Loads of the loop's own block that go nowhere but into a shared buffer.
-fn find(func: &Func, id: OpId) -> Vec<Candidate> {
+/// Loads of the loop's own block that can run ahead; none where no product reads any of them.
+fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
     let region = func.op(id).regions[0];
     let uses = func.use_counts();
     let axis = AxisAnalysis::new(func);
+    let ops = func.block(region).ops.clone();
     let mut found = Vec::new();
-    for &alloc in &func.block(region).ops {
-        let data = func.op(alloc);
-        let (Op::LocalAlloc, Some(&tile)) = (&data.op, data.operands.first()) else { continue };
-        let Some(load) = func.def_op(tile) else { continue };
+    for &load in &ops {
         let Op::LoadView { boundary, padding: Padding::Zero, .. } = &func.op(load).op else { continue };
+        let tile = func.result(load);
         let view = func.op(load).operands[0];
-        let Type::View { elem, .. } = func.ty(view) else { continue };
+        let &Type::View { elem, .. } = func.ty(view) else { continue };
         let wide = view_vector(func, &axis, view, boundary) * elem.bytes() as u64 >= MIN_COPY_BYTES;
-        let in_loop = func.block(region).ops.contains(&load);
-        let same_type = func.ty(tile).dtype() == Some(*elem);
-        if in_loop && wide && same_type && uses[tile.0 as usize] == 1 && depends_on_scalars(func, region, view) {
-            found.push(Candidate { load, alloc });
+        if !wide || elem == DType::Bool || !depends_on_scalars(func, region, view) {
+            continue;
         }
+        let mut allocs = ops.iter().filter(|&&op| func.op(op).op == Op::LocalAlloc && func.op(op).operands == [tile]);
+        let alloc = allocs.next().copied();
+        let users = uses[tile.0 as usize] - u32::from(alloc.is_some());
+        let buffer = match alloc {
+            Some(alloc) => func.ty(func.result(alloc)).clone(),
+            None => {
+                let order = view_parts(func, view).order.to_vec();
+                let shape = func.ty(tile).shape().to_vec();
+                let extents: Vec<u32> = shape.iter().map(|&n| n as u32).collect();
+                let layout = func.intern_layout(LinearLayout::shared_row_major(&extents, &order));
+                Type::Shared { shape, elem, layout }
+            }
+        };
+        found.push(Candidate { load, alloc, in_registers: users > 0, buffer });
     }
-    found
+    if found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
 }
 
 /// Everything in the loop that the value is computed from is pure and scalar, carried values included.
@@ -103,16 +121,16 @@ fn depends_on_scalars(func: &Func, region: BlockId, v: Value) -> bool {
 
 /// The most stages, up to those wanted, whose rings fit into shared memory beside the other buffers.
 fn fitting(func: &Func, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
-    let bytes = |v: Value| match func.ty(v) {
-        ty @ Type::Shared { elem, .. } => (ty.numel() * elem.bytes()) as u64,
+    let bytes = |ty: &Type| match ty {
+        Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u64,
         _ => 0,
     };
-    let ring: u64 = candidates.iter().map(|c| bytes(func.result(c.alloc))).sum();
+    let ring: u64 = candidates.iter().map(|c| bytes(&c.buffer)).sum();
     let others: u64 = func
         .walk()
         .into_iter()
-        .filter(|&id| func.op(id).op == Op::LocalAlloc && !candidates.iter().any(|c| c.alloc == id))
-        .map(|id| bytes(func.result(id)))
+        .filter(|&id| func.op(id).op == Op::LocalAlloc && !candidates.iter().any(|c| c.alloc == Some(id)))
+        .map(|id| bytes(func.ty(func.result(id))))
         .sum();
     let room = u64::from(arch.max_shared_bytes()).saturating_sub(others);
     wanted.min((room / ring.max(1)) as u32)
@@ -181,7 +199,7 @@ impl<'f> Pipeline<'f> {
         let rings: Vec<Value> = candidates
             .iter()
             .map(|c| {
-                let Type::Shared { shape, elem, layout } = b.func.ty(b.func.result(c.alloc)).clone() else {
+                let Type::Shared { shape, elem, layout } = c.buffer.clone() else {
                     panic!("internal compiler error: a buffer of another type")
                 };
                 let mut ring = vec![self.stages as usize];
@@ -230,15 +248,23 @@ impl<'f> Pipeline<'f> {
         let mut b = Builder::new(self.func, top, loc.clone());
         let next_slots: Vec<Value> = slots.iter().map(|&s| next_slot(&mut b, s, self.stages)).collect();
         for (c, &ring) in candidates.iter().zip(&rings) {
-            let buffer = b.func.result(c.alloc);
-            let ty = b.func.ty(buffer).clone();
-            let id = b.op(Op::LocalSlot, &[ring, slots[0]], &[ty]);
+            let id = b.op(Op::LocalSlot, &[ring, slots[0]], std::slice::from_ref(&c.buffer));
             let slot = b.func.result(id);
-            b.func.replace_uses(buffer, slot);
+            if let Some(alloc) = c.alloc {
+                let buffer = b.func.result(alloc);
+                b.func.replace_uses(buffer, slot);
+            }
+            if c.in_registers {
+                let tile = b.func.result(c.load);
+                let ty = b.func.ty(tile).clone();
+                let id = b.op(Op::LocalLoad, &[slot], &[ty]);
+                let loaded = b.func.result(id);
+                b.func.replace_uses(tile, loaded);
+            }
         }
         let top_ops = std::mem::take(&mut self.func.block_mut(top).ops);
         let body = &mut self.func.block_mut(self.region).ops;
-        body.retain(|op| !candidates.iter().any(|c| c.load == *op || c.alloc == *op));
+        body.retain(|op| !candidates.iter().any(|c| c.load == *op || c.alloc == Some(*op)));
         body.splice(0..0, top_ops);
         let last = *self.func.block(self.region).ops.last().expect("internal compiler error: an empty loop");
         let operands = &mut self.func.op_mut(last).operands;
@@ -279,9 +305,8 @@ impl<'f> Pipeline<'f> {
                 panic!("internal compiler error: a candidate that is no load")
             };
             let view = self.clone_slice(block, load.operands[0], &mut map);
-            let ty = self.func.ty(self.func.result(c.alloc)).clone();
             let mut b = Builder::new(self.func, block, load.loc);
-            let id = b.op(Op::LocalSlot, &[ring, slot], &[ty]);
+            let id = b.op(Op::LocalSlot, &[ring, slot], std::slice::from_ref(&c.buffer));
             let buffer = b.func.result(id);
             b.op(Op::AsyncCopy { boundary, padding }, &[view, buffer, exists], &[]);
         }
@@ -317,7 +342,8 @@ impl<'f> Pipeline<'f> {
 
     /// A buffer (or a view of it) is an operand of `wgmma`.
     fn feeds_wgmma(&self, candidates: &[Candidate]) -> bool {
-        let mut derived: Vec<Value> = candidates.iter().map(|c| self.func.result(c.alloc)).collect();
+        let mut derived: Vec<Value> =
+            candidates.iter().filter_map(|c| c.alloc).map(|id| self.func.result(id)).collect();
         self.func.walk_from(self.region).into_iter().any(|id| {
             let data = self.func.op(id);
             let uses = data.operands.iter().any(|o| derived.contains(o));

@@ -417,6 +417,8 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wait") };
         let regs: Vec<Val> = data.operands.iter().flat_map(|&v| self.regs(v).to_vec()).collect();
+        // Operands that products read from registers must keep them until then.
+        let held = self.register_operands(&data.operands);
         let text = format!("wgmma.wait_group.sync.aligned {pending};");
         if regs.is_empty() {
             self.e.void(format!("call void asm sideeffect \"{text}\", \"~{{memory}}\"() #1"));
@@ -425,8 +427,10 @@ impl Lowering<'_> {
         let ty = format!("{{ {} }}", vec!["float"; regs.len()].join(", "));
         let mut constraints = vec!["=f".to_string(); regs.len()];
         constraints.extend((0..regs.len()).map(|i| i.to_string()));
+        constraints.extend(vec!["r".to_string(); held.len()]);
         constraints.push("~{memory}".into());
-        let args: Vec<String> = regs.iter().map(|r| format!("float {r}")).collect();
+        let mut args: Vec<String> = regs.iter().map(|r| format!("float {r}")).collect();
+        args.extend(held.iter().map(|r| format!("i32 {r}")));
         let v = self.e.inst(format!(
             "call {ty} asm sideeffect \"{text}\", \"{}\"({}) #1",
             constraints.join(","),
@@ -439,6 +443,23 @@ impl Lowering<'_> {
             self.set(result, values);
             at += n;
         }
+    }
+}
+
+impl Lowering<'_> {
+    /// Words of register operands of the products that gave these results.
+    fn register_operands(&mut self, results: &[Value]) -> Vec<Val> {
+        let mut held = Vec::new();
+        for &v in results {
+            let Some(id) = self.func.def_op(v) else { continue };
+            let data = self.func.op(id);
+            if let (Op::Wgmma { .. }, Type::Tensor { .. }) = (&data.op, self.func.ty(data.operands[0])) {
+                let regs = self.regs(data.operands[0]);
+                let ty = self.ty(data.operands[0]);
+                held.extend(regs.chunks(2).map(|w| self.pack_elements(w, ty, "i32")));
+            }
+        }
+        held
     }
 }
 
