@@ -98,6 +98,16 @@ pub enum Error {
     #[error("{what}: one operand is on {left}, the other on {right}")]
     DifferentDevices { what: &'static str, left: String, right: String },
 
+    #[error("kernel {kernel}: `{name}` expects {expected}, found {found}")]
+    Argument { kernel: String, name: &'static str, expected: String, found: String },
+
+    #[error("kernel {kernel}: the grid's {axis} extent is {found}: expected 0 to 2147483647")]
+    GridExtent { kernel: String, axis: char, found: i64 },
+
+    /// A mistake in a kernel, already told the way rustc tells one.
+    #[error("{0}")]
+    Kernel(String),
+
     #[error("cannot {doing} {path}: {message}")]
     Io { doing: &'static str, path: String, message: String },
 }

@@ -28,6 +28,7 @@ mod stream;
 pub use buffer::{Buffer, Strided, View, ViewMut};
 pub use cache::Cache;
 pub use device::{Device, DeviceInfo};
+pub use kernel::{Grid, LaunchConfig};
 pub use element::{Dtype, Element, F8E4M3, F8E5M2};
 pub use error::{CudaFailure, Error, Result};
 pub use launch::{CompiledKernel, LaunchArg, Resources};
@@ -42,5 +43,7 @@ extern crate self as tilewright_runtime;
 /// What `#[kernel]` and `#[device_fn]` expand to; not for use by hand.
 #[doc(hidden)]
 pub mod __private {
+    pub use crate::kernel;
+    pub use crate::{CompiledKernel, Device, Element, Grid, LaunchConfig, Result};
     pub use tilewright_codegen::lang;
 }

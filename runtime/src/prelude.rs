@@ -1,6 +1,6 @@
 //! Everything that a kernel and the code that launches it need: `use tilewright::prelude::*`.
 
-pub use crate::{Buffer, Device, Error, F8E4M3, F8E5M2, Result, View, ViewMut};
+pub use crate::{Buffer, Device, Element, Error, F8E4M3, F8E5M2, Grid, LaunchConfig, Result, View, ViewMut};
 pub use half::{bf16, f16};
 pub use tilewright_codegen::constexpr_enum;
 pub use tilewright_codegen::diag::Diagnostic;

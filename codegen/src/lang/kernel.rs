@@ -426,8 +426,11 @@ impl KernelDef {
         Ok(())
     }
 
-    /// Values of all constexpr parameters, in order.
-    fn complete(&self, given: &[(&str, ConstValue)]) -> Result<Vec<ConstValue>, Diagnostic> {
+    /// Values of all constexpr parameters, in order: those that are given by name, and the defaults.
+    ///
+    /// # Errors
+    /// A constant that is missing or unknown.
+    pub fn complete(&self, given: &[(&str, ConstValue)]) -> Result<Vec<ConstValue>, Diagnostic> {
         let mut names = Vec::new();
         let mut values = Vec::new();
         for p in self.params {

@@ -20,13 +20,22 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     if !attribute.is_empty() {
         errors.push(Error::new(attribute.span(), "`#[kernel]` takes no arguments"));
     }
+    let signature_failed = !errors.is_empty();
     let mut body = Body::default();
     let inner = body.function(&f.block);
     errors.extend(body.errors);
     let failed = !errors.is_empty();
     let errors: Vec<TokenStream> = errors.into_iter().map(Error::into_compile_error).collect();
     let definition = definition(&f, &signature, (!failed).then_some(inner));
-    quote!(#(#errors)* #definition)
+    let def = def_name(&f);
+    // With mistakes in the signature the struct would have mistakes of its own.
+    let host = (!signature_failed).then(|| super::host::arguments(&f, &signature, &def));
+    quote!(#(#errors)* #definition #host)
+}
+
+/// Name of the static: the function's in capitals.
+fn def_name(f: &ItemFn) -> Ident {
+    format_ident!("{}", f.sig.ident.to_string().to_uppercase(), span = f.sig.ident.span())
 }
 
 /// The static `KernelDef`. Without a body (there were mistakes) it still names the parameters, for the editor.
@@ -35,7 +44,7 @@ fn definition(f: &ItemFn, signature: &Signature, body: Option<TokenStream>) -> T
     let lang = quote!(#private::lang);
     let (name, vis) = (&f.sig.ident, &f.vis);
     let text = name.to_string();
-    let def = format_ident!("{}", text.to_uppercase(), span = name.span());
+    let def = def_name(f);
     let doc = &signature.doc;
     let docs = f.attrs.iter().filter(|a| a.path().is_ident("doc"));
     let span = name.span();
@@ -157,7 +166,7 @@ fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenSt
 }
 
 /// The `T` of `In<T>`.
-fn element_type(ty: &syn::Type) -> TokenStream {
+pub fn element_type(ty: &syn::Type) -> TokenStream {
     if let syn::Type::Path(path) = ty
         && let Some(last) = path.path.segments.last()
         && let syn::PathArguments::AngleBracketed(args) = &last.arguments

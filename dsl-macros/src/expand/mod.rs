@@ -4,6 +4,7 @@ pub mod body;
 pub mod calls;
 pub mod control;
 pub mod device_fn;
+pub mod host;
 pub mod kernel;
 pub mod returns;
 

@@ -97,6 +97,12 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
             Err(e) => errors.push(e),
         }
     }
+    for (n, g) in signature.generics.iter().enumerate() {
+        let used = signature.params.iter().any(|p| matches!(p.kind, ParamKind::Memory(_, Elem::Generic(m)) if m == n));
+        if !used && errors.is_empty() {
+            errors.push(Error::new(g.name.span(), format!("no parameter holds `{}`: the launch could not know it", g.name)));
+        }
+    }
     (signature, errors)
 }
 

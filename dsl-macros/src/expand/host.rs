@@ -1,0 +1,131 @@
+//! The host side of a kernel: the struct of its arguments, with `launch`.
+
+use super::private;
+use crate::parse::kernel::{Access, ParamKind, Signature};
+use proc_macro2::{Ident, TokenStream};
+use quote::{ToTokens, format_ident, quote};
+use syn::ItemFn;
+
+/// `weighted_sum_fwd` → `WeightedSumFwd`.
+fn pascal_case(name: &str) -> String {
+    name.split('_')
+        .map(|word| {
+            let mut letters = word.chars();
+            letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+        })
+        .collect()
+}
+
+/// The struct and its methods. `def` is the static that holds the kernel's definition.
+pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream {
+    let private = private();
+    let lang = quote!(#private::lang);
+    let vis = &f.vis;
+    let name = format_ident!("{}", pascal_case(&f.sig.ident.to_string()), span = f.sig.ident.span());
+    let docs: Vec<_> = f.attrs.iter().filter(|a| a.path().is_ident("doc")).collect();
+    let (mut fields, mut args, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for p in &signature.params {
+        let (field, ty, docs) = (&p.name, &p.ty, &p.docs);
+        let field_type = match &p.kind {
+            ParamKind::Memory(Access::In, _) => {
+                let elem = super::kernel::element_type(ty);
+                args.push(quote!(#private::kernel::KernelArg::input(self.#field)));
+                quote!(&'a dyn #private::kernel::Input<#elem>)
+            }
+            ParamKind::Memory(Access::Out | Access::InOut, _) => {
+                let elem = super::kernel::element_type(ty);
+                args.push(quote!(#private::kernel::KernelArg::output(&mut *self.#field)));
+                quote!(&'a mut dyn #private::kernel::Output<#elem>)
+            }
+            ParamKind::Scalar(_) => {
+                args.push(quote!(#private::kernel::KernelArg::scalar(self.#field)));
+                ty.to_token_stream()
+            }
+            ParamKind::Constexpr(_) => {
+                keys.push(quote!(#lang::kernel::Constexpr::key(self.#field)));
+                values.push(quote!(#lang::kernel::Constexpr::to_const(#field)));
+                ty.to_token_stream()
+            }
+        };
+        fields.push(quote!(#(#docs)* #vis #field: #field_type));
+    }
+    let constants: Vec<&Ident> =
+        signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_))).map(|p| &p.name).collect();
+    let has_memory = signature.params.iter().any(|p| matches!(p.kind, ParamKind::Memory(..)));
+    let lifetime = has_memory.then(|| quote!('a,));
+    let (params, names): (Vec<TokenStream>, Vec<&Ident>) = signature
+        .generics
+        .iter()
+        .map(|g| {
+            let (name, bound) = (&g.name, &g.bound);
+            (quote!(#name: #lang::#bound + #private::Element), name)
+        })
+        .unzip();
+    let summary = format!("Arguments of the kernel `{}`, by name.", f.sig.ident);
+    let paragraph = (!docs.is_empty()).then(|| quote!(#[doc = ""]));
+    let start = |function: TokenStream| {
+        quote! {
+            let keys = [#(#keys),*];
+            let (#(#constants,)*) = (#(self.#constants,)*);
+            let values = || ::std::vec![#(#values),*];
+            let consts = #private::kernel::Consts { keys: &keys, values: &values };
+            let mut args = [#(#args),*];
+            #function(Self::DEF, device, config, &[#(<#names as #lang::Dtype>::dtype()),*], &mut args, consts)
+        }
+    };
+    let launch = start(quote!(#private::kernel::launch));
+    let prepare = start(quote!(#private::kernel::prepare));
+    quote! {
+        #[doc = #summary]
+        #paragraph
+        #(#docs)*
+        #[allow(non_snake_case)]
+        #vis struct #name<#lifetime #(#params),*> { #(#fields),* }
+
+        #[allow(non_snake_case, unused_parens)]
+        impl<#lifetime #(#params),*> #name<#lifetime #(#names),*> {
+            /// The kernel: its parameters, and how to record it.
+            #vis const DEF: &'static #lang::kernel::KernelDef = &#def;
+
+            /// Runs the kernel on `grid` program instances, with the compiler's default options. On a GPU the launch is
+            /// queued; on the CPU it is done when this returns.
+            ///
+            /// # Errors
+            /// Mistakes in the kernel, arguments on another device, and everything that a launch can say.
+            #[allow(dead_code)]
+            #vis fn launch(
+                &mut self,
+                device: &#private::Device,
+                grid: impl ::core::convert::Into<#private::Grid>,
+            ) -> #private::Result<()> {
+                self.launch_with(device, &#private::LaunchConfig::new(grid))
+            }
+
+            /// As `launch`, with options.
+            ///
+            /// # Errors
+            /// As `launch`.
+            #[allow(dead_code)]
+            #vis fn launch_with(
+                &mut self,
+                device: &#private::Device,
+                config: &#private::LaunchConfig,
+            ) -> #private::Result<()> {
+                #launch
+            }
+
+            /// Compiles the variant that `launch_with` would run, and does not run it.
+            ///
+            /// # Errors
+            /// As `launch`.
+            #[allow(dead_code)]
+            #vis fn compile(
+                &mut self,
+                device: &#private::Device,
+                config: &#private::LaunchConfig,
+            ) -> #private::Result<#private::CompiledKernel> {
+                #prepare
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! From a kernel's definition to an artifact: recording, the cache on disk, the compiler, and messages with the source
+//! line.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use tilewright_codegen::diag::Diagnostic;
+use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
+use tilewright_codegen::pipeline::{self, CompileError};
+use tilewright_codegen::target::{Artifact, CompileOptions, Target};
+use tilewright_codegen::text;
+
+use crate::cache::{Cache, Key};
+use crate::env::Env;
+use crate::error::{Error, Result};
+
+/// Records a kernel and compiles it, or takes the artifact from the cache on disk. Lines of `static_print` go to standard
+/// error.
+///
+/// # Errors
+/// Mistakes in the kernel, with the source line where its file can be read; what the target does not have.
+pub fn compile(
+    def: &KernelDef,
+    dtypes: &[DType],
+    consts: &[(&str, ConstValue)],
+    specialization: &Specialization,
+    target: &Target,
+    options: &CompileOptions,
+) -> Result<Artifact> {
+    let recording = def.record_full(dtypes, consts, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
+    for line in &recording.prints {
+        eprintln!("{}: {line}", def.name);
+    }
+    compile_func(&recording.func, target, options)
+}
+
+/// As [`compile`](fn@compile), for a function that is recorded already.
+///
+/// # Errors
+/// What the target does not have.
+pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
+    static CACHE: OnceLock<Result<Cache>> = OnceLock::new();
+    let cache = CACHE.get_or_init(Cache::from_env).as_ref().map_err(Clone::clone)?;
+    let ir = text::print(func);
+    if Env::get()?.dumps("tile", &func.name) {
+        eprintln!("{ir}");
+    }
+    let key = Key::new(&ir, target, options, tilewright_codegen::VERSION);
+    if let Some(artifact) = cache.get(&key) {
+        return Ok(artifact);
+    }
+    let artifact = run_pipeline(func, target, options)?;
+    cache.put(&key, &artifact);
+    Ok(artifact)
+}
+
+fn run_pipeline(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
+    pipeline::compile(func, target, options, &mut ()).map_err(|error| match error {
+        CompileError::Unsupported(u) => {
+            let mut diagnostic = Diagnostic::new(u.message, u.loc);
+            diagnostic.help = u.help;
+            Error::Kernel(explain(&diagnostic))
+        }
+        other => Error::Kernel(format!("kernel `{}`: {other}", func.name)),
+    })
+}
+
+/// The message with the source line, if the source is there. rustc names files relative to where it ran, which is this
+/// directory or one above for a program under development.
+pub fn explain(diagnostic: &Diagnostic) -> String {
+    diagnostic.render(read_source(&diagnostic.loc.file).as_deref())
+}
+
+fn read_source(file: &str) -> Option<String> {
+    if file.is_empty() {
+        return None;
+    }
+    let path = PathBuf::from(file);
+    if let Ok(source) = std::fs::read_to_string(&path) {
+        return Some(source);
+    }
+    let here = std::env::current_dir().ok()?;
+    here.ancestors().skip(1).take(4).find_map(|dir| std::fs::read_to_string(dir.join(&path)).ok())
+}

@@ -1,0 +1,117 @@
+//! How a kernel is started: its grid, and choices of the compilation.
+
+use tilewright_codegen::lang::kernel::KernelDef;
+use tilewright_codegen::target::CompileOptions;
+
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+
+/// Number of program instances along each axis. Made from one number or up to three: `64`, `(64, 8)`, `[64, 8, 1]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid([i64; 3]);
+
+impl Grid {
+    /// The extents, where they are numbers that a launch can have.
+    pub(super) fn extents(&self, def: &KernelDef) -> Result<[u32; 3]> {
+        let mut extents = [0; 3];
+        for (axis, (out, &extent)) in extents.iter_mut().zip(&self.0).enumerate() {
+            *out = u32::try_from(extent).map_err(|_| Error::GridExtent {
+                kernel: format!("`{}` ({}:{})", def.name, def.file, def.line),
+                axis: ['x', 'y', 'z'][axis],
+                found: extent,
+            })?;
+        }
+        Ok(extents)
+    }
+}
+
+macro_rules! grids {
+    ($($ty:ty),*) => {$(
+        impl From<$ty> for Grid {
+            fn from(x: $ty) -> Grid {
+                Grid([extent(x), 1, 1])
+            }
+        }
+        impl From<($ty,)> for Grid {
+            fn from((x,): ($ty,)) -> Grid {
+                Grid([extent(x), 1, 1])
+            }
+        }
+        impl From<($ty, $ty)> for Grid {
+            fn from((x, y): ($ty, $ty)) -> Grid {
+                Grid([extent(x), extent(y), 1])
+            }
+        }
+        impl From<($ty, $ty, $ty)> for Grid {
+            fn from((x, y, z): ($ty, $ty, $ty)) -> Grid {
+                Grid([extent(x), extent(y), extent(z)])
+            }
+        }
+        impl From<[$ty; 3]> for Grid {
+            fn from([x, y, z]: [$ty; 3]) -> Grid {
+                Grid([extent(x), extent(y), extent(z)])
+            }
+        }
+    )*};
+}
+grids!(i32, u32, i64, usize);
+
+/// Saturates: what does not fit is over every limit, and the launch says so.
+fn extent(x: impl TryInto<i64>) -> i64 {
+    x.try_into().unwrap_or(i64::MAX)
+}
+
+/// How to start a kernel.
+#[derive(Clone, Debug)]
+pub struct LaunchConfig {
+    pub grid: Grid,
+    /// Warps of 32 threads per program instance (GPU): a power of two.
+    pub num_warps: u32,
+    /// Depth of software pipelines in loops that do not name their own (GPU).
+    pub num_stages: u32,
+    /// Check `device_assert`s; without it they vanish.
+    pub debug_asserts: bool,
+    /// Upper bound of registers per thread (GPU).
+    pub max_registers: Option<u32>,
+    /// Where the launch queues; the device's own stream by default.
+    pub stream: Option<Stream>,
+}
+
+impl LaunchConfig {
+    /// This grid, and the compiler's defaults.
+    pub fn new(grid: impl Into<Grid>) -> LaunchConfig {
+        let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, .. } = CompileOptions::default();
+        LaunchConfig { grid: grid.into(), num_warps, num_stages, debug_asserts, max_registers, stream: None }
+    }
+
+    pub fn num_warps(mut self, num_warps: u32) -> LaunchConfig {
+        self.num_warps = num_warps;
+        self
+    }
+
+    pub fn num_stages(mut self, num_stages: u32) -> LaunchConfig {
+        self.num_stages = num_stages;
+        self
+    }
+
+    pub fn max_registers(mut self, max_registers: u32) -> LaunchConfig {
+        self.max_registers = Some(max_registers);
+        self
+    }
+
+    pub fn stream(mut self, stream: &Stream) -> LaunchConfig {
+        self.stream = Some(stream.clone());
+        self
+    }
+
+    /// The compiler's options.
+    pub fn options(&self) -> CompileOptions {
+        CompileOptions {
+            num_warps: self.num_warps,
+            num_stages: self.num_stages,
+            debug_asserts: self.debug_asserts,
+            max_registers: self.max_registers,
+            ..CompileOptions::default()
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The host side of `#[kernel]`: typed arguments, specialisation, and the launch.
+//!
+//! The struct that `#[kernel]` makes lists its fields as [`KernelArg`]s and calls [`launch`]. A launch then
+//!
+//! 1. looks at the arguments: which device they are on, which are aligned, which integers are 1;
+//! 2. looks for the variant of the kernel that was compiled for that ([`variant`]); the first time it records the kernel
+//!    and compiles it ([`compile`](mod@compile)), through the cache on disk;
+//! 3. starts the grid.
+
+mod arg;
+mod compile;
+mod config;
+mod variant;
+
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+
+pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
+pub use compile::{compile, compile_func, explain};
+pub use config::{Grid, LaunchConfig};
+
+use crate::device::Device;
+use crate::element::{Dtype, F8E4M3, F8E5M2};
+use crate::error::{Error, Result};
+use crate::launch::CompiledKernel;
+
+impl lang::Dtype for F8E4M3 {
+    type Acc = f32;
+    fn dtype() -> DType {
+        DType::F8E4M3
+    }
+}
+
+impl lang::Dtype for F8E5M2 {
+    type Acc = f32;
+    fn dtype() -> DType {
+        DType::F8E5M2
+    }
+}
+
+/// The compiler's name of a buffer's element type.
+pub fn ir_dtype(dtype: Dtype) -> DType {
+    match dtype {
+        Dtype::Bool => DType::Bool,
+        Dtype::I8 => DType::I8,
+        Dtype::I16 => DType::I16,
+        Dtype::I32 => DType::I32,
+        Dtype::I64 => DType::I64,
+        Dtype::U8 => DType::U8,
+        Dtype::U16 => DType::U16,
+        Dtype::U32 => DType::U32,
+        Dtype::U64 => DType::U64,
+        Dtype::F8E4M3 => DType::F8E4M3,
+        Dtype::F8E5M2 => DType::F8E5M2,
+        Dtype::F16 => DType::F16,
+        Dtype::Bf16 => DType::BF16,
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+    }
+}
+
+/// The constexpr parameters of one launch: a key for the lookup, and the values for the first time.
+#[derive(Clone, Copy)]
+pub struct Consts<'a> {
+    /// Different for different values; one per parameter.
+    pub keys: &'a [u64],
+    /// The values, in order.
+    pub values: &'a dyn Fn() -> Vec<ConstValue>,
+}
+
+/// The variant of a kernel for these arguments, compiled if need be. `dtypes` has one entry per type parameter, `args` one
+/// per parameter that is not constexpr.
+///
+/// # Errors
+/// Arguments on other devices or of other types than the kernel declares, mistakes in the kernel, and everything that
+/// compiling and loading can say.
+pub fn prepare(
+    def: &'static KernelDef,
+    device: &Device,
+    config: &LaunchConfig,
+    dtypes: &[DType],
+    args: &[KernelArg],
+    consts: Consts,
+) -> Result<CompiledKernel> {
+    arg::check(def, device, dtypes, args)?;
+    variant::find_or_compile(def, device, config, dtypes, args, consts)
+}
+
+/// Starts a kernel: [`prepare`], then [`CompiledKernel::launch`].
+///
+/// # Errors
+/// Those of both.
+pub fn launch(
+    def: &'static KernelDef,
+    device: &Device,
+    config: &LaunchConfig,
+    dtypes: &[DType],
+    args: &mut [KernelArg],
+    consts: Consts,
+) -> Result<()> {
+    let grid = config.grid.extents(def)?;
+    let kernel = prepare(def, device, config, dtypes, args, consts)?;
+    let values = args.iter().map(KernelArg::launch_arg).collect::<smallvec::SmallVec<[_; 32]>>();
+    // SAFETY: each pointer comes from a borrow of live memory of this device, exclusive where the kernel writes; later uses
+    // of that memory go through the same stream, or wait for it. What the kernel computes from them is its author's
+    // promise, as in every GPU language.
+    unsafe {
+        match &config.stream {
+            None => kernel.launch(grid, &values),
+            Some(stream) => kernel.launch_on(stream, grid, &values),
+        }
+    }
+}
+
+/// As [`launch`], for callers that know the kernel only at run time, such as a command line: constants by name, types of
+/// the type parameters by value.
+///
+/// # Errors
+/// As [`launch`]; also constants that are missing or unknown.
+pub fn launch_erased(
+    def: &'static KernelDef,
+    device: &Device,
+    config: &LaunchConfig,
+    dtypes: &[DType],
+    args: &mut [KernelArg],
+    consts: &[(&str, ConstValue)],
+) -> Result<()> {
+    let values = def.complete(consts).map_err(|d| Error::Kernel(explain(&d)))?;
+    let keys: Vec<u64> = values.iter().map(erased_key).collect();
+    launch(def, device, config, dtypes, args, Consts { keys: &keys, values: &|| values.clone() })
+}
+
+/// A key for a value without its type. It never meets those of typed launches: it is a hash of the text.
+fn erased_key(value: &ConstValue) -> u64 {
+    let hash = blake3::hash(value.to_string().as_bytes());
+    let mut word = [0; 8];
+    word.copy_from_slice(&hash.as_bytes()[..8]);
+    u64::from_le_bytes(word) | 1 << 63
+}

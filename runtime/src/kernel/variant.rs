@@ -1,0 +1,110 @@
+//! Which compiled variant of a kernel a launch needs, and where it is kept.
+//!
+//! The lookup is on the way of every launch: it hashes a dozen words and allocates nothing.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, RwLock};
+
+use smallvec::SmallVec;
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
+
+use super::{Consts, KernelArg, LaunchConfig, compile};
+use crate::device::{Device, Inner};
+use crate::error::Result;
+use crate::launch::{CompiledKernel, LaunchArg};
+
+/// Everything that tells variants apart.
+type Key = SmallVec<[u64; 24]>;
+
+/// All variants of this process. Each keeps its device alive, so the address in its key is not given to another.
+static VARIANTS: LazyLock<RwLock<HashMap<Key, CompiledKernel>>> = LazyLock::new(RwLock::default);
+
+/// Pointers and integers that are multiples of this are compiled as such: the widest access of a thread has 16 bytes.
+const ALIGNMENT: u64 = 16;
+
+/// What a launch may assume about one argument, as two bits: multiple of 16, equal to one.
+fn facts(arg: &KernelArg) -> (bool, bool) {
+    let integer = |v: i64| (v % ALIGNMENT as i64 == 0, v == 1);
+    match arg.launch_arg() {
+        LaunchArg::Ptr { addr, .. } => (addr % ALIGNMENT == 0, false),
+        LaunchArg::I8(v) => integer(v.into()),
+        LaunchArg::I16(v) => integer(v.into()),
+        LaunchArg::I32(v) => integer(v.into()),
+        LaunchArg::I64(v) => integer(v),
+        LaunchArg::F32(_) | LaunchArg::F64(_) => (false, false),
+    }
+}
+
+/// The parameters that are passed at each launch.
+fn passed(def: &KernelDef) -> impl Iterator<Item = bool> {
+    def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.specialize)
+}
+
+fn specialization(def: &KernelDef, args: &[KernelArg]) -> Specialization {
+    let specs = passed(def).zip(args).map(|(specialize, arg)| match facts(arg) {
+        (true, _) if specialize => ArgSpec { divisible_by: ALIGNMENT, equal_to: None },
+        (_, true) if specialize => ArgSpec { divisible_by: 1, equal_to: Some(1) },
+        _ => ArgSpec::default(),
+    });
+    Specialization { args: specs.collect() }
+}
+
+fn key(
+    def: &'static KernelDef,
+    device: &Device,
+    config: &LaunchConfig,
+    dtypes: &[DType],
+    args: &[KernelArg],
+    consts: Consts,
+) -> Key {
+    let mut key = Key::new();
+    key.push(std::ptr::from_ref(def) as u64);
+    match device.inner() {
+        Inner::Cpu(_) => key.extend([0, 0]),
+        Inner::Cuda(cuda) => key.extend([cuda.context.cu_ctx() as u64, cuda.stream.cu_stream() as u64]),
+    }
+    let LaunchConfig { grid: _, stream: _, num_warps, num_stages, debug_asserts, max_registers } = config;
+    key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
+    key.push(u64::from(*debug_asserts) << 63 | max_registers.map_or(u64::MAX >> 1, u64::from));
+    for chunk in dtypes.chunks(8) {
+        key.push(chunk.iter().fold(0, |word, &d| word << 8 | d as u64));
+    }
+    let mut word = 0;
+    for (i, (specialize, arg)) in passed(def).zip(args).enumerate() {
+        if specialize {
+            let (multiple, one) = facts(arg);
+            word |= (u64::from(multiple) | u64::from(one) << 1) << (2 * (i % 32));
+        }
+        if i % 32 == 31 {
+            key.push(std::mem::take(&mut word));
+        }
+    }
+    key.push(word);
+    key.extend_from_slice(consts.keys);
+    key
+}
+
+/// The compiled variant for these arguments.
+pub(super) fn find_or_compile(
+    def: &'static KernelDef,
+    device: &Device,
+    config: &LaunchConfig,
+    dtypes: &[DType],
+    args: &[KernelArg],
+    consts: Consts,
+) -> Result<CompiledKernel> {
+    let key = key(def, device, config, dtypes, args, consts);
+    // A thread that panicked while it held the lock left the map whole: every change is one insertion.
+    let found = VARIANTS.read().unwrap_or_else(|e| e.into_inner()).get(&key[..]).cloned();
+    if let Some(kernel) = found {
+        return Ok(kernel);
+    }
+    // Two threads may compile the same variant: both get it right, and the second one's is kept.
+    let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
+    let values: Vec<_> = names.zip((consts.values)()).collect();
+    let artifact = compile(def, dtypes, &values, &specialization(def, args), &device.target(), &device.fit_options(&config.options()))?;
+    let kernel = device.load(&artifact)?;
+    VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, kernel.clone());
+    Ok(kernel)
+}
