@@ -341,6 +341,7 @@ macro_rules! host_pairs {
 }
 host_pairs!(int: i8, i16, i32, i64, u8, u16, u32, u64, usize);
 host_pairs!(float: f32, f64);
+host_pair! { i128, a: i128 = a, b: i128 = b, int; }
 
 fn holds(op: CmpOp, order: std::cmp::Ordering) -> bool {
     match op {
@@ -370,27 +371,38 @@ impl Combine<bool> for bool {
     }
 }
 
-/// Literals among themselves, where no neighbour gives them a type: i32 and f32.
-macro_rules! literal_pairs {
-    ($($left:ident, $right:ident => $elem:ty;)*) => { $(
+/// Literals among themselves stay literals.
+impl Combine<IntLit> for IntLit {
+    type Output = IntLit;
+    #[track_caller]
+    fn combine(self, rhs: IntLit, op: BinaryOp) -> IntLit {
+        IntLit(self.0.combine(rhs.0, op))
+    }
+    #[track_caller]
+    fn cdiv(self, rhs: IntLit) -> IntLit {
+        IntLit(self.0.cdiv(rhs.0))
+    }
+}
+
+macro_rules! float_literals {
+    ($($left:ident $a:expr, $right:ident $b:expr;)*) => { $(
         impl Combine<$right> for $left {
-            type Output = Scalar<$elem>;
+            type Output = FloatLit;
             #[track_caller]
-            fn combine(self, rhs: $right, op: BinaryOp) -> Scalar<$elem> {
-                Scalar::from_value(binary(op, Operand::<$elem>::raw(self), Operand::<$elem>::raw(rhs), <$elem>::dtype()))
+            fn combine(self, rhs: $right, op: BinaryOp) -> FloatLit {
+                FloatLit($a(self).combine($b(rhs), op))
             }
             #[track_caller]
-            fn cdiv(self, rhs: $right) -> Scalar<$elem> {
-                Scalar::from_value(ceil_div(Operand::<$elem>::raw(self), Operand::<$elem>::raw(rhs), <$elem>::dtype()))
+            fn cdiv(self, rhs: $right) -> FloatLit {
+                host_failure(BinaryOp::Div, $a(self), $b(rhs))
             }
         }
     )* };
 }
-literal_pairs! {
-    IntLit, IntLit => i32;
-    IntLit, FloatLit => f32;
-    FloatLit, IntLit => f32;
-    FloatLit, FloatLit => f32;
+float_literals! {
+    FloatLit |x: FloatLit| x.0, FloatLit |x: FloatLit| x.0;
+    IntLit |x: IntLit| x.0 as f64, FloatLit |x: FloatLit| x.0;
+    FloatLit |x: FloatLit| x.0, IntLit |x: IntLit| x.0 as f64;
 }
 
 /// What can be added to a pointer: integers, in elements.
@@ -632,6 +644,7 @@ macro_rules! compare_host {
     )* };
 }
 compare_host!(ord: i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64);
+compare_host!(ord: IntLit, FloatLit);
 compare_host!(eq: bool, &str, DType, crate::ir::Precision);
 
 macro_rules! comparisons {

@@ -5,7 +5,7 @@ use super::dtype::Int;
 use super::handle::{Data, Scalar, Tile, describe};
 use super::index::Extent;
 use super::operand::{IntLit, Operand, expect_scalar, materialise};
-use super::record::{constant_int, emit, emit_in, fail, here, mistake, region, ty, yield_in};
+use super::record::{constant_int, emit, emit_in, fail, here, in_combine, mistake, region, ty, yield_in};
 use super::words;
 use crate::diag::Diagnostic;
 use crate::ir::{Loc, Op, Type, Value};
@@ -165,18 +165,20 @@ fn types_of(values: &[Value]) -> Vec<Type> {
     values.iter().map(|&v| ty(v)).collect()
 }
 
-/// Ends with a message where a carried variable changes its type on the way.
+/// Ends with a message where a carried variable changes its type on the way. A value without a name is that of an `if`.
 fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], before: &str, after: &str) {
     for (i, (want, &v)) in expected.iter().zip(found).enumerate() {
         let have = ty(v);
         if *want != have {
-            let name = names.get(i).map_or("the value", String::as_str);
+            let name = match names.get(i).map(String::as_str) {
+                None | Some("") => "the value of this `if`".to_string(),
+                Some(name) => format!("`{name}`"),
+            };
+            let (want, have) = (words::with_article(&words::ty(want)), words::with_article(&words::ty(&have)));
             fail(
-                Diagnostic::new(format!("`{name}` changes its shape: {before} and {after}"), loc.clone())
-                    .label(format!("`{name}` is a {} {before}, a {} {after}", words::ty(want), words::ty(&have)))
-                    .help(
-                        "give it the same shape on every path, for example with `.broadcast_to([…])` or `zeros([…])`",
-                    ),
+                Diagnostic::new(format!("{name} must have one shape {before} and {after}"), loc.clone())
+                    .label(format!("{name} is {want} {before}, {have} {after}"))
+                    .help("give it the same shape on every path, for example with `.broadcast_to([…])` or `zeros([…])`"),
             );
         }
     }
@@ -247,7 +249,7 @@ impl LoopCondition for Tile<bool> {
 fn check_condition(v: Value) -> Value {
     if !ty(v).shape().is_empty() {
         fail(
-            mistake(format!("a condition must be one bool, found a {}", describe(v)))
+            mistake(format!("a condition must be one bool, found {}", describe(v)))
                 .label("one value per element")
                 .help("choose elementwise with `where_(condition, a, b)`, or reduce the tile first"),
         );
@@ -320,6 +322,9 @@ impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Scalar<bool> {
     #[track_caller]
     fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
         let loc = here();
+        if in_combine() {
+            return select_both(self, &loc, names, then, otherwise);
+        }
         let (first, a) = region(&[], |_| then().into_handle());
         let (second, b) = region(&[], |_| otherwise().into_handle());
         let (mut va, mut vb) = (Vec::new(), Vec::new());
@@ -338,6 +343,26 @@ impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Scalar<bool> {
         });
         A::rebuild(&a, &mut values.into_iter())
     }
+}
+
+/// A branch inside a combining function, which has no control flow: both sides are computed, and one is selected.
+#[track_caller]
+fn select_both<A: Carried, B: Carried<Handle = A::Handle>>(
+    condition: Scalar<bool>,
+    loc: &Loc,
+    names: &[&str],
+    then: impl FnOnce() -> A,
+    otherwise: impl FnOnce() -> B,
+) -> A::Handle {
+    let (a, b) = (then().into_handle(), otherwise().into_handle());
+    let (mut va, mut vb, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
+    A::values(&a, &mut va);
+    A::values(&b, &mut vb);
+    A::member_names(&a, names, &mut leaves);
+    check_same(loc, &leaves, &types_of(&va), &vb, "in one branch", "in the other");
+    let chosen: Vec<Value> =
+        va.iter().zip(&vb).map(|(&a, &b)| emit(|builder| builder.select(condition.value(), a, b))).collect();
+    A::rebuild(&a, &mut chosen.into_iter())
 }
 
 impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Tile<bool> {

@@ -145,13 +145,13 @@ impl<X: std::fmt::Display> StaticText for X {
 
 impl<T: Dtype> StaticText for Tile<T> {
     fn text(self) -> String {
-        super::handle::describe(self.value())
+        super::words::ty(&super::record::ty(self.value()))
     }
 }
 
 impl<T: Dtype> StaticText for Scalar<T> {
     fn text(self) -> String {
-        super::handle::describe(self.value())
+        super::words::ty(&super::record::ty(self.value()))
     }
 }
 

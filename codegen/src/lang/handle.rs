@@ -274,7 +274,7 @@ rust_unary!(Tile, Scalar);
 pub trait IntData: Data<Elem: Int> {}
 impl<X: Data<Elem: Int>> IntData for X {}
 
-/// The shape of a value for messages.
+/// Type and shape of a value for messages: "an f32 tile of shape [64]".
 pub(crate) fn describe(v: Value) -> String {
-    words::ty(&ty(v))
+    words::with_article(&words::ty(&ty(v)))
 }

@@ -139,10 +139,10 @@ pub(crate) fn check_axis(axis: i32, rank: usize, what: &str) -> usize {
             n => format!("a tile of {n} dimensions"),
         };
         let diagnostic = mistake(format!("`{what}` along axis {axis} of {found}")).label("no such axis");
-        fail(if rank == 0 {
-            diagnostic
-        } else {
-            diagnostic.help(format!("axes are 0 to {}, or -1 for the last one", rank - 1))
+        fail(match rank {
+            0 => diagnostic,
+            1 => diagnostic.help("the only axis is 0"),
+            n => diagnostic.help(format!("axes are 0 to {}, or -1 for the last one", n - 1)),
         });
     }
     wrapped as usize
@@ -153,7 +153,7 @@ pub(crate) fn check_axis(axis: i32, rank: usize, what: &str) -> usize {
 pub struct Unset;
 
 /// The axis of a reduction: a dimension, or left out for all of them.
-#[diagnostic::on_unimplemented(message = "an axis is a Rust integer, found `{Self}`")]
+#[diagnostic::on_unimplemented(message = "an axis is an `i32` that is known when the kernel is specialised, found `{Self}`")]
 pub trait AxisArg {
     /// A tile for one axis, a scalar for all.
     type Reduced<T: Dtype>: Data<Elem = T>;
@@ -172,13 +172,6 @@ impl AxisArg for i32 {
     type Reduced<T: Dtype> = Tile<T>;
     fn axis(self) -> Option<i32> {
         Some(self)
-    }
-}
-
-impl AxisArg for usize {
-    type Reduced<T: Dtype> = Tile<T>;
-    fn axis(self) -> Option<i32> {
-        i32::try_from(self).ok().or(Some(i32::MAX))
     }
 }
 

@@ -378,7 +378,7 @@ fn stored(raw: Raw, to: &[usize], dtype: DType, pointer: Value) -> Value {
     let from = shape(v);
     let fits = from.is_empty() || (from.len() == to.len() && from.iter().zip(to).all(|(&m, &n)| m == n || m == 1));
     if !fits {
-        let message = format!("a {} cannot be written through a {}", describe(v), describe(pointer));
+        let message = format!("{} cannot be written through {}", describe(v), describe(pointer));
         fail(mistake(message).label(format!("expected shape {}, found {}", words::shape(to), words::shape(&from))));
     }
     broadcast(v, to)

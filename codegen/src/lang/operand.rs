@@ -124,6 +124,69 @@ macro_rules! host_operands {
 }
 host_operands!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, bool, IntLit, FloatLit);
 
+/// Variables that a number literal can be assigned to.
+#[diagnostic::on_unimplemented(
+    message = "a number literal cannot be assigned to a variable of type `{Self}`",
+    note = "for a tile, write `full_like(tile, number)`"
+)]
+pub trait AssignLiteral<L> {
+    #[doc(hidden)]
+    #[track_caller]
+    fn from_literal(literal: L) -> Self;
+}
+
+impl<T: Num> AssignLiteral<IntLit> for Scalar<T> {
+    #[track_caller]
+    fn from_literal(literal: IntLit) -> Self {
+        Scalar::from_value(constant(Number::Int(literal.0), T::dtype(), &[]))
+    }
+}
+
+impl<T: Float> AssignLiteral<FloatLit> for Scalar<T> {
+    #[track_caller]
+    fn from_literal(literal: FloatLit) -> Self {
+        Scalar::from_value(constant(Number::Float(literal.0), T::dtype(), &[]))
+    }
+}
+
+macro_rules! assign_literals {
+    ($lit:ident: $($ty:ty),*) => { $(
+        impl AssignLiteral<$lit> for $ty {
+            #[track_caller]
+            fn from_literal(literal: $lit) -> Self {
+                assign_literals!(@$lit literal, $ty)
+            }
+        }
+    )* };
+    (@IntLit $lit:ident, $ty:ty) => {
+        <$ty>::try_from($lit.0).unwrap_or_else(|_| {
+            fail(mistake(format!("{} does not fit into {}", $lit.0, stringify!($ty))).label("out of range"))
+        })
+    };
+    (@FloatLit $lit:ident, $ty:ty) => { $lit.0 as $ty };
+}
+assign_literals!(IntLit: i8, i16, i32, i64, u8, u16, u32, u64, usize);
+assign_literals!(FloatLit: f32, f64);
+
+impl AssignLiteral<IntLit> for IntLit {
+    fn from_literal(literal: IntLit) -> Self {
+        literal
+    }
+}
+
+impl AssignLiteral<FloatLit> for FloatLit {
+    fn from_literal(literal: FloatLit) -> Self {
+        literal
+    }
+}
+
+/// A literal on its way into a variable that has a type already.
+#[doc(hidden)]
+#[track_caller]
+pub fn literal_for<T: AssignLiteral<L>, L>(_variable: &T, literal: L) -> T {
+    T::from_literal(literal)
+}
+
 /// The range of an integer type.
 fn int_range(dtype: DType) -> (i128, i128) {
     let bits = dtype.bits() as u32;

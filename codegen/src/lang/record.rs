@@ -10,14 +10,17 @@ struct Recorder {
     func: Func,
     /// Where ops go: the innermost open region last.
     blocks: Vec<BlockId>,
-    /// What each type parameter of the kernel stands for.
-    generics: Vec<DType>,
     /// Lines of `static_print`.
     prints: Vec<String>,
+    /// Whether the open region combines elements: it has no control flow.
+    combining: bool,
 }
 
 thread_local! {
     static CURRENT: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+    /// What each type parameter of the kernel stands for. Apart from the recorder, because it is read while ops are
+    /// being appended.
+    static GENERICS: RefCell<Vec<DType>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What recording a kernel gives.
@@ -47,10 +50,12 @@ pub fn record_generic(name: &str, generics: &[DType], body: impl FnOnce()) -> Re
     let mut func = Func::new(name);
     func.loc = Location::caller().into();
     let blocks = vec![func.body];
-    let mine = Recorder { func, blocks, generics: generics.to_vec(), prints: Vec::new() };
+    let mine = Recorder { func, blocks, prints: Vec::new(), combining: false };
     // A kernel recorded while another is being recorded (a host function called from it) does not disturb it.
     let outer = CURRENT.with(|c| c.borrow_mut().replace(mine));
+    let outer_generics = GENERICS.replace(generics.to_vec());
     let outcome = catch_unwind(AssertUnwindSafe(body));
+    GENERICS.set(outer_generics);
     let mine = CURRENT.with(|c| std::mem::replace(&mut *c.borrow_mut(), outer));
     let Some(mut mine) = mine else { panic!("internal compiler error: the recorder is gone; please report this") };
     match outcome {
@@ -105,10 +110,10 @@ pub(crate) fn constant_int(v: Value) -> Option<i64> {
 }
 
 pub(crate) fn generic(index: usize) -> DType {
-    with(|r| match r.generics.get(index) {
-        Some(&dtype) => dtype,
+    match GENERICS.with_borrow(|generics| generics.get(index).copied()) {
+        Some(dtype) => dtype,
         None => panic!("internal compiler error: type parameter {index} has no type; please report this"),
-    })
+    }
 }
 
 pub(crate) fn print_line(line: String) {
@@ -130,6 +135,27 @@ pub(crate) fn region<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) -> (B
     let result = body(&values);
     with(|r| r.blocks.pop());
     (block, result)
+}
+
+/// As [`region`], for a function that combines elements.
+pub(crate) fn combining<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) -> (BlockId, R) {
+    let outer = with(|r| std::mem::replace(&mut r.combining, true));
+    let result = region(params, body);
+    with(|r| r.combining = outer);
+    result
+}
+
+/// Whether a function that combines elements is being recorded.
+pub(crate) fn in_combine() -> bool {
+    with(|r| r.combining)
+}
+
+/// The ops of a region.
+pub(crate) fn ops_of(block: BlockId) -> Vec<(Op, Loc)> {
+    with(|r| {
+        let ops = &r.func.block(block).ops;
+        ops.iter().map(|&id| (r.func.op(id).op.clone(), r.func.op(id).loc.clone())).collect()
+    })
 }
 
 /// Appends ops to the end of an already recorded region.

@@ -6,8 +6,9 @@ use super::dtype::{Dtype, Int, Num};
 use super::handle::{Data, Scalar, Tile};
 use super::index::{AxisArg, check_axis};
 use super::operand::Raw;
-use super::record::{emit, fail, mistake, region, shape, ty, yield_in};
-use crate::ir::{BinaryOp, CmpOp, DType, Op, Type, Value};
+use super::record::{combining, emit, fail, mistake, ops_of, region, shape, ty, yield_in};
+use crate::diag::Diagnostic;
+use crate::ir::{BinaryOp, CmpOp, DType, Effects, Op, Stage, Type, Value};
 
 /// One tile or several of one shape that are reduced or scanned together.
 #[diagnostic::on_unimplemented(message = "`{Self}` cannot be reduced", label = "expected a tile or a tuple of tiles")]
@@ -101,10 +102,19 @@ fn combine_region<R: Reducible, E: Carried<Handle = R::Element>>(
         })
         .collect();
     let params: Vec<Type> = elements.iter().chain(&elements).cloned().collect();
-    let (block, result) = region(&params, |values| {
+    let (block, result) = combining(&params, |values| {
         let (left, right) = values.split_at(tiles.len());
         combine(R::element(left), R::element(right)).into_handle()
     });
+    for (op, loc) in ops_of(block) {
+        if op.effects() != Effects::Pure || op.stage() != Stage::Tile {
+            fail(
+                Diagnostic::new(format!("a combining function cannot contain `{}`", op.mnemonic()), loc)
+                    .label("not a computation on two elements")
+                    .note("it may compute with its operands, and with scalars from outside"),
+            );
+        }
+    }
     let mut results = Vec::new();
     <R::Element as Carried>::values(&result, &mut results);
     if results.iter().map(|&v| ty(v)).ne(elements.iter().cloned()) {

@@ -18,3 +18,9 @@ pub(crate) fn ty(ty: &Type) -> String {
         other => format!("value of type {other}"),
     }
 }
+
+/// The words with "a" or "an" before them, as they are spoken: "an f32 tile", "a bf16 tile".
+pub(crate) fn with_article(words: &str) -> String {
+    let spoken_vowel = words.starts_with(['f', 'i']) && words[1..].starts_with(|c: char| c.is_ascii_digit());
+    format!("{} {words}", if spoken_vowel { "an" } else { "a" })
+}

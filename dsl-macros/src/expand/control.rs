@@ -143,7 +143,7 @@ impl Body {
         };
         let mut names: Vec<String> = result.vars.iter().map(Ident::to_string).collect();
         if result.value {
-            names.insert(0, "the value of this `if`".to_string());
+            names.insert(0, String::new());
         }
         call_branch(e.if_token.span(), &condition, &names, &then, &otherwise)
     }
@@ -156,7 +156,7 @@ impl Body {
             Some((_, otherwise)) => self.value_of(&else_block(otherwise)),
             None => quote!(),
         };
-        call_branch(e.if_token.span(), &condition, &["the value of this `if`".to_string()], &then, &otherwise)
+        call_branch(e.if_token.span(), &condition, &[String::new()], &then, &otherwise)
     }
 
     /// `if` at the end of a function: its branches may assign, but nobody looks.
@@ -169,7 +169,7 @@ impl Body {
             Some((_, otherwise)) => self.tail(&else_block(otherwise).stmts),
             None => quote!(),
         };
-        let names = ["the value of this `if`".to_string()];
+        let names = [String::new()];
         call_branch(e.if_token.span(), &condition, &names, &quote!(#copies #then), &quote!(#copies #otherwise))
     }
 

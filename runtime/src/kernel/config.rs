@@ -62,7 +62,7 @@ fn extent(x: impl TryInto<i64>) -> i64 {
 }
 
 /// How to start a kernel.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct LaunchConfig {
     pub grid: Grid,
     /// Warps of 32 threads per program instance (GPU): a power of two.

@@ -1,0 +1,299 @@
+//! Loops, branches, early returns, and the variables that they carry.
+
+use crate::support::{A, consts, run, text};
+use tilewright::codegen::lang::kernel::ConstValue;
+use tilewright::prelude::*;
+
+#[kernel]
+fn nested_loops(out: Out<i32>, n: i32) {
+    let mut total = 0;
+    let mut last = -1;
+    for i in range(0, n) {
+        let mut inner = i * 10;
+        for j in range(0, i, 2) {
+            inner += j;
+            total += 1;
+        }
+        total += inner;
+        last = i;
+    }
+    store(out, total);
+    store(out + 1, last);
+}
+
+#[test]
+fn variables_are_carried_through_nested_loops() {
+    for n in [0, 1, 2, 5] {
+        let (mut total, mut last) = (0, -1);
+        for i in 0..n {
+            let mut inner = i * 10;
+            for j in (0..i).step_by(2) {
+                inner += j;
+                total += 1;
+            }
+            total += inner;
+            last = i;
+        }
+        assert_eq!(run(&NESTED_LOOPS, &vec![], &[A::OutI32(2), A::Int(n.into())], 1).i32(0), [total, last], "n = {n}");
+    }
+}
+
+#[kernel]
+fn collatz(out: Out<i32>, start: i32) {
+    let mut x = start;
+    let mut steps = 0;
+    while x != 1 && steps < 1000 {
+        x = if x % 2 == 0 { x / 2 } else { 3 * x + 1 };
+        steps += 1;
+    }
+    store(out, steps);
+}
+
+#[test]
+fn while_tests_before_each_turn() {
+    for (start, steps) in [(1, 0), (2, 1), (6, 8), (27, 111)] {
+        assert_eq!(run(&COLLATZ, &vec![], &[A::OutI32(1), A::Int(start)], 1).i32(0), [steps]);
+    }
+}
+
+#[kernel]
+fn branches(out: Out<i32>, a: i32, b: i32) {
+    let mut small = a;
+    let mut big = b;
+    if a > b {
+        (small, big) = (b, a);
+    } else if a == b {
+        big = 100;
+    } else {
+        let shadow = big;
+        big = shadow + 1;
+    }
+    let word = if small < 0 {
+        big *= 2;
+        -1
+    } else {
+        1
+    };
+    store(out, small);
+    store(out + 1, big);
+    store(out + 2, word);
+}
+
+#[test]
+fn branches_assign_give_values_and_shadow() {
+    let expect = |a: i32, b: i32| {
+        let (small, mut big) = if a > b {
+            (b, a)
+        } else if a == b {
+            (a, 100)
+        } else {
+            (a, b + 1)
+        };
+        let word = if small < 0 {
+            big *= 2;
+            -1
+        } else {
+            1
+        };
+        vec![small, big, word]
+    };
+    for (a, b) in [(3, 5), (5, 3), (4, 4), (-2, 7), (7, -2)] {
+        let ran = run(&BRANCHES, &vec![], &[A::OutI32(3), A::Int(a.into()), A::Int(b.into())], 1);
+        assert_eq!(ran.i32(0), expect(a, b), "{a}, {b}");
+    }
+}
+
+#[kernel]
+fn early_return(out: Out<i32>, a: i32) {
+    store(out, 1);
+    if a == 0 {
+        return;
+    }
+    let mut x = a;
+    if a < 0 {
+        x = -a;
+        if a < -10 {
+            store(out, 2);
+            return;
+        }
+    } else {
+        store(out + 1, 7);
+    }
+    store(out, x);
+}
+
+#[test]
+fn return_skips_the_rest() {
+    for (a, expected) in [(0, [1, 0]), (5, [5, 7]), (-3, [3, 0]), (-11, [2, 0])] {
+        assert_eq!(run(&EARLY_RETURN, &vec![], &[A::OutI32(2), A::Int(a)], 1).i32(0), expected, "a = {a}");
+    }
+}
+
+#[kernel]
+fn constexpr_branches(out: Out<i32>, #[constexpr] causal: bool, #[constexpr = 3] n: usize) {
+    let mut width = n;
+    let mut stages = 2;
+    if causal {
+        width = 2 * n;
+        stages = 4;
+    }
+    let scale = if causal { 10 } else { 20 };
+    let mut total = scalar::<i32>(0);
+    for i in static_range(0, width) {
+        if i % 2 == 0 {
+            total += i;
+        }
+        if total > 100 {
+            total = 0;
+        }
+    }
+    store(out, total * scale + stages);
+}
+
+#[test]
+fn constexpr_conditions_record_one_branch() {
+    let with = |causal| vec![("causal", ConstValue::Bool(causal))];
+    // 0 + 2 + 4 over six turns, 0 + 2 over three.
+    assert_eq!(run(&CONSTEXPR_BRANCHES, &with(true), &[A::OutI32(1)], 1).i32(0), [64]);
+    assert_eq!(run(&CONSTEXPR_BRANCHES, &with(false), &[A::OutI32(1)], 1).i32(0), [42]);
+    let printed = text(&CONSTEXPR_BRANCHES, &[], &with(false));
+    // Three turns, each with one run-time `if`; no loop, and nothing of the constexpr conditions.
+    assert_eq!(printed.matches(" = if ").count(), 3, "{printed}");
+    assert!(!printed.contains("for "), "{printed}");
+}
+
+#[kernel]
+fn loop_hints(out: Out<i32>, n: i64, #[constexpr] stages: usize) {
+    let mut x = full::<i32>([4], 1);
+    for i in range(0, n, num_stages = stages, unroll = 2, warp_specialize = true) {
+        x += i.to::<i32>();
+    }
+    store(out + arange(0, 4), x);
+}
+
+#[test]
+fn hints_reach_the_loop_and_i64_bounds_give_an_i64_index() {
+    let printed = text(&LOOP_HINTS, &[], &consts(&[("stages", 5)]));
+    assert!(printed.contains("{num_stages = 5, unroll = 2, warp_specialize = true}"), "{printed}");
+    let args = [A::OutI32(4), A::Int(4)];
+    assert_eq!(run(&LOOP_HINTS, &consts(&[("stages", 5)]), &args, 1).i32(0), [7; 4]);
+}
+
+#[kernel]
+fn tuples_and_blocks(out: Out<i32>, a: i32) {
+    let mut pair = (a, a + 1);
+    let mut sum = 0;
+    for i in range(0, 3) {
+        pair = (pair.1, pair.0);
+        pair.0 += i;
+        let step = {
+            let twice = i * 2;
+            sum += twice;
+            twice + 1
+        };
+        sum += step;
+    }
+    {
+        let a = 1000;
+        sum += a;
+    }
+    store(out, pair.0);
+    store(out + 1, pair.1);
+    store(out + 2, sum + a);
+}
+
+#[test]
+fn tuples_and_blocks_are_carried() {
+    let (mut pair, mut sum) = ((5, 6), 0);
+    for i in 0..3 {
+        pair = (pair.1 + i, pair.0);
+        sum += 2 * i + 2 * i + 1;
+    }
+    assert_eq!(run(&TUPLES_AND_BLOCKS, &vec![], &[A::OutI32(3), A::Int(5)], 1).i32(0), [pair.0, pair.1, sum + 1005]);
+}
+
+#[device_fn]
+fn clipped<T: Num>(x: Tile<T>, low: Scalar<T>, invert: bool) -> Tile<T> {
+    if invert {
+        return minimum(x, low);
+    }
+    let mut result = x;
+    if sum(x) > 100 {
+        result = result * 2;
+    }
+    maximum(result, low)
+}
+
+#[kernel]
+fn calls(out: Out<i32>, a: i32, #[constexpr] invert: bool) {
+    let x = arange(0, 8) * a;
+    store(out + arange(0, 8), clipped(x, a, invert));
+}
+
+#[test]
+fn device_functions_are_inlined() {
+    let with = |invert| vec![("invert", ConstValue::Bool(invert))];
+    let expect = |f: &dyn Fn(i32) -> i32| (0..8).map(f).collect::<Vec<_>>();
+    let args = |a| [A::OutI32(8), A::Int(a)];
+    assert_eq!(run(&CALLS, &with(true), &args(3), 1).i32(0), expect(&|i| (3 * i).min(3)));
+    assert_eq!(run(&CALLS, &with(false), &args(3), 1).i32(0), expect(&|i| (3 * i).max(3)));
+    assert_eq!(run(&CALLS, &with(false), &args(4), 1).i32(0), expect(&|i| (8 * i).max(4)));
+}
+
+constexpr_enum! {
+    /// What is computed.
+    enum Mode {
+        Double,
+        Square,
+        Negate,
+    }
+}
+
+#[kernel]
+fn modes(out: Out<i32>, a: i32, #[constexpr] mode: Mode, #[constexpr = 1] n: usize) {
+    let mut x = a;
+    match mode {
+        Mode::Double => x = x * 2,
+        Mode::Square => {
+            let y = x;
+            x *= y;
+        }
+        Mode::Negate if n > 0 => x = -x,
+        Mode::Negate => {}
+    }
+    let bonus = match n {
+        0 => 100,
+        _ => 200,
+    };
+    store(out, x + bonus);
+    if mode == Mode::Double && n >= 1 || a > 1000 {
+        store(out + 1, 1);
+    }
+}
+
+#[test]
+fn constexpr_enums_are_matched() {
+    let with = |mode: &str| vec![("mode", ConstValue::Word(mode.into()))];
+    let result = |mode| run(&MODES, &with(mode), &[A::OutI32(2), A::Int(7)], 1).i32(0);
+    assert_eq!(result("Double"), [214, 1]);
+    assert_eq!(result("Square"), [249, 0]);
+    assert_eq!(result("Negate"), [193, 0]);
+}
+
+#[kernel]
+fn views_in_loops(x: In<f32>, out: Out<f32>, n: i32) {
+    let mut block = make_block_ptr(x, shape = [n], strides = [1], offsets = [0], block_shape = [4]);
+    let mut target = out + arange(0, 4);
+    for _ in range(0, cdiv(n, 4)) {
+        store(target, load(block, boundary_check = [0]) + 1.0);
+        block = advance(block, [4]);
+        target = target + 4;
+    }
+}
+
+#[test]
+fn pointers_and_views_are_carried() {
+    let x: Vec<f32> = (0..6).map(|i| i as f32).collect();
+    let ran = run(&VIEWS_IN_LOOPS, &vec![], &[A::F32(&x), A::OutF32(8), A::Int(6)], 1);
+    assert_eq!(ran.f32(1), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 1.0]);
+}

@@ -1,0 +1,133 @@
+//! Mistakes that are found while a kernel is recorded: they name the user's line.
+
+use tilewright::codegen::lang::kernel::{KernelDef, Specialization};
+use tilewright::prelude::*;
+
+/// The message for a kernel of this file, with its source line.
+fn message(def: &KernelDef) -> String {
+    let source = include_str!("diagnostics.rs");
+    match def.record(&[], &[], &Specialization::default()) {
+        Ok(_) => panic!("{} has no mistake", def.name),
+        Err(d) => {
+            let text = d.render(Some(source));
+            for internal in ["Tile<", "Scalar<", "IntLit", "Value(", "lang::", "Operand"] {
+                assert!(!text.contains(internal), "`{internal}` in\n{text}");
+            }
+            text
+        }
+    }
+}
+
+#[kernel]
+fn shapes_differ(x: In<f32>, out: Out<f32>) {
+    let a = load(x + arange(0, 64));
+    let b = load(x + arange(0, 32));
+    store(out + arange(0, 64), a * b);
+}
+
+#[kernel]
+fn ranks_differ(x: In<f32>, out: Out<f32>) {
+    let a = zeros::<f32>([64, 32]);
+    let b = load(x + arange(0, 32));
+    store(out, sum(a + b));
+}
+
+#[kernel]
+fn not_a_power_of_two(x: In<f32>, out: Out<f32>) {
+    let a = zeros::<f32>([64, 80]);
+    store(out, sum(a));
+}
+
+#[kernel]
+fn loop_changes_shape(x: In<f32>, out: Out<f32>) {
+    let mut acc = zeros::<f32>([64]);
+    for i in range(0, 10) {
+        acc = acc.expand_dims(1) + zeros::<f32>([64, 64]);
+    }
+    store(out, sum(acc));
+}
+
+#[kernel]
+fn branches_differ(x: In<f32>, out: Out<f32>, n: i32) {
+    let y = if n > 3 { zeros::<f32>([64]) } else { zeros::<f32>([32]) };
+    store(out, sum(y));
+}
+
+#[kernel]
+fn writes_an_input(x: In<f32>, out: Out<f32>) {
+    store(x + arange(0, 64), 1.0);
+}
+
+#[kernel]
+fn dot_dimensions(x: In<f32>, out: Out<f32>) {
+    let a = zeros::<f32>([64, 32]);
+    let c = dot(a, a);
+    store(out, sum(c));
+}
+
+#[kernel]
+fn condition_is_a_tile(x: In<f32>, out: Out<f32>) {
+    let v = load(x + arange(0, 64));
+    if v > 0.0 {
+        store(out, 1.0);
+    }
+}
+
+#[kernel]
+fn no_such_axis(x: In<f32>, out: Out<f32>) {
+    let v = load(x + arange(0, 64));
+    store(out, sum(v, axis = 1));
+}
+
+#[kernel]
+fn view_of_different_ranks(x: In<f32>, out: Out<f32>, n: i32) {
+    let block = make_block_ptr(x, shape = [n, n], strides = [n], offsets = [0, 0], block_shape = [64, 64]);
+    store(out, sum(load(block)));
+}
+
+#[kernel]
+fn mask_on_a_block(x: In<f32>, out: Out<f32>, n: i32) {
+    let block = make_block_ptr(x, shape = [n], strides = [1], offsets = [0], block_shape = [64]);
+    store(out, sum(load(block, mask = n > 0)));
+}
+
+#[kernel]
+fn a_failed_static_assert(x: In<f32>, out: Out<f32>, #[constexpr = 12] tile: usize) {
+    static_assert(tile % 16 == 0, "tile must be a multiple of 16");
+    store(out, 1.0);
+}
+
+#[kernel]
+fn a_number_too_large(bytes: Out<i8>) {
+    store(bytes, 300);
+}
+
+#[kernel]
+fn bits_of_a_float(x: In<f32>, out: Out<f32>) {
+    let v = load(x + arange(0, 64));
+    store(out, sum(v & v));
+}
+
+#[test]
+fn mistakes_name_the_line() {
+    let kernels = [
+        &SHAPES_DIFFER,
+        &RANKS_DIFFER,
+        &NOT_A_POWER_OF_TWO,
+        &LOOP_CHANGES_SHAPE,
+        &BRANCHES_DIFFER,
+        &WRITES_AN_INPUT,
+        &DOT_DIMENSIONS,
+        &CONDITION_IS_A_TILE,
+        &NO_SUCH_AXIS,
+        &VIEW_OF_DIFFERENT_RANKS,
+        &MASK_ON_A_BLOCK,
+        &A_FAILED_STATIC_ASSERT,
+        &A_NUMBER_TOO_LARGE,
+        &BITS_OF_A_FLOAT,
+    ];
+    for def in kernels {
+        let text = message(def);
+        insta::assert_snapshot!(def.name, text);
+    }
+}

@@ -1,0 +1,79 @@
+//! What a kernel tells about itself.
+
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ConstDefault, ConstValue, ElemDef, ParamKind, Specialization};
+use tilewright::prelude::*;
+
+/// Adds `x` to `y`.
+///
+/// Shapes: all [n].
+#[kernel]
+pub fn described<T: Num>(
+    /// What is added.
+    x: In<T>,
+    y: InOut<T>,
+    #[no_specialize] n: i32,
+    #[constexpr = 64] tile: usize,
+    #[constexpr(default = ieee)] precision: Precision,
+    #[constexpr] scale: f32,
+) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let mask = i < n;
+    store(y + i, load(y + i, mask = mask) + load(x + i, mask = mask), mask = mask);
+}
+
+#[test]
+fn the_definition_lists_parameters() {
+    let def = &DESCRIBED;
+    assert_eq!((def.name, def.doc), ("described", "Adds `x` to `y`.\n\nShapes: all [n]."));
+    assert!(def.file.ends_with("kernel_def.rs") && def.line == 11, "{}:{}", def.file, def.line);
+    assert_eq!(def.generics[0].name, "T");
+    assert!(def.generics[0].members().contains(&DType::U8) && !def.generics[0].members().contains(&DType::Bool));
+    let kinds: Vec<(&str, ParamKind, bool)> = def.params.iter().map(|p| (p.name, p.kind, p.specialize)).collect();
+    let generic = ElemDef::Generic(0);
+    let expected = [
+        ("x", ParamKind::In(generic), true),
+        ("y", ParamKind::InOut(generic), true),
+        ("n", ParamKind::Scalar(ElemDef::Fixed(DType::I32)), false),
+        ("tile", ParamKind::Constexpr { ty: "usize", default: Some(ConstDefault::Int(64)) }, true),
+        (
+            "precision",
+            ParamKind::Constexpr { ty: "ieee | tf32 | tf32x3", default: Some(ConstDefault::Word("ieee")) },
+            true,
+        ),
+        ("scale", ParamKind::Constexpr { ty: "f32", default: None }, true),
+    ];
+    assert_eq!(kinds, expected);
+}
+
+#[test]
+fn constants_are_checked() {
+    let record = |dtypes: &[DType], consts: &[(&str, ConstValue)]| {
+        DESCRIBED.record(dtypes, consts, &Specialization::default()).map(|_| ()).map_err(|d| d.message)
+    };
+    let scale = ("scale", ConstValue::from_text("0.5"));
+    assert_eq!(record(&[DType::F32], std::slice::from_ref(&scale)), Ok(()));
+    let cases = [
+        (record(&[DType::F32], &[]), "kernel `described`: the constant `scale` (f32) is not given"),
+        (record(&[], std::slice::from_ref(&scale)), "kernel `described`: expected 1 element types (T), found 0"),
+        (
+            record(&[DType::Bool], std::slice::from_ref(&scale)),
+            "kernel `described`: `T` cannot be bool: expected one of i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64",
+        ),
+        (
+            record(&[DType::F32], &[scale.clone(), ("tiles", ConstValue::Int(4))]),
+            "kernel `described`: there is no constexpr parameter `tiles`: there are tile, precision, scale",
+        ),
+        (
+            record(&[DType::F32], &[scale.clone(), ("tile", ConstValue::from_text("wide"))]),
+            "kernel `described`: the parameter `tile` cannot be wide: expected usize",
+        ),
+        (
+            record(&[DType::F32], &[scale.clone(), ("precision", ConstValue::from_text("tf16"))]),
+            "kernel `described`: the parameter `precision` cannot be tf16: expected ieee | tf32 | tf32x3",
+        ),
+    ];
+    for (found, expected) in cases {
+        assert_eq!(found, Err(expected.to_string()));
+    }
+}

@@ -1,0 +1,120 @@
+//! Operators between tiles, scalars, numbers and pointers.
+
+use crate::support::{A, run, run_as, text};
+use tilewright::codegen::ir::DType;
+use tilewright::prelude::*;
+
+#[kernel]
+fn int_operators(out: Out<i32>, a: i32, b: i32) {
+    let x = arange(0, 1) + a;
+    store(out, x.scalar() + b);
+    store(out + 1, 10 - a);
+    store(out + 2, a * b - 1);
+    store(out + 3, a / b);
+    store(out + 4, a % b);
+    store(out + 5, a & b | 8 ^ b);
+    store(out + 6, (a << 2) >> 1);
+    store(out + 7, -a);
+    store(out + 8, !a);
+    store(out + 9, minimum(a, b) - maximum(a, 3));
+    store(out + 10, cdiv(a, b));
+    store(out + 11, (a >= b).to::<i32>() + (a != b && !(a < 2)).to::<i32>());
+    store(out + 12, clamp(a, 5, 6));
+    store(out + 13, abs(-a));
+}
+
+#[test]
+fn integers_follow_rust() {
+    for (a, b) in [(17, 5), (3, 4), (8, 8)] {
+        let flag = |x: bool| x as i32;
+        let expected = [
+            a + b,
+            10 - a,
+            a * b - 1,
+            a / b,
+            a % b,
+            a & b | 8 ^ b,
+            (a << 2) >> 1,
+            -a,
+            !a,
+            a.min(b) - a.max(3),
+            (a + b - 1) / b,
+            flag(a >= b) + flag(a != b && a >= 2),
+            a.clamp(5, 6),
+            a,
+        ];
+        let ran = run(&INT_OPERATORS, &vec![], &[A::OutI32(14), A::Int(a.into()), A::Int(b.into())], 1);
+        assert_eq!(ran.i32(0), expected, "{a}, {b}");
+    }
+}
+
+#[kernel]
+fn broadcasting(x: In<f32>, y: In<f32>, out: Out<f32>, scale: f32, #[constexpr = 0.5] half: f32) {
+    let i = arange(0, 4);
+    let j = arange(0, 2);
+    let column = load(x + i).expand_dims(1);
+    let row = load(y + j).expand_dims(0);
+    let table = (column - row) * scale + 2.0 * half;
+    let at = out + i.expand_dims(1) * 2 + j.expand_dims(0);
+    store(at, where_(table > 0.0, table, 0.0));
+}
+
+#[test]
+fn shapes_meet_as_in_numpy() {
+    let (x, y) = ([1.0, 2.0, 3.0, 4.0], [0.5, 5.0]);
+    let ran = run(&BROADCASTING, &vec![], &[A::F32(&x), A::F32(&y), A::OutF32(8), A::Float(3.0)], 1);
+    let expected: Vec<f32> =
+        x.iter().flat_map(|a| y.iter().map(move |b| ((a - b) * 3.0 + 1.0f32).max(0.0))).collect();
+    assert_eq!(ran.f32(2), expected);
+}
+
+#[kernel]
+fn wide_indices(out: Out<i32>, stride: i64, n: i32) {
+    let i = program_id(0);
+    let row = out + i * stride;
+    let cols = arange(0, 4);
+    store(row + cols, cols + n, mask = cols < n);
+    store(row + cols * stride, 9, mask = cols.to::<i64>() == stride - 8);
+}
+
+#[test]
+fn i32_and_i64_mix_in_positions() {
+    let printed = text(&WIDE_INDICES, &[], &vec![]);
+    assert!(printed.contains("mul %1, %stride : i64"), "{printed}");
+    let ran = run(&WIDE_INDICES, &vec![], &[A::OutI32(16), A::Int(8), A::Int(3)], 2);
+    assert_eq!(ran.i32(0), [9, 4, 5, 0, 0, 0, 0, 0, 9, 4, 5, 0, 0, 0, 0, 0]);
+}
+
+#[kernel]
+fn generic<T: Float>(x: In<T>, out: Out<T>, bias: f32) {
+    let i = arange(0, 4);
+    let v = load(x + i);
+    let doubled = v * 2 + 0.25;
+    let y = doubled.to::<f32>() + bias;
+    store(out + i, y.to::<T>());
+}
+
+#[test]
+fn literals_take_the_element_type() {
+    for (dtype, name) in [(DType::F16, "f16"), (DType::BF16, "bf16"), (DType::F64, "f64")] {
+        let printed = text(&GENERIC, &[dtype], &vec![]);
+        assert!(printed.contains(&format!("constant {{value = 2.0}} : tensor<4x{name}>")), "{printed}");
+    }
+    let args = [A::F32(&[1.0, 2.0, 3.0, 4.0]), A::OutF32(4), A::Float(1.5)];
+    assert_eq!(run_as(&GENERIC, &[DType::F32], &vec![], &args, 1).f32(1), [3.75, 5.75, 7.75, 9.75]);
+}
+
+#[kernel]
+fn specialised_arguments(out: Out<i32>, stride: i64, #[no_specialize] step: i32) {
+    store(out + stride * 2, step);
+}
+
+#[test]
+fn specialisation_becomes_part_of_the_function() {
+    use tilewright::codegen::lang::kernel::{ArgSpec, Specialization};
+    let one = ArgSpec { divisible_by: 1, equal_to: Some(1) };
+    let aligned = ArgSpec { divisible_by: 16, equal_to: None };
+    let spec = Specialization { args: vec![aligned, one, ArgSpec::default()] };
+    let func = SPECIALISED_ARGUMENTS.record(&[], &[], &spec).unwrap();
+    insta::assert_snapshot!(tilewright::codegen::text::print(&func));
+}

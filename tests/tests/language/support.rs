@@ -1,0 +1,95 @@
+//! Records kernels and runs them in the interpreter.
+
+use tilewright::codegen::interp::{self, ArgValue, BufferId, Memory};
+use tilewright::codegen::ir::{DType, Func, Stage};
+use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
+use tilewright::codegen::{text, verify};
+
+pub type Consts<'a> = Vec<(&'a str, ConstValue)>;
+
+/// Integer constants by name.
+pub fn consts<'a>(list: &[(&'a str, i64)]) -> Consts<'a> {
+    list.iter().map(|&(name, n)| (name, ConstValue::Int(n))).collect()
+}
+
+/// Records and verifies; the text must also read back as itself.
+pub fn record(def: &KernelDef, dtypes: &[DType], consts: &Consts) -> Func {
+    let func = def.record(dtypes, consts, &Specialization::default()).unwrap_or_else(|d| panic!("{d}"));
+    if let Err(errors) = verify::verify(&func, Stage::Tile) {
+        panic!("{}: {}\n{}", def.name, errors[0], text::print(&func));
+    }
+    let printed = text::print(&func);
+    let again = text::parse(&printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
+    assert_eq!(text::print(&again), printed);
+    func
+}
+
+pub fn text(def: &KernelDef, dtypes: &[DType], consts: &Consts) -> String {
+    text::print(&record(def, dtypes, consts))
+}
+
+/// An argument of a run.
+pub enum A<'a> {
+    F32(&'a [f32]),
+    I32(&'a [i32]),
+    /// An output of that many f32, poisoned.
+    OutF32(usize),
+    /// An output of that many i32, zeroed.
+    OutI32(usize),
+    Int(i64),
+    Float(f64),
+}
+
+/// What a run wrote, by argument.
+pub struct Ran {
+    memory: Memory,
+    buffers: Vec<Option<BufferId>>,
+}
+
+impl Ran {
+    pub fn f32(&self, arg: usize) -> Vec<f32> {
+        self.words(arg).map(f32::from_le_bytes).collect()
+    }
+
+    pub fn i32(&self, arg: usize) -> Vec<i32> {
+        self.words(arg).map(i32::from_le_bytes).collect()
+    }
+
+    fn words(&self, arg: usize) -> impl Iterator<Item = [u8; 4]> {
+        let bytes = self.memory.bytes(self.buffers[arg].expect("a buffer"));
+        bytes.chunks(4).map(|c| [c[0], c[1], c[2], c[3]])
+    }
+}
+
+/// Runs a kernel without type parameters in the interpreter.
+pub fn run(def: &KernelDef, c: &Consts, args: &[A], grid: u32) -> Ran {
+    run_as(def, &[], c, args, grid)
+}
+
+/// Runs a kernel in the interpreter.
+pub fn run_as(def: &KernelDef, dtypes: &[DType], c: &Consts, args: &[A], grid: u32) -> Ran {
+    let func = record(def, dtypes, c);
+    let mut memory = Memory::new();
+    let mut buffers = Vec::new();
+    let mut values = Vec::new();
+    for arg in args {
+        let bytes: Option<Vec<u8>> = match arg {
+            A::F32(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            A::I32(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            A::OutF32(n) => Some(vec![0xff; 4 * n]),
+            A::OutI32(n) => Some(vec![0; 4 * n]),
+            A::Int(_) | A::Float(_) => None,
+        };
+        let buffer = bytes.map(|b| memory.add(b));
+        buffers.push(buffer);
+        values.push(match (arg, buffer) {
+            (_, Some(id)) => ArgValue::Buffer(id),
+            (A::Int(n), _) => ArgValue::Int(*n),
+            (A::Float(x), _) => ArgValue::Float(*x),
+            _ => unreachable!(),
+        });
+    }
+    interp::run(&func, &values, [grid, 1, 1], &mut memory)
+        .unwrap_or_else(|e| panic!("{e}\n{}", text::print(&func)));
+    Ran { memory, buffers }
+}
