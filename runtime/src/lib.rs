@@ -28,9 +28,9 @@ mod stream;
 pub use buffer::{Buffer, Strided, View, ViewMut};
 pub use cache::Cache;
 pub use device::{Device, DeviceInfo};
-pub use kernel::{Grid, LaunchConfig};
 pub use element::{Dtype, Element, F8E4M3, F8E5M2};
 pub use error::{CudaFailure, Error, Result};
+pub use kernel::{Grid, LaunchConfig};
 pub use launch::{CompiledKernel, LaunchArg, Resources};
 pub use stream::{Event, Stream};
 

@@ -178,7 +178,9 @@ fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], b
             fail(
                 Diagnostic::new(format!("{name} must have one shape {before} and {after}"), loc.clone())
                     .label(format!("{name} is {want} {before}, {have} {after}"))
-                    .help("give it the same shape on every path, for example with `.broadcast_to([…])` or `zeros([…])`"),
+                    .help(
+                        "give it the same shape on every path, for example with `.broadcast_to([…])` or `zeros([…])`",
+                    ),
             );
         }
     }

@@ -153,7 +153,9 @@ pub(crate) fn check_axis(axis: i32, rank: usize, what: &str) -> usize {
 pub struct Unset;
 
 /// The axis of a reduction: a dimension, or left out for all of them.
-#[diagnostic::on_unimplemented(message = "an axis is an `i32` that is known when the kernel is specialised, found `{Self}`")]
+#[diagnostic::on_unimplemented(
+    message = "an axis is an `i32` that is known when the kernel is specialised, found `{Self}`"
+)]
 pub trait AxisArg {
     /// A tile for one axis, a scalar for all.
     type Reduced<T: Dtype>: Data<Elem = T>;

@@ -100,7 +100,10 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
     for (n, g) in signature.generics.iter().enumerate() {
         let used = signature.params.iter().any(|p| matches!(p.kind, ParamKind::Memory(_, Elem::Generic(m)) if m == n));
         if !used && errors.is_empty() {
-            errors.push(Error::new(g.name.span(), format!("no parameter holds `{}`: the launch could not know it", g.name)));
+            errors.push(Error::new(
+                g.name.span(),
+                format!("no parameter holds `{}`: the launch could not know it", g.name),
+            ));
         }
     }
     (signature, errors)

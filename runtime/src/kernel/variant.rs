@@ -103,7 +103,14 @@ pub(super) fn find_or_compile(
     // Two threads may compile the same variant: both get it right, and the second one's is kept.
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
-    let artifact = compile(def, dtypes, &values, &specialization(def, args), &device.target(), &device.fit_options(&config.options()))?;
+    let artifact = compile(
+        def,
+        dtypes,
+        &values,
+        &specialization(def, args),
+        &device.target(),
+        &device.fit_options(&config.options()),
+    )?;
     let kernel = device.load(&artifact)?;
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, kernel.clone());
     Ok(kernel)

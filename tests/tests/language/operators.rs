@@ -63,8 +63,7 @@ fn broadcasting(x: In<f32>, y: In<f32>, out: Out<f32>, scale: f32, #[constexpr =
 fn shapes_meet_as_in_numpy() {
     let (x, y) = ([1.0, 2.0, 3.0, 4.0], [0.5, 5.0]);
     let ran = run(&BROADCASTING, &vec![], &[A::F32(&x), A::F32(&y), A::OutF32(8), A::Float(3.0)], 1);
-    let expected: Vec<f32> =
-        x.iter().flat_map(|a| y.iter().map(move |b| ((a - b) * 3.0 + 1.0f32).max(0.0))).collect();
+    let expected: Vec<f32> = x.iter().flat_map(|a| y.iter().map(move |b| ((a - b) * 3.0 + 1.0f32).max(0.0))).collect();
     assert_eq!(ran.f32(2), expected);
 }
 

@@ -89,7 +89,6 @@ pub fn run_as(def: &KernelDef, dtypes: &[DType], c: &Consts, args: &[A], grid: u
             _ => unreachable!(),
         });
     }
-    interp::run(&func, &values, [grid, 1, 1], &mut memory)
-        .unwrap_or_else(|e| panic!("{e}\n{}", text::print(&func)));
+    interp::run(&func, &values, [grid, 1, 1], &mut memory).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&func)));
     Ran { memory, buffers }
 }

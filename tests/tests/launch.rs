@@ -1,0 +1,100 @@
+//! Kernels launched from their argument structs.
+
+use tilewright::prelude::*;
+
+/// y = a · x + y
+#[kernel]
+pub fn axpy<T: Float>(x: In<T>, y: InOut<T>, a: f32, n: i32, #[constexpr = 64] tile: usize) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let mask = i < n;
+    let sum = load(x + i, mask = mask).to::<f32>() * a + load(y + i, mask = mask).to::<f32>();
+    store(y + i, sum.to::<T>(), mask = mask);
+}
+
+fn reference(x: &[f32], y: &[f32], a: f32) -> Vec<f32> {
+    x.iter().zip(y).map(|(x, y)| a * x + y).collect()
+}
+
+#[test]
+fn a_kernel_runs_on_the_cpu() {
+    let device = Device::cpu();
+    let n = 1000usize;
+    let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
+    let y: Vec<f32> = (0..n).map(|i| (i % 7) as f32).collect();
+    let x_buffer = Buffer::from_slice(&device, &x).unwrap();
+    let mut y_buffer = Buffer::from_slice(&device, &y).unwrap();
+    let mut launch = Axpy { x: &x_buffer, y: &mut y_buffer, a: 0.5, n: n as i32, tile: 64 };
+    launch.launch(&device, n.div_ceil(64)).unwrap();
+    assert_eq!(y_buffer.to_vec().unwrap(), reference(&x, &y, 0.5));
+}
+
+#[test]
+fn views_and_other_types_are_variants_of_their_own() {
+    let device = Device::cpu();
+    let x: Vec<bf16> = (0..100).map(|i| bf16::from_f32(i as f32)).collect();
+    let x_buffer = Buffer::from_slice(&device, &x).unwrap();
+    let mut y_buffer = Buffer::<bf16>::zeros(&device, 100).unwrap();
+    // From element 1 on nothing is aligned.
+    let x_view = x_buffer.slice(1..).unwrap();
+    let mut y_view = y_buffer.slice_mut(1..).unwrap();
+    Axpy { x: &x_view, y: &mut y_view, a: 2.0, n: 99, tile: 32 }.launch(&device, (4, 1)).unwrap();
+    let expected: Vec<bf16> = x.iter().map(|x| bf16::from_f32(2.0 * x.to_f32())).collect();
+    assert_eq!(y_buffer.to_vec().unwrap(), expected);
+}
+
+#[test]
+fn the_erased_launch_checks_types() {
+    use tilewright::codegen::ir::DType;
+    use tilewright::codegen::lang::kernel::ConstValue;
+    use tilewright::kernel::{KernelArg, launch_erased};
+    let device = Device::cpu();
+    let x = Buffer::from_slice(&device, &[1.0f32, 2.0, 3.0]).unwrap();
+    let mut y = Buffer::from_slice(&device, &[10.0f32, 20.0, 30.0]).unwrap();
+    let config = LaunchConfig::new(1);
+    let mut args = [KernelArg::In(&x), KernelArg::Out(&mut y), KernelArg::scalar(2.0f32), KernelArg::scalar(3i32)];
+    launch_erased(&AXPY, &device, &config, &[DType::F32], &mut args, &[("tile", ConstValue::Int(16))]).unwrap();
+    let message = launch_erased(&AXPY, &device, &config, &[DType::F16], &mut args, &[]).unwrap_err().to_string();
+    assert!(message.contains("`x` expects memory of f16 to read, found memory of f32"), "{message}");
+    let message = launch_erased(&AXPY, &device, &config, &[DType::F32], &mut args[..3], &[]).unwrap_err().to_string();
+    assert!(message.contains("takes 4 arguments: found 3"), "{message}");
+    assert_eq!(y.to_vec().unwrap(), [12.0, 24.0, 36.0]);
+}
+
+#[kernel]
+fn broken(x: In<f32>, y: Out<f32>) {
+    store(y + arange(0, 8), load(x + arange(0, 16)));
+}
+
+#[test]
+fn mistakes_show_the_source_line() {
+    let device = Device::cpu();
+    let x = Buffer::<f32>::zeros(&device, 16).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 16).unwrap();
+    let message = Broken { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
+    assert!(message.contains("store(y + arange(0, 8), load(x + arange(0, 16)));"), "{message}");
+    let message = Broken { x: &x, y: &mut y }.launch(&device, -1).unwrap_err().to_string();
+    assert!(message.contains("the grid's x extent is -1"), "{message}");
+}
+
+#[kernel]
+fn tiny(y: Out<i32>, n: i32) {
+    store(y, n);
+}
+
+/// The way of a launch that compiles nothing: measured, so that it stays cheap. The bound is loose: machines that run
+/// tests are busy.
+#[test]
+fn a_second_launch_is_cheap() {
+    let device = Device::cpu();
+    let mut y = Buffer::<i32>::zeros(&device, 1).unwrap();
+    let mut kernel = Tiny { y: &mut y, n: 3 };
+    kernel.launch(&device, 1).unwrap();
+    let start = std::time::Instant::now();
+    let turns = 2000;
+    for _ in 0..turns {
+        kernel.compile(&device, &LaunchConfig::new(1)).unwrap();
+    }
+    let each = start.elapsed() / turns;
+    assert!(each.as_micros() < 100, "{each:?} for each lookup");
+    println!("lookup of a compiled variant: {each:?}");
+}
