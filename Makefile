@@ -1,7 +1,7 @@
 # The commands that people and CI use. Each does one thing that can be read here; the work is in cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup cuda-tools demo test lint gpu-test
+.PHONY: help setup cuda-tools demo test lint fuzz gpu-test
 
 # The ptxas that tests assemble PTX with: yours, or the one that `make cuda-tools` fetches.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -10,6 +10,7 @@ help:
 	@echo 'make demo      run kernels on the GPU if there is one, else on the CPU'
 	@echo 'make test      run all tests; what needs a GPU says that it was skipped'
 	@echo 'make lint      check formatting, lints and documentation'
+	@echo 'make fuzz      fuzz the parser and the passes for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
 	@echo 'make setup     install what a build needs (demo and test do this first)'
 
@@ -30,6 +31,11 @@ lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# FUZZ_SECONDS=3600 fuzzes longer.
+fuzz: setup
+	cd codegen && cargo +nightly fuzz run parse -- -max_total_time=$(or $(FUZZ_SECONDS),60)
+	cd codegen && cargo +nightly fuzz run passes -- -max_total_time=$(or $(FUZZ_SECONDS),60)
 
 gpu-test: setup
 	@scripts/gpu-test.sh

@@ -14,6 +14,7 @@ pub mod lower;
 pub mod num;
 pub mod passes;
 pub mod pipeline;
+pub mod reduce;
 pub mod target;
 #[cfg(any(test, feature = "testgen"))]
 pub mod testgen;

@@ -302,6 +302,15 @@ impl Func {
             .expect("internal compiler error: an op outside any block")
     }
 
+    /// The block that an op stands in, and its position there. Panics where it stands nowhere: a compiler bug.
+    pub fn place(&self, id: OpId) -> (BlockId, usize) {
+        let regions = self.walk().into_iter().flat_map(|op| self.op(op).regions.iter().copied());
+        std::iter::once(self.body)
+            .chain(regions)
+            .find_map(|block| Some((block, self.block(block).ops.iter().position(|&op| op == id)?)))
+            .expect("internal compiler error: an op that stands nowhere, please report")
+    }
+
     /// Replaces every use of `old` by `new`.
     pub fn replace_uses(&mut self, old: Value, new: Value) {
         for op in &mut self.ops {

@@ -41,7 +41,7 @@ fn hoist(func: &mut Func, id: OpId) -> bool {
     if moved.is_empty() {
         return false;
     }
-    let (block, at) = place(func, id);
+    let (block, at) = func.place(id);
     func.block_mut(block).ops.splice(at..at, moved);
     true
 }
@@ -52,13 +52,4 @@ fn uses(func: &Func, id: OpId) -> HashSet<Value> {
     let nested = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region));
     let operands = std::iter::once(id).chain(nested).flat_map(|op| func.op(op).operands.clone());
     operands.filter(|v| !own.contains(v)).collect()
-}
-
-/// The block that an op stands in, and where.
-fn place(func: &Func, id: OpId) -> (crate::ir::BlockId, usize) {
-    let regions = func.walk().into_iter().flat_map(|op| func.op(op).regions.clone());
-    std::iter::once(func.body)
-        .chain(regions)
-        .find_map(|block| Some((block, func.block(block).ops.iter().position(|&op| op == id)?)))
-        .expect("internal compiler error: an op of the walk stands nowhere, please report")
 }

@@ -113,7 +113,7 @@ impl Gen<'_> {
 
     fn branch(&mut self, b: &mut Builder) {
         let v = self.rng.pick(&self.pool);
-        let v = self.to_scalar(b, v);
+        let v = self.one_number(b, v);
         let condition = b.cast(v, DType::Bool);
         let (_, types) = self.some(b);
         let sides = [0, 1].map(|_| self.region(b, &[], Op::Yield, |g, b, _| g.inside(b, &[], &types)));

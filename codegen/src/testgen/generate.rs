@@ -159,12 +159,12 @@ impl Gen<'_> {
         if !from.is_empty() && repeats {
             return b.broadcast(v, shape);
         }
-        let scalar = self.to_scalar(b, v);
+        let scalar = self.one_number(b, v);
         b.splat(scalar, shape)
     }
 
     /// One number from a tile: its largest or smallest.
-    pub fn to_scalar(&mut self, b: &mut Builder, v: Value) -> Value {
+    pub fn one_number(&mut self, b: &mut Builder, v: Value) -> Value {
         let elements = b.func.ty(v).numel();
         let dtype = self.dtype(b, v);
         if b.func.ty(v).is_scalar() {

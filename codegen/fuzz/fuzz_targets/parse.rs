@@ -1,0 +1,13 @@
+//! Any bytes: parsing never panics, what parses prints as itself, and verifying it never panics.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tilewright_codegen::{text, verify};
+
+fuzz_target!(|input: &str| {
+    let Ok(func) = text::parse(input) else { return };
+    let printed = text::print(&func);
+    let again = text::parse(&printed).expect("printed text parses");
+    assert_eq!(text::print(&again), printed);
+    let _ = verify::verify(&func, verify::stage_of(&func));
+});

@@ -1,0 +1,215 @@
+//! `tile-opt`: reads Tile IR, runs passes over it, prints, interprets and reduces it.
+
+mod interpret;
+mod run;
+
+use clap::{Args, Parser};
+use run::Steps;
+use std::io::Read;
+use std::process::ExitCode;
+use tilewright_codegen::ir::{Func, Op, Stage};
+use tilewright_codegen::passes::PASSES;
+use tilewright_codegen::target::{CompileOptions, GpuArch};
+use tilewright_codegen::{reduce, text, verify};
+
+/// Reads a kernel in Tile IR's text form, runs passes over it and prints what comes out.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Example:\n  tile-opt kernel.tile --passes canonicalize,cse --interpret --arg x=random:1024 --arg n=1000"
+)]
+struct Cli {
+    /// File to read; `-` is standard input.
+    file: Option<String>,
+
+    /// Passes to run, in order, with commas between; `gpu` stands for all passes of the GPU pipeline.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    passes: Vec<String>,
+
+    /// Check the function after each pass, and not only at the beginning.
+    #[arg(long)]
+    verify_each: bool,
+
+    /// Print how long each pass took.
+    #[arg(long)]
+    time_passes: bool,
+
+    /// Do not print the function at the end.
+    #[arg(long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    target: TargetArgs,
+
+    #[command(flatten)]
+    interpret: interpret::InterpretArgs,
+
+    /// Print the smallest function found on which the passes still fail: by a panic, by a function that breaks the
+    /// verifier's rules or, with --interpret, by other results.
+    #[arg(long, requires = "passes")]
+    reduce: bool,
+
+    /// List the ops of Tile IR.
+    #[arg(long)]
+    ops: bool,
+
+    /// List the passes.
+    #[arg(long)]
+    list_passes: bool,
+}
+
+/// What the passes of the GPU pipeline need to know.
+#[derive(Args)]
+struct TargetArgs {
+    /// GPU architecture: sm_80 or sm_90a.
+    #[arg(long, default_value = "sm_90a")]
+    target: GpuArch,
+
+    /// Warps of a block.
+    #[arg(long, default_value_t = 4)]
+    num_warps: u32,
+
+    /// Stages of software pipelines.
+    #[arg(long, default_value_t = 3)]
+    num_stages: u32,
+}
+
+impl TargetArgs {
+    fn options(&self) -> CompileOptions {
+        CompileOptions { num_warps: self.num_warps, num_stages: self.num_stages, ..CompileOptions::default() }
+    }
+}
+
+fn main() -> ExitCode {
+    match tile_opt(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("tile-opt: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tile_opt(cli: &Cli) -> Result<(), String> {
+    if cli.ops {
+        list_ops();
+        return Ok(());
+    }
+    if cli.list_passes {
+        for (name, summary) in run::names() {
+            println!("{name:<16} {summary}");
+        }
+        return Ok(());
+    }
+    let name = cli.file.as_deref().ok_or("expected a file to read (or `-`); `tile-opt --help` lists the options")?;
+    let func = text::parse(&read(name)?).map_err(|e| format!("{name}:{}:{}: {}", e.line, e.column, e.message))?;
+    valid(&func).map_err(|e| format!("{name} is not a valid function:\n{e}"))?;
+    let steps = Steps::new(&cli.passes, cli.target.target, &cli.target.options())?;
+    if cli.reduce {
+        return reduce_failure(cli, &func, &steps);
+    }
+
+    let mut out = func.clone();
+    for (pass, time) in steps.run(&mut out, cli.verify_each)? {
+        if cli.time_passes {
+            eprintln!("{pass:<16} {:>9.3} ms", time.as_secs_f64() * 1e3);
+        }
+    }
+    if !cli.quiet {
+        print!("{}", text::print(&out));
+    }
+    if cli.interpret.interpret {
+        let after = cli.interpret.run(&out)?;
+        after.show();
+        if !cli.passes.is_empty() {
+            after.same_as(&cli.interpret.run(&func)?).map_err(|e| format!("the passes change the results: {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The text of a file, up to the line where a text test says what it expects.
+fn read(name: &str) -> Result<String, String> {
+    let mut text = String::new();
+    match name {
+        "-" => std::io::stdin().read_to_string(&mut text).map_err(|e| format!("standard input: {e}"))?,
+        _ => std::fs::File::open(name)
+            .and_then(|mut f| f.read_to_string(&mut text))
+            .map_err(|e| format!("{name}: {e}"))?,
+    };
+    let end = text.find("\n// expect:").unwrap_or(text.len());
+    text.truncate(end);
+    Ok(text)
+}
+
+/// The broken rules of the verifier, a line each.
+fn valid(func: &Func) -> Result<(), String> {
+    verify::verify(func, verify::stage_of(func))
+        .map_err(|errors| errors.iter().map(|e| format!("  {e}")).collect::<Vec<_>>().join("\n"))
+}
+
+fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
+    let failure = |f: &Func| -> Option<String> {
+        let mut out = f.clone();
+        if let Err(e) = run::quietly(|| steps.run(&mut out, true)) {
+            return Some(e);
+        }
+        // What the interpreter cannot run before the passes says nothing about them.
+        let before = cli.interpret.interpret.then(|| cli.interpret.run(f).ok()).flatten()?;
+        match cli.interpret.run(&out) {
+            Ok(after) => after.same_as(&before).err(),
+            Err(e) => Some(e),
+        }
+    };
+    let message = failure(func).ok_or("the passes do not fail on this function, so there is nothing to reduce")?;
+    eprintln!("reducing a function of {} ops that fails: {message}", func.walk().len());
+    let small = reduce::reduce(func, &mut |f| failure(f).is_some());
+    eprintln!("{} ops are left, which fail: {}", small.walk().len(), failure(&small).unwrap_or_default());
+    print!("{}", text::print(&small));
+    Ok(())
+}
+
+fn list_ops() {
+    let stage = |s: Stage| match s {
+        Stage::Tile => "tile",
+        Stage::Laid => "laid",
+        Stage::Async => "async",
+    };
+    println!(
+        "Elementwise functions of one operand: {}",
+        names(tilewright_codegen::ir::UnaryOp::ALL.iter().map(|o| o.name()))
+    );
+    println!(
+        "Elementwise functions of two operands: {}",
+        names(tilewright_codegen::ir::BinaryOp::ALL.iter().map(|o| o.name()))
+    );
+    println!("Comparisons: {}", names(tilewright_codegen::ir::CmpOp::ALL.iter().map(|o| o.name())));
+    for info in Op::TABLE {
+        let attributes =
+            if info.attributes.is_empty() { String::new() } else { format!(" {{{}}}", info.attributes.join(", ")) };
+        println!("\n{}{attributes}  (from stage {})", info.mnemonic, stage(info.stage));
+        for line in info.doc.lines() {
+            println!("   {line}");
+        }
+    }
+}
+
+fn names<'a>(list: impl Iterator<Item = &'a str>) -> String {
+    list.collect::<Vec<_>>().join(" ")
+}
+
+/// Names of passes for error messages.
+fn pass_names() -> String {
+    PASSES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,80 @@
+//! Runs passes by name.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::time::{Duration, Instant};
+use tilewright_codegen::ir::Func;
+use tilewright_codegen::passes::{self, PASSES, assign_layouts, pipeline_loads};
+use tilewright_codegen::pipeline;
+use tilewright_codegen::target::{CompileOptions, GpuArch};
+
+/// Passes that need a target, by name.
+const TARGET_PASSES: &[(&str, &str)] = &[
+    ("assign_layouts", "give every tile a layout (stage laid; needs resolve_views)"),
+    ("pipeline_loads", "run loads ahead of the loops that use them (stage async)"),
+    ("gpu", "every pass of the GPU pipeline, in order"),
+];
+
+/// Names and summaries of all passes.
+pub fn names() -> Vec<(&'static str, &'static str)> {
+    PASSES.iter().map(|p| (p.name, p.summary)).chain(TARGET_PASSES.iter().copied()).collect()
+}
+
+type PassFn = Box<dyn Fn(&mut Func)>;
+
+/// Passes in the order in which they run.
+pub struct Steps(Vec<(String, PassFn)>);
+
+impl Steps {
+    pub fn new(names: &[String], arch: GpuArch, options: &CompileOptions) -> Result<Steps, String> {
+        let step = |name: &String| Ok((name.clone(), find(name, arch, options.clone())?));
+        Ok(Steps(names.iter().map(step).collect::<Result<_, String>>()?))
+    }
+
+    /// Runs the passes; gives how long each took.
+    ///
+    /// # Errors
+    /// Where a pass panics, or `verify` is set and it leaves a function that breaks a rule.
+    pub fn run(&self, func: &mut Func, verify: bool) -> Result<Vec<(&str, Duration)>, String> {
+        let mut times = Vec::new();
+        for (name, pass) in &self.0 {
+            let start = Instant::now();
+            panic::catch_unwind(AssertUnwindSafe(|| pass(func)))
+                .map_err(|cause| format!("pass {name} panicked: {}", message(&*cause)))?;
+            times.push((name.as_str(), start.elapsed()));
+            if verify {
+                super::valid(func).map_err(|e| format!("pass {name} leaves a function that is not valid:\n{e}"))?;
+            }
+        }
+        Ok(times)
+    }
+}
+
+fn find(name: &str, arch: GpuArch, options: CompileOptions) -> Result<PassFn, String> {
+    if let Some(pass) = passes::by_name(name) {
+        return Ok(Box::new(pass.run));
+    }
+    match name {
+        "assign_layouts" => Ok(Box::new(move |f| assign_layouts::run(f, arch, &options))),
+        "pipeline_loads" => Ok(Box::new(move |f| pipeline_loads::run(f, arch, &options))),
+        "gpu" => Ok(Box::new(move |f| *f = pipeline::gpu_ir(f, arch, &options, &mut ()))),
+        other => {
+            let targeted: Vec<&str> = TARGET_PASSES.iter().map(|(name, _)| *name).collect();
+            Err(format!("no pass is called `{other}`; there are {}, {}", super::pass_names(), targeted.join(", ")))
+        }
+    }
+}
+
+/// What a panic said.
+fn message(cause: &(dyn std::any::Any + Send)) -> String {
+    let text = cause.downcast_ref::<String>().cloned();
+    text.or_else(|| cause.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_else(|| "without a message".into())
+}
+
+/// Runs `f` without the lines that panics print.
+pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let result = f();
+    panic::set_hook(hook);
+    result
+}

@@ -1,0 +1,153 @@
+//! Reduction of a function that shows a failure to a smaller one that still does.
+
+use crate::ir::{Func, Literal, Op, OpId, Type, Value};
+use crate::passes::dce;
+use crate::text;
+use crate::verify::{stage_of, verify};
+
+/// Takes ops out of `func`, one at a time and as long as that helps, while the rest is valid and `fails` still says yes.
+///
+/// An op goes by itself where nothing uses it; else values of its types that are defined before it (its operands, what a
+/// loop starts with, a zero) take the place of its results. Gives `func` itself where nothing can go.
+pub fn reduce(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> Func {
+    let mut best = func.clone();
+    let mut smaller = true;
+    while smaller {
+        smaller = false;
+        // From the end, so that what an op needed has no use left when its turn comes.
+        let mut at = best.walk().len();
+        while at > 0 {
+            at = (at - 1).min(best.walk().len().saturating_sub(1));
+            if let Some(next) = without(&best, at).into_iter().find(|f| size(f) < size(&best) && still(f, fails)) {
+                best = next;
+                smaller = true;
+            }
+        }
+    }
+    best
+}
+
+/// Constants count less: an op that becomes one is a step forward.
+fn size(func: &Func) -> usize {
+    func.walk().iter().map(|&id| if matches!(func.op(id).op, Op::Constant { .. }) { 1 } else { 4 }).sum()
+}
+
+fn still(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> bool {
+    verify(func, stage_of(func)).is_ok() && fails(func)
+}
+
+/// Functions without the op at position `at` of the walk.
+fn without(func: &Func, at: usize) -> Vec<Func> {
+    let Some(&id) = func.walk().get(at) else { return Vec::new() };
+    let (block, place) = func.place(id);
+    let mut candidates = Vec::new();
+    let mut add = |f: Func| {
+        let mut swept = f.clone();
+        dce::run(&mut swept);
+        // Printing and parsing renumbers, and drops what is no longer placed.
+        candidates.extend([swept, f].iter().filter_map(|f| text::parse(&text::print(f)).ok()));
+    };
+    match func.op(id).op {
+        Op::Yield | Op::Condition | Op::Return => return Vec::new(),
+        Op::For { .. } => {
+            add(unwrapped(func, id, 0, &[&func.op(id).operands[..1], &func.op(id).operands[3..]].concat()))
+        }
+        Op::If => (0..2).for_each(|side| add(unwrapped(func, id, side, &[]))),
+        _ => {}
+    }
+    for from_operands in [true, false] {
+        let mut smaller = func.clone();
+        let mut constants = Vec::new();
+        if replace_results(&mut smaller, id, from_operands, &mut constants) {
+            smaller.block_mut(block).ops.splice(place..=place, constants);
+            add(smaller);
+        }
+    }
+    candidates
+}
+
+/// The ops of one region in place of the op that holds it, with these values for the region's parameters.
+fn unwrapped(func: &Func, id: OpId, region: usize, params: &[Value]) -> Func {
+    let mut f = func.clone();
+    let data = f.op(id).clone();
+    let region = data.regions[region];
+    let mut ops = f.block(region).ops.clone();
+    let end = ops.pop().map_or_else(Vec::new, |end| f.op(end).operands.clone());
+    for (param, &value) in f.block(region).params.clone().into_iter().zip(params) {
+        f.replace_uses(param, value);
+    }
+    // What the region yields may be one of its parameters.
+    let outside = |v: Value| func.block(region).params.iter().position(|&p| p == v).map_or(v, |i| params[i]);
+    for (&result, value) in data.results.iter().zip(end) {
+        f.replace_uses(result, outside(value));
+    }
+    let (block, place) = func.place(id);
+    f.block_mut(block).ops.splice(place..=place, ops);
+    f
+}
+
+/// Puts other values in place of an op's results, where they are used. Says whether there are such values.
+fn replace_results(func: &mut Func, id: OpId, from_operands: bool, constants: &mut Vec<OpId>) -> bool {
+    let data = func.op(id).clone();
+    let uses = func.use_counts();
+    for &result in data.results.iter().filter(|v| uses[v.0 as usize] > 0) {
+        let ty = func.ty(result).clone();
+        let operand = data.operands.iter().copied().find(|&v| from_operands && *func.ty(v) == ty);
+        // A zero in place of a constant would be no progress.
+        let constant = matches!(data.op, Op::Constant { .. });
+        let Some(value) = operand.or_else(|| if constant { None } else { zero(func, &ty, constants) }) else {
+            return false;
+        };
+        func.replace_uses(result, value);
+    }
+    true
+}
+
+/// A zero of a number type.
+fn zero(func: &mut Func, ty: &Type, constants: &mut Vec<OpId>) -> Option<Value> {
+    let dtype = ty.dtype()?;
+    let value = match dtype {
+        d if d.is_float() => Literal::Float(0.0),
+        d if d.is_int() => Literal::Int(0),
+        _ => Literal::Bool(false),
+    };
+    let loc = func.loc.clone();
+    let id = func.create_op(Op::Constant { value }, Vec::new(), vec![ty.clone()], Vec::new(), loc);
+    constants.push(id);
+    Some(func.result(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testgen::{Options, program};
+
+    #[test]
+    fn only_what_the_failure_needs_is_left() {
+        // "Fails" while it has a square root and a store, wherever they are.
+        let has = |f: &Func, wanted: fn(&Op) -> bool| f.walk().iter().any(|&id| wanted(&f.op(id).op));
+        let fails = |f: &Func| {
+            has(f, |op| *op == Op::Unary(crate::ir::UnaryOp::Sqrt)) && has(f, |op| matches!(op, Op::Store { .. }))
+        };
+        let big = (0..200)
+            .map(|seed| program(seed, &Options::default()).func)
+            .find(|f| fails(f) && has(f, |op| matches!(op, Op::For { .. })))
+            .expect("a program with a square root, a store and a loop");
+        let small = reduce(&big, &mut |f| fails(f));
+        assert!(fails(&small));
+        // The store, the root, a constant for each, and the return; a pointer has no constant and may cost one more.
+        assert!(
+            small.walk().len() <= 7,
+            "{} of {} ops:\n{}",
+            small.walk().len(),
+            big.walk().len(),
+            text::print(&small)
+        );
+    }
+
+    #[test]
+    fn what_does_not_fail_is_given_back() {
+        let f = program(1, &Options::default()).func;
+        assert_eq!(text::print(&reduce(&f, &mut |_| false)), text::print(&f));
+    }
+}
