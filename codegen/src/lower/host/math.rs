@@ -13,11 +13,32 @@ pub fn call(w: &mut Writer, op: UnaryOp, ty: &str, lanes: usize, x: &str) -> Str
     if ty == "double" {
         return libm(w, op.name(), "double", lanes, x);
     }
-    let name = format!("@math.{}.{lanes}", op.name());
     let vty = vector("float", lanes);
-    let signature = format!("define internal {vty} {name}({vty} %x) alwaysinline #0");
+    define(w, op, lanes, "#0", true);
+    w.call(&vty, &name(op, lanes), &[(&vty, x)])
+}
+
+fn name(op: UnaryOp, lanes: usize) -> String {
+    format!("@math.{}.{lanes}", op.name())
+}
+
+/// Definitions of `@math.NAME.1` for these functions, and the declarations that they need: for lowerings that have a
+/// writer of their own. `attributes` is the attribute group that the definitions name.
+pub fn definitions(ops: &[UnaryOp], attributes: &str) -> String {
+    let mut w = Writer::new();
+    for &op in ops {
+        define(&mut w, op, 1, attributes, false);
+    }
+    w.finish("")
+}
+
+/// Defines the function on `lanes` lanes, once. `has_libm`: arguments that the polynomials do not cover go to libm.
+fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str, has_libm: bool) {
+    let name = name(op, lanes);
+    let vty = vector("float", lanes);
+    let signature = format!("define internal {vty} {name}({vty} %x) alwaysinline {attributes}");
     w.function(&name, &signature, |w| {
-        let mut m = Lanes { w, lanes };
+        let mut m = Lanes { w, lanes, has_libm };
         let result = match op {
             UnaryOp::Exp => m.exp("%x"),
             UnaryOp::Exp2 => m.exp2("%x"),
@@ -37,7 +58,6 @@ pub fn call(w: &mut Writer, op: UnaryOp, ty: &str, lanes: usize, x: &str) -> Str
         };
         m.w.line(format!("ret {vty} {result}"));
     });
-    w.call(&vty, &name, &[(&vty, x)])
 }
 
 /// Calls a libm function lane by lane.
@@ -60,6 +80,7 @@ fn libm(w: &mut Writer, function: &str, ty: &str, lanes: usize, x: &str) -> Stri
 struct Lanes<'w> {
     w: &'w mut Writer,
     lanes: usize,
+    has_libm: bool,
 }
 
 impl Lanes<'_> {
@@ -256,8 +277,8 @@ impl Lanes<'_> {
         self.select(&outside, &nan, &result)
     }
 
-    /// The quadrant is found in f64, which is exact enough up to |x| = 2³⁰; beyond that every lane goes to libm.
-    fn sin_cos(&mut self, x: &str, cosine: bool) -> String {
+    /// Leaves the function early where some lane is too large for the fast path.
+    fn sin_cos_of_large(&mut self, x: &str, cosine: bool) {
         let large = self.c(1_073_741_824.0);
         let magnitude = self.intrinsic("llvm.fabs", "float", &[x]);
         let is_large = self.f("fcmp ogt", &magnitude, &large);
@@ -274,6 +295,13 @@ impl Lanes<'_> {
         let slow = libm(self.w, if cosine { "cos" } else { "sin" }, "float", self.lanes, x);
         self.w.line(format!("ret {vty} {slow}"));
         self.w.label("fast");
+    }
+
+    /// The quadrant is found in f64, which is exact enough up to |x| = 2³⁰; beyond that every lane goes to libm.
+    fn sin_cos(&mut self, x: &str, cosine: bool) -> String {
+        if self.has_libm {
+            self.sin_cos_of_large(x, cosine);
+        }
         let wide = self.convert("fpext", "float", x, "double");
         let double = self.ty("double");
         let constant = |v: f64, lanes: usize| splat("double", lanes, super::writer::double_constant(v));
@@ -285,7 +313,18 @@ impl Lanes<'_> {
         let rest = constant(-6.123_233_995_736_766e-17, self.lanes);
         let r = self.intrinsic("llvm.fma", "double", &[&q, &rest, &r]);
         let r = self.convert("fptrunc", "double", &r, "float");
-        let quadrant = self.convert("fptosi", "double", &q, "i32");
+        // Modulo four first: the quadrant number of a large argument does not fit an i32.
+        let quarter = self.w.inst(format!("fmul {double} {q}, {}", constant(0.25, self.lanes)));
+        let turns = self.intrinsic("llvm.floor", "double", &[&quarter]);
+        let four = constant(-4.0, self.lanes);
+        let q = self.intrinsic("llvm.fma", "double", &[&turns, &four, &q]);
+        let ints = self.ty("i32");
+        let sat = format!(
+            "@llvm.fptosi.sat.{}.{}",
+            if self.lanes == 1 { "i32".into() } else { format!("v{}i32", self.lanes) },
+            if self.lanes == 1 { "f64".into() } else { format!("v{}f64", self.lanes) }
+        );
+        let quadrant = self.w.call(&ints, &sat, &[(&double, &q)]);
         let offset = self.ci(i64::from(cosine));
         let quadrant = self.i("add", &quadrant, &offset);
         let z = self.f("fmul", &r, &r);

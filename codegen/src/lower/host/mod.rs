@@ -17,7 +17,7 @@ mod debug;
 mod dot;
 mod elementwise;
 mod eval;
-mod math;
+pub(in crate::lower) mod math;
 mod memory;
 mod nest;
 mod plan;
@@ -27,7 +27,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod transpose;
-mod writer;
+pub(in crate::lower) mod writer;
 
 use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Type};
 use crate::target::{ArgDesc, ArgType, CompileOptions, HostCpu};

@@ -183,7 +183,13 @@ impl Emitter {
             let _ = writeln!(out, "{line}");
         }
         out.push_str("}\n\n");
-        for d in &self.declarations {
+        let math = super::super::host::math::definitions(&self.shared_math, "#5");
+        // A function is declared once, whoever asked for it.
+        let symbol = |line: &str| line.split_once('@').and_then(|(_, s)| s.split('(').next().map(str::to_string));
+        let (more, math): (Vec<&str>, Vec<&str>) = math.lines().partition(|l| l.starts_with("declare"));
+        let known: BTreeSet<Option<String>> = self.declarations.iter().map(|d| symbol(d)).collect();
+        let more = more.into_iter().filter(|d| !known.contains(&symbol(d)));
+        for d in self.declarations.iter().map(String::as_str).chain(more).chain(math) {
             let _ = writeln!(out, "{d}");
         }
         let _ = writeln!(out, "\nattributes #0 = {{ {attributes} }}");
@@ -191,6 +197,7 @@ impl Emitter {
         out.push_str("attributes #1 = { convergent nounwind }\n");
         out.push_str("attributes #2 = { nounwind willreturn memory(none) }\n");
         out.push_str("attributes #3 = { nounwind willreturn memory(argmem: read) }\n");
+        out.push_str("attributes #5 = { nounwind }\n");
         out.push_str("attributes #4 = { convergent nounwind willreturn memory(none) }\n");
         for (i, m) in self.metadata.iter().enumerate() {
             let _ = writeln!(out, "!{i} = {m}");
