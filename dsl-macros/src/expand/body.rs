@@ -40,7 +40,7 @@ impl Body {
                 let last = self.tail_if(branch);
                 quote!(#before #last)
             }
-            Some((Stmt::Expr(last, None), before)) if !is_statement_like(last) => {
+            Some((Stmt::Expr(last, None), before)) if !matches!(last, Expr::ForLoop(_) | Expr::While(_)) => {
                 let before = self.statements(before);
                 let value = hidden("value");
                 let bind = self.bind(quote!(#value), None, last, Literals::Keep);

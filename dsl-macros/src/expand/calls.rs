@@ -3,6 +3,7 @@
 use super::body::Body;
 use super::lang;
 use crate::parse::calls::{Function, Kind, Missing, Words, canonical, function, method_kinds, named_argument};
+use crate::parse::literal::{self, Kind as LiteralKind};
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
@@ -158,6 +159,9 @@ impl Body {
                     quote_spanned!(span=> &(#list)[..])
                 }
             },
+            // A bare number would leave rustc the choice between the integer types that an axis may have.
+            Kind::Axis if literal::kind(value) == Some(LiteralKind::Int) => quote_spanned!(span=> (#value as i32)),
+            Kind::Axis => self.expr(value),
             Kind::Word(words) => self.word(words, value),
         }
     }

@@ -15,6 +15,8 @@ pub enum Kind {
     Extents,
     /// A list of dimensions.
     Dims,
+    /// One dimension.
+    Axis,
     /// One of a few words.
     Word(&'static Words),
     /// All arguments that are left, as a tuple.
@@ -111,7 +113,7 @@ functions! {
     zeros_like(x: Plain);
     full_like(x: Plain, value: Operand);
     scalar(value: Operand);
-    expand_dims(x: Plain, axis: Plain);
+    expand_dims(x: Plain, axis: Axis);
     broadcast_to(x: Plain, shape: Extents);
     broadcast(x: Plain, y: Plain);
     trans(x: Plain, dims: Dims = NoDims);
@@ -130,23 +132,23 @@ functions! {
     where_(condition: Plain, x: Operand, y: Operand);
     clamp(x: Plain, min: Operand, max: Operand);
     fma(x: Plain, y: Operand, z: Operand);
-    softmax(x: Plain, axis: Plain = Zero);
+    softmax(x: Plain, axis: Axis = Zero);
     swizzle2d(i: Plain, j: Plain, size_i: Operand, size_j: Operand, size_g: Operand);
     dot(a: Plain, b: Plain, acc: Plain = Unset, input_precision: Word(&PRECISION) = Word(&PRECISION));
-    sum(x: Plain, axis: Plain = Unset, keep_dims: Plain = False);
-    max(x: Plain, axis: Plain = Unset, keep_dims: Plain = False);
-    min(x: Plain, axis: Plain = Unset, keep_dims: Plain = False);
-    xor_sum(x: Plain, axis: Plain = Unset, keep_dims: Plain = False);
-    any(x: Plain, axis: Plain = Unset);
-    all(x: Plain, axis: Plain = Unset);
-    argmax(x: Plain, axis: Plain, keep_dims: Plain = False);
-    argmin(x: Plain, axis: Plain, keep_dims: Plain = False);
-    max_with_indices(x: Plain, axis: Plain, keep_dims: Plain = False);
-    min_with_indices(x: Plain, axis: Plain, keep_dims: Plain = False);
-    reduce(x: Plain, axis: Plain = Unset, combine: Plain, keep_dims: Plain = False);
-    cumsum(x: Plain, axis: Plain = Zero, reverse: Plain = False);
-    cumprod(x: Plain, axis: Plain = Zero, reverse: Plain = False);
-    associative_scan(x: Plain, axis: Plain, combine: Plain, reverse: Plain = False);
+    sum(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
+    max(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
+    min(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
+    xor_sum(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
+    any(x: Plain, axis: Axis = Unset);
+    all(x: Plain, axis: Axis = Unset);
+    argmax(x: Plain, axis: Axis, keep_dims: Plain = False);
+    argmin(x: Plain, axis: Axis, keep_dims: Plain = False);
+    max_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
+    min_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
+    reduce(x: Plain, axis: Axis = Unset, combine: Plain, keep_dims: Plain = False);
+    cumsum(x: Plain, axis: Axis = Zero, reverse: Plain = False);
+    cumprod(x: Plain, axis: Axis = Zero, reverse: Plain = False);
+    associative_scan(x: Plain, axis: Axis, combine: Plain, reverse: Plain = False);
     philox(seed: Operand, c0: Plain, c1: Operand, c2: Operand, c3: Operand, n_rounds: Plain = Ten);
     rand(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     rand4x(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
