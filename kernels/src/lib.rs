@@ -1,1 +1,21 @@
-//! Part of Tilewright.
+//! The kernels that ship with Tilewright: one idea per file, beside a plain-Rust reference in f64.
+
+pub mod column_sum;
+pub mod matmul;
+pub mod rms_norm;
+pub mod softmax;
+pub mod weighted_sum;
+
+use tilewright_codegen::lang::kernel::KernelDef;
+
+/// All kernels, by name.
+pub static KERNELS: &[&KernelDef] = &[
+    &column_sum::COLUMN_SUM,
+    &matmul::MATMUL,
+    &rms_norm::RMS_NORM_BWD,
+    &rms_norm::RMS_NORM_FWD,
+    &softmax::SOFTMAX_ROWS,
+    &softmax::SOFTMAX_WIDE_ROWS,
+    &weighted_sum::WEIGHTED_SUM_BWD,
+    &weighted_sum::WEIGHTED_SUM_FWD,
+];

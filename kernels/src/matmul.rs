@@ -1,0 +1,115 @@
+//! Matrix product: c = f(a·b) for a [m, k], b [k, n] and c [m, n] of any strides, with an elementwise f.
+//!
+//! Each program computes one tile of c. Programs are numbered so that those that run together share rows of a and columns
+//! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix product tutorial,
+//! here [`swizzle2d`]).
+
+use tilewright_runtime::prelude::*;
+
+constexpr_enum! {
+    /// What is applied to each element of the product, in f32.
+    pub enum Activation {
+        /// x
+        None,
+        /// max(x, 0)
+        Relu,
+        /// x · Φ(x) with the normal distribution function Φ(x) = (1 + erf(x/√2)) / 2 (Hendrycks and Gimpel, 2016)
+        Gelu,
+        /// x · σ(x)
+        Silu,
+    }
+}
+
+/// c = activation(a·b), accumulated in f32.
+///
+/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_columns` and `b_columns` say that the operand lies in memory column by
+/// column: its first dimension is the contiguous one. `precision` applies to f32 operands.
+#[kernel]
+pub fn matmul<T: Float>(
+    a: In<T>,
+    b: In<T>,
+    c: Out<T>,
+    a_stride_m: i64,
+    a_stride_k: i64,
+    b_stride_k: i64,
+    b_stride_n: i64,
+    c_stride_m: i64,
+    c_stride_n: i64,
+    m: i32,
+    n: i32,
+    k: i32,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr = 8] group: usize,
+    #[constexpr = false] a_columns: bool,
+    #[constexpr = false] b_columns: bool,
+    #[constexpr = None] activation: Activation,
+    #[constexpr = ieee] precision: Precision,
+) {
+    let program = program_id(0);
+    let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
+    let (i, j) = swizzle2d(program / n_tiles, program % n_tiles, m_tiles, n_tiles, group);
+    let mut a_block = make_block_ptr(
+        a,
+        shape = [m, k],
+        strides = [a_stride_m, a_stride_k],
+        offsets = [i * m_tile, 0],
+        block_shape = [m_tile, k_tile],
+        order = order(a_columns),
+    );
+    let mut b_block = make_block_ptr(
+        b,
+        shape = [k, n],
+        strides = [b_stride_k, b_stride_n],
+        offsets = [0, j * n_tile],
+        block_shape = [k_tile, n_tile],
+        order = order(b_columns),
+    );
+    let c_block = make_block_ptr(
+        c,
+        shape = [m, n],
+        strides = [c_stride_m, c_stride_n],
+        offsets = [i * m_tile, j * n_tile],
+        block_shape = [m_tile, n_tile],
+        order = [1, 0],
+    );
+    let mut product = zeros::<f32>([m_tile, n_tile]);
+    for _ in range(0, cdiv(k, k_tile)) {
+        let at = load(a_block, boundary_check = [0, 1], padding = zero);
+        let bt = load(b_block, boundary_check = [0, 1], padding = zero);
+        product = dot(at, bt, product, input_precision = precision);
+        a_block = a_block.advance([0, k_tile]);
+        b_block = b_block.advance([k_tile, 0]);
+    }
+    store(c_block, activate(product, activation).to::<T>(), boundary_check = [0, 1]);
+}
+
+/// Dimensions of a matrix from the fastest-varying in memory to the slowest.
+fn order(columns: bool) -> [usize; 2] {
+    if columns { [0, 1] } else { [1, 0] }
+}
+
+/// The activation, elementwise.
+#[device_fn]
+fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
+    match activation {
+        Activation::None => x,
+        Activation::Relu => maximum(x, 0.0),
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
+        Activation::Silu => x * sigmoid(x),
+    }
+}
+
+/// The product in f64, on dense row-major slices: c [m, n] of a [m, k] and b [k, n], where m is what is left of a.
+pub fn reference(a: &[f64], b: &[f64], [m, n, k]: [usize; 3]) -> Vec<f64> {
+    let mut c = vec![0.0; m * n];
+    for i in 0..m {
+        for l in 0..k {
+            for j in 0..n {
+                c[i * n + j] += a[i * k + l] * b[l * n + j];
+            }
+        }
+    }
+    c
+}

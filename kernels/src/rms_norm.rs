@@ -1,0 +1,231 @@
+//! RMSNorm: y[r, j] = x[r, j] · sᵣ · w[j] with sᵣ = 1/√(meanⱼ x[r, j]² + ε) (Zhang and Sennrich, "Root Mean Square Layer
+//! Normalization", 2019), and its gradients.
+//!
+//! The forward pass keeps s (`rstd`). With g = ∂L/∂y and x̂ = x·s the derivative is
+//!
+//! - ∂L/∂x = s · (g·w − x̂ · meanⱼ(g·w·x̂)) and
+//! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j]: each program writes one row of partial sums, which
+//!   [`column_sum`](crate::column_sum) adds up.
+//!
+//! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice.
+
+use tilewright_runtime::prelude::*;
+
+/// y = x · rstd · w and rstd = 1/√(mean(x²) + eps), computed in f32.
+///
+/// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d.
+#[kernel]
+pub fn rms_norm_fwd<T: Float>(
+    x: In<T>,
+    w: In<T>,
+    y: Out<T>,
+    rstd: Out<f32>,
+    x_stride_row: i64,
+    x_stride_d: i64,
+    w_stride: i64,
+    y_stride_row: i64,
+    y_stride_d: i64,
+    rstd_stride: i64,
+    rows: i32,
+    d: i32,
+    eps: f32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] whole_rows: bool,
+) {
+    let first_row = program_id(0) * rows_tile;
+    let first_block = make_block_ptr(
+        x,
+        shape = [rows, d],
+        strides = [x_stride_row, x_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut w_block =
+        make_block_ptr(w, shape = [d], strides = [w_stride], offsets = [0], block_shape = [d_tile], order = [0]);
+    let mut y_block = make_block_ptr(
+        y,
+        shape = [rows, d],
+        strides = [y_stride_row, y_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let rstd_block = make_block_ptr(
+        rstd,
+        shape = [rows],
+        strides = [rstd_stride],
+        offsets = [first_row],
+        block_shape = [rows_tile],
+        order = [0],
+    );
+    if whole_rows {
+        let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
+        let s = rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps);
+        store(rstd_block, s, boundary_check = [0]);
+        store(y_block, (xt * s.expand_dims(1) * wt.expand_dims(0)).to::<T>(), boundary_check = [0, 1]);
+    } else {
+        let mut x_block = first_block;
+        let mut squares = zeros::<f32>([rows_tile]);
+        for _ in range(0, d, d_tile) {
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            squares += sum(xt * xt, axis = 1);
+            x_block = x_block.advance([0, d_tile]);
+        }
+        let s = rsqrt(squares / d.to::<f32>() + eps);
+        store(rstd_block, s, boundary_check = [0]);
+        x_block = first_block;
+        for _ in range(0, d, d_tile) {
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
+            store(y_block, (xt * s.expand_dims(1) * wt.expand_dims(0)).to::<T>(), boundary_check = [0, 1]);
+            x_block = x_block.advance([0, d_tile]);
+            w_block = w_block.advance([d_tile]);
+            y_block = y_block.advance([0, d_tile]);
+        }
+    }
+}
+
+/// grad_x, and partial_grad_w[t, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of tile t.
+///
+/// One program per tile of rows; partial_grad_w has one row per program. `whole_rows` says that `d_tile` ≥ d.
+#[kernel]
+pub fn rms_norm_bwd<T: Float>(
+    x: In<T>,
+    w: In<T>,
+    rstd: In<f32>,
+    grad_y: In<T>,
+    grad_x: Out<T>,
+    partial_grad_w: Out<f32>,
+    x_stride_row: i64,
+    x_stride_d: i64,
+    w_stride: i64,
+    rstd_stride: i64,
+    grad_y_stride_row: i64,
+    grad_y_stride_d: i64,
+    grad_x_stride_row: i64,
+    grad_x_stride_d: i64,
+    partial_stride_tile: i64,
+    partial_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] whole_rows: bool,
+) {
+    let row_tile = program_id(0);
+    let first_row = row_tile * rows_tile;
+    let mut x_block = make_block_ptr(
+        x,
+        shape = [rows, d],
+        strides = [x_stride_row, x_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut w_block =
+        make_block_ptr(w, shape = [d], strides = [w_stride], offsets = [0], block_shape = [d_tile], order = [0]);
+    let rstd_block = make_block_ptr(
+        rstd,
+        shape = [rows],
+        strides = [rstd_stride],
+        offsets = [first_row],
+        block_shape = [rows_tile],
+        order = [0],
+    );
+    let mut grad_y_block = make_block_ptr(
+        grad_y,
+        shape = [rows, d],
+        strides = [grad_y_stride_row, grad_y_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut grad_x_block = make_block_ptr(
+        grad_x,
+        shape = [rows, d],
+        strides = [grad_x_stride_row, grad_x_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut partial_block = make_block_ptr(
+        partial_grad_w,
+        shape = [num_programs(0), d],
+        strides = [partial_stride_tile, partial_stride_d],
+        offsets = [row_tile, 0],
+        block_shape = [1, d_tile],
+        order = [1, 0],
+    );
+    let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
+    if whole_rows {
+        let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+        let g = load(grad_y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+        let mean = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
+        store(grad_x_block, ((gw - normed * mean) * s).to::<T>(), boundary_check = [0, 1]);
+        store(partial_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
+    } else {
+        let (first_x, first_w, first_grad_y) = (x_block, w_block, grad_y_block);
+        let mut dots = zeros::<f32>([rows_tile, 1]);
+        for _ in range(0, d, d_tile) {
+            let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+            let g = load(grad_y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+            dots += sum(gw * normed, axis = 1, keep_dims = true);
+            store(partial_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
+            x_block = x_block.advance([0, d_tile]);
+            w_block = w_block.advance([d_tile]);
+            grad_y_block = grad_y_block.advance([0, d_tile]);
+            partial_block = partial_block.advance([0, d_tile]);
+        }
+        let mean = dots / d.to::<f32>();
+        x_block = first_x;
+        w_block = first_w;
+        grad_y_block = first_grad_y;
+        for _ in range(0, d, d_tile) {
+            let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+            let g = load(grad_y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+            store(grad_x_block, ((gw - normed * mean) * s).to::<T>(), boundary_check = [0, 1]);
+            x_block = x_block.advance([0, d_tile]);
+            w_block = w_block.advance([d_tile]);
+            grad_y_block = grad_y_block.advance([0, d_tile]);
+            grad_x_block = grad_x_block.advance([0, d_tile]);
+        }
+    }
+}
+
+/// The same in f64, on dense row-major slices.
+pub mod reference {
+    /// (y [rows, d], rstd [rows]) of x [rows, d] and w [d].
+    pub fn forward(x: &[f64], w: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
+        let d = w.len();
+        let (mut y, mut rstd) = (Vec::with_capacity(x.len()), Vec::new());
+        for row in x.chunks_exact(d.max(1)) {
+            let mean = row.iter().map(|x| x * x).sum::<f64>() / d as f64;
+            let s = 1.0 / (mean + eps).sqrt();
+            y.extend(row.iter().zip(w).map(|(x, w)| x * s * w));
+            rstd.push(s);
+        }
+        (y, rstd)
+    }
+
+    /// (grad_x [rows, d], grad_w [d]) of x [rows, d], w [d] and grad_y [rows, d].
+    pub fn backward(x: &[f64], w: &[f64], grad_y: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
+        let d = w.len();
+        let rstd = forward(x, w, eps).1;
+        let (mut grad_x, mut grad_w) = (Vec::with_capacity(x.len()), vec![0.0; d]);
+        for (r, s) in rstd.iter().enumerate() {
+            let (x, g) = (&x[r * d..(r + 1) * d], &grad_y[r * d..(r + 1) * d]);
+            let mean = (0..d).map(|j| g[j] * w[j] * x[j] * s).sum::<f64>() / d as f64;
+            for j in 0..d {
+                grad_x.push(s * (g[j] * w[j] - x[j] * s * mean));
+                grad_w[j] += g[j] * x[j] * s;
+            }
+        }
+        (grad_x, grad_w)
+    }
+}

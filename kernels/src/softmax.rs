@@ -1,0 +1,118 @@
+//! Softmax along rows: y[r, j] = exp(x[r, j] − mᵣ) / Σₖ exp(x[r, k] − mᵣ) with mᵣ = maxₖ x[r, k].
+//!
+//! Rows that fit into a tile are read once. Wider rows are read twice: once for maximum and sum together, which are
+//! rescaled whenever the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and
+//! once to write. A row of −∞ gives NaN, as it does in other libraries.
+
+use tilewright_runtime::prelude::*;
+
+/// Softmax of rows that fit into a tile: `d_tile` ≥ d.
+///
+/// One program per tile of rows.
+#[kernel]
+pub fn softmax_rows<T: Float>(
+    x: In<T>,
+    y: Out<T>,
+    x_stride_row: i64,
+    x_stride_d: i64,
+    y_stride_row: i64,
+    y_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let first_row = program_id(0) * rows_tile;
+    let x_block = make_block_ptr(
+        x,
+        shape = [rows, d],
+        strides = [x_stride_row, x_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let y_block = make_block_ptr(
+        y,
+        shape = [rows, d],
+        strides = [y_stride_row, y_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let inside = (arange(0, d_tile) < d).expand_dims(0);
+    let xt = where_(inside, load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
+    let e = exp(xt - max(xt, axis = 1, keep_dims = true));
+    let y_tile = e / sum(e, axis = 1, keep_dims = true);
+    store(y_block, y_tile.to::<T>(), boundary_check = [0, 1]);
+}
+
+/// Softmax of rows of any width.
+///
+/// One program per tile of rows, which walks along the row twice.
+#[kernel]
+pub fn softmax_wide_rows<T: Float>(
+    x: In<T>,
+    y: Out<T>,
+    x_stride_row: i64,
+    x_stride_d: i64,
+    y_stride_row: i64,
+    y_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let first_row = program_id(0) * rows_tile;
+    let first_block = make_block_ptr(
+        x,
+        shape = [rows, d],
+        strides = [x_stride_row, x_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut y_block = make_block_ptr(
+        y,
+        shape = [rows, d],
+        strides = [y_stride_row, y_stride_d],
+        offsets = [first_row, 0],
+        block_shape = [rows_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut x_block = first_block;
+    let mut largest = full([rows_tile], f32::NEG_INFINITY);
+    let mut total = zeros::<f32>([rows_tile]);
+    for start in range(0, d, d_tile) {
+        let inside = (arange(0, d_tile) + start < d).expand_dims(0);
+        let xt = where_(inside, load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
+        let new_largest = maximum(largest, max(xt, axis = 1));
+        // While a row has been −∞ only, −∞ − −∞ would be NaN.
+        let shift = where_(new_largest == f32::NEG_INFINITY, 0.0, new_largest);
+        total = total * exp(largest - shift) + sum(exp(xt - shift.expand_dims(1)), axis = 1);
+        largest = new_largest;
+        x_block = x_block.advance([0, d_tile]);
+    }
+    let scale = (1.0 / total).expand_dims(1);
+    x_block = first_block;
+    for _ in range(0, d, d_tile) {
+        let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        store(y_block, (exp(xt - largest.expand_dims(1)) * scale).to::<T>(), boundary_check = [0, 1]);
+        x_block = x_block.advance([0, d_tile]);
+        y_block = y_block.advance([0, d_tile]);
+    }
+}
+
+/// The same in f64, on dense row-major slices with rows of `d` elements.
+pub fn reference(x: &[f64], d: usize) -> Vec<f64> {
+    let mut y = Vec::with_capacity(x.len());
+    if d == 0 {
+        return y;
+    }
+    for row in x.chunks_exact(d) {
+        let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let e: Vec<f64> = row.iter().map(|x| (x - largest).exp()).collect();
+        let total: f64 = e.iter().sum();
+        y.extend(e.iter().map(|e| e / total));
+    }
+    y
+}
