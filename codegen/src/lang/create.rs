@@ -49,7 +49,8 @@ pub fn arange(start: impl Extent, end: impl Extent) -> Tile<i32> {
 pub fn zeros<T: Dtype>(shape: impl AsRef<[usize]>) -> Tile<T> {
     let shape = shape.as_ref();
     check_shape(shape);
-    Tile::from_value(emit(|b| b.zero(Type::tensor(shape, T::dtype()))))
+    let ty = Type::tensor(shape, T::dtype());
+    Tile::from_value(emit(|b| b.zero(ty)))
 }
 
 /// A tile of ones.
@@ -73,7 +74,8 @@ pub fn full<T: Dtype>(to: impl AsRef<[usize]>, value: impl Operand<T>) -> Tile<T
 #[track_caller]
 pub fn zeros_like<X: Data>(x: X) -> X {
     let like = shape(x.value());
-    X::from_value(emit(|b| b.zero(Type::tensor(&like, X::Elem::dtype()))))
+    let ty = Type::tensor(&like, X::Elem::dtype());
+    X::from_value(emit(|b| b.zero(ty)))
 }
 
 /// `value` everywhere, in the shape and type of another tile.

@@ -199,8 +199,9 @@ pub fn inline_asm_elementwise<T: Dtype>(
         pack,
         pure: is_pure,
     };
+    let result = Type::tensor(&common, T::dtype());
     Tile::from_value(emit(|b| {
-        let id = b.op(op, &args, &[Type::tensor(&common, T::dtype())]);
+        let id = b.op(op, &args, &[result]);
         b.func.result(id)
     }))
 }

@@ -77,8 +77,9 @@ pub trait Data: Copy {
     /// integers wrap, anything to `bool` is ≠ 0.
     #[track_caller]
     fn to<U: Dtype>(self) -> Self::As<U> {
-        let v = self.value();
-        Self::As::from_value(emit(|b| b.cast(v, U::dtype())))
+        // Asked for first: the type that a type parameter stands for is the recorder's, which `emit` holds.
+        let (v, to) = (self.value(), U::dtype());
+        Self::As::from_value(emit(|b| b.cast(v, to)))
     }
 
     /// The same bits as another element type of the same width.
