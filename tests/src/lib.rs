@@ -1,1 +1,4 @@
-//! Part of Tilewright.
+//! What the tests share: tensors with gaps and poison, errors against f64 references, and kernels in the interpreter.
+
+pub mod interpret;
+pub mod numerics;

@@ -1,0 +1,105 @@
+//! Kernels in the interpreter: as recorded, and as the GPU pipelines leave them.
+
+use crate::numerics::HostTensor;
+use tilewright_codegen::interp::{self, ArgValue, Memory};
+use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, Specialization};
+use tilewright_codegen::pipeline;
+use tilewright_codegen::target::{CompileOptions, GpuArch};
+
+/// An argument of a kernel.
+pub enum Arg<'a> {
+    In(&'a HostTensor),
+    /// Also for memory that is read and written.
+    Out(&'a mut HostTensor),
+    Int(i64),
+    Float(f64),
+}
+
+impl From<usize> for Arg<'_> {
+    fn from(n: usize) -> Self {
+        Arg::Int(n as i64)
+    }
+}
+
+/// Which form of a kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Form {
+    /// As recorded, with no assumptions about the arguments.
+    Recorded,
+    /// As recorded for what a launch with these arguments may assume.
+    Specialized,
+    /// After the passes for that GPU, specialised.
+    Gpu(GpuArch),
+}
+
+/// All forms.
+pub const FORMS: [Form; 4] = [Form::Recorded, Form::Specialized, Form::Gpu(GpuArch::Sm80), Form::Gpu(GpuArch::Sm90a)];
+
+/// The assumptions of a launch: pointers and integers that are multiples of 16, and ones.
+fn specialization(args: &[Arg]) -> Specialization {
+    let spec = |arg: &Arg| match arg {
+        Arg::In(_) | Arg::Out(_) => ArgSpec { divisible_by: 16, equal_to: None },
+        Arg::Int(1) => ArgSpec { divisible_by: 1, equal_to: Some(1) },
+        Arg::Int(n) if n % 16 == 0 => ArgSpec { divisible_by: 16, equal_to: None },
+        Arg::Int(_) | Arg::Float(_) => ArgSpec::default(),
+    };
+    Specialization { args: args.iter().map(spec).collect() }
+}
+
+/// The kernel as IR.
+pub fn record(
+    def: &KernelDef,
+    dtypes: &[DType],
+    consts: &[(&str, ConstValue)],
+    specialization: &Specialization,
+) -> Func {
+    def.record(dtypes, consts, specialization).unwrap_or_else(|d| panic!("{d}"))
+}
+
+/// Runs the kernel in the interpreter, and gives back what it wrote to the tensors of `Arg::Out`.
+pub fn interpret(
+    form: Form,
+    def: &KernelDef,
+    dtypes: &[DType],
+    consts: &[(&str, ConstValue)],
+    grid: [u32; 3],
+    args: &mut [Arg],
+) {
+    let spec = if form == Form::Recorded { Specialization::default() } else { specialization(args) };
+    let mut func = record(def, dtypes, consts, &spec);
+    if let Form::Gpu(arch) = form {
+        func = pipeline::gpu_ir(&func, arch, &CompileOptions::default(), &mut ());
+    }
+    let mut memory = Memory::new();
+    let values: Vec<ArgValue> = args
+        .iter()
+        .map(|arg| match arg {
+            Arg::In(tensor) => memory.add(tensor.bytes.clone()).into(),
+            Arg::Out(tensor) => memory.add(tensor.bytes.clone()).into(),
+            Arg::Int(n) => ArgValue::Int(*n),
+            Arg::Float(x) => ArgValue::Float(*x),
+        })
+        .collect();
+    if let Err(e) = interp::run(&func, &values, grid, &mut memory) {
+        panic!("{form:?}: {e}\n{}", tilewright_codegen::text::print(&func));
+    }
+    for (arg, value) in args.iter_mut().zip(values) {
+        if let (Arg::Out(tensor), ArgValue::Buffer(id)) = (arg, value) {
+            tensor.bytes.copy_from_slice(memory.bytes(id));
+        }
+    }
+}
+
+/// Constants by name.
+#[macro_export]
+macro_rules! consts {
+    ($($name:ident = $value:expr),* $(,)?) => {
+        &[$((stringify!($name), $crate::interpret::constant($value))),*][..]
+    };
+}
+
+/// The value of a constant.
+pub fn constant(value: impl tilewright_codegen::lang::kernel::Constexpr) -> ConstValue {
+    value.to_const()
+}

@@ -1,0 +1,343 @@
+//! Every kernel in the interpreter against its f64 reference: as recorded, specialised, and after the GPU passes, at small
+//! odd shapes with gaps between the elements. No GPU is needed.
+
+use tilewright::kernels::matmul::Activation;
+use tilewright::kernels::{column_sum, matmul, rms_norm, softmax, weighted_sum};
+use tilewright::prelude::Precision;
+use tilewright_codegen::ir::DType;
+use tilewright_tests::consts;
+use tilewright_tests::interpret::{Arg, FORMS, interpret};
+use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
+
+const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Rows and columns: single ones, powers of two, and neither.
+const SHAPES: [[usize; 2]; 5] = [[1, 1], [3, 5], [7, 1], [8, 16], [5, 37]];
+
+/// Runs `case` for every type and shape, dense and with gaps.
+fn each_case(case: impl Fn(DType, [usize; 2], &[usize])) {
+    for dtype in TYPES {
+        for shape in SHAPES {
+            case(dtype, shape, &dense(&shape));
+            case(dtype, shape, &gapped(&shape, 3, 2));
+        }
+    }
+}
+
+fn programs(n: usize, tile: usize) -> [u32; 3] {
+    [n.div_ceil(tile) as u32, 1, 1]
+}
+
+#[test]
+fn column_sum_matches() {
+    each_case(|dtype, [rows, d], strides| {
+        let x = HostTensor::random(dtype, &[rows, d], strides, &mut Random::new(1));
+        for form in FORMS {
+            let mut y = HostTensor::poisoned(DType::F32, &[d], &[2]);
+            let args = &mut [
+                Arg::In(&x),
+                Arg::Out(&mut y),
+                strides[0].into(),
+                strides[1].into(),
+                2.into(),
+                rows.into(),
+                d.into(),
+            ];
+            let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
+            interpret(form, &column_sum::COLUMN_SUM, &[dtype, DType::F32], consts, programs(d, 16), args);
+            y.check("column_sum", &column_sum::reference(&x.values(), d), 1e-5);
+        }
+    });
+}
+
+#[test]
+fn weighted_sum_matches() {
+    each_case(|dtype, [rows, d], strides| {
+        let mut random = Random::new(2);
+        let x = HostTensor::random(dtype, &[rows, d], strides, &mut random);
+        let w = HostTensor::random(dtype, &[d], &[3], &mut random);
+        let want = weighted_sum::reference::forward(&x.values(), &w.values(), rows);
+        for form in FORMS {
+            let mut y = HostTensor::poisoned(DType::F32, &[rows], &[1]);
+            let args = &mut [
+                Arg::In(&x),
+                Arg::In(&w),
+                Arg::Out(&mut y),
+                strides[0].into(),
+                strides[1].into(),
+                3.into(),
+                1.into(),
+                rows.into(),
+                d.into(),
+            ];
+            let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
+            interpret(form, &weighted_sum::WEIGHTED_SUM_FWD, &[dtype], consts, programs(rows, 4), args);
+            y.check("weighted_sum_fwd", &want, 1e-5);
+        }
+    });
+}
+
+#[test]
+fn weighted_sum_gradients_match() {
+    each_case(|dtype, [rows, d], strides| {
+        let mut random = Random::new(3);
+        let x = HostTensor::random(dtype, &[rows, d], strides, &mut random);
+        let w = HostTensor::random(dtype, &[d], &[1], &mut random);
+        let grad_y = HostTensor::random(DType::F32, &[rows], &[2], &mut random);
+        let (want_x, want_w) = weighted_sum::reference::backward(&x.values(), &w.values(), &grad_y.values());
+        let tiles = rows.div_ceil(4);
+        for form in FORMS {
+            let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
+            let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d + 1, 1]);
+            let args = &mut [
+                Arg::In(&x),
+                Arg::In(&w),
+                Arg::In(&grad_y),
+                Arg::Out(&mut grad_x),
+                Arg::Out(&mut partial),
+                strides[0].into(),
+                strides[1].into(),
+                1.into(),
+                2.into(),
+                strides[0].into(),
+                strides[1].into(),
+                (d + 1).into(),
+                1.into(),
+                rows.into(),
+                d.into(),
+            ];
+            let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
+            interpret(form, &weighted_sum::WEIGHTED_SUM_BWD, &[dtype], consts, programs(rows, 4), args);
+            grad_x.check("grad_x", &want_x, tolerance(dtype));
+            partial.check_gaps("partial_grad_w");
+            let grad_w = HostTensor::of(DType::F32, &[d], &[1], &column_sum::reference(&partial.values(), d));
+            grad_w.check("grad_w", &want_w, 1e-5);
+        }
+    });
+}
+
+#[test]
+fn softmax_matches() {
+    each_case(|dtype, [rows, d], strides| {
+        let mut random = Random::new(4);
+        // Large enough for exponentials to overflow where the maximum is not taken out.
+        let values: Vec<f64> = (0..rows * d).map(|_| 100.0 * random.number()).collect();
+        let x = HostTensor::of(dtype, &[rows, d], strides, &values);
+        let want = softmax::reference(&x.values(), d);
+        let whole = d.next_power_of_two();
+        for (def, d_tile) in [(&softmax::SOFTMAX_ROWS, whole), (&softmax::SOFTMAX_WIDE_ROWS, 8)] {
+            for form in FORMS {
+                let mut y = HostTensor::poisoned(dtype, &[rows, d], strides);
+                let args = &mut [
+                    Arg::In(&x),
+                    Arg::Out(&mut y),
+                    strides[0].into(),
+                    strides[1].into(),
+                    strides[0].into(),
+                    strides[1].into(),
+                    rows.into(),
+                    d.into(),
+                ];
+                let consts = consts! { rows_tile = 2usize, d_tile = d_tile };
+                interpret(form, def, &[dtype], consts, programs(rows, 2), args);
+                y.check(def.name, &want, tolerance(dtype));
+            }
+        }
+    });
+}
+
+#[test]
+fn softmax_of_masked_elements_is_zero() {
+    let inf = f64::INFINITY;
+    let mut values = vec![-inf; 20];
+    values[11] = 1.0;
+    values[19] = 1.0;
+    for def in [&softmax::SOFTMAX_ROWS, &softmax::SOFTMAX_WIDE_ROWS] {
+        let x = HostTensor::of(DType::F32, &[1, 20], &[20, 1], &values);
+        let mut y = HostTensor::poisoned(DType::F32, &[1, 20], &[20, 1]);
+        let d_tile = if def.name == "softmax_rows" { 32usize } else { 8 };
+        let args = &mut [Arg::In(&x), Arg::Out(&mut y), 20.into(), 1.into(), 20.into(), 1.into(), 1.into(), 20.into()];
+        let consts = consts! { rows_tile = 2usize, d_tile = d_tile };
+        interpret(FORMS[1], def, &[DType::F32], consts, [1, 1, 1], args);
+        let mut want = vec![0.0; 20];
+        (want[11], want[19]) = (0.5, 0.5);
+        y.check(def.name, &want, 1e-6);
+    }
+}
+
+#[test]
+fn rms_norm_matches() {
+    each_case(|dtype, [rows, d], strides| {
+        let mut random = Random::new(5);
+        let x = HostTensor::random(dtype, &[rows, d], strides, &mut random);
+        let w = HostTensor::random(dtype, &[d], &[2], &mut random);
+        let (want_y, want_rstd) = rms_norm::reference::forward(&x.values(), &w.values(), 1e-5);
+        for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
+            for form in FORMS {
+                let mut y = HostTensor::poisoned(dtype, &[rows, d], strides);
+                let mut rstd = HostTensor::poisoned(DType::F32, &[rows], &[3]);
+                let args = &mut [
+                    Arg::In(&x),
+                    Arg::In(&w),
+                    Arg::Out(&mut y),
+                    Arg::Out(&mut rstd),
+                    strides[0].into(),
+                    strides[1].into(),
+                    2.into(),
+                    strides[0].into(),
+                    strides[1].into(),
+                    3.into(),
+                    rows.into(),
+                    d.into(),
+                    Arg::Float(1e-5),
+                ];
+                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
+                interpret(form, &rms_norm::RMS_NORM_FWD, &[dtype], consts, programs(rows, 2), args);
+                y.check("y", &want_y, tolerance(dtype));
+                rstd.check("rstd", &want_rstd, 1e-5);
+            }
+        }
+    });
+}
+
+#[test]
+fn rms_norm_gradients_match() {
+    each_case(|dtype, [rows, d], strides| {
+        let mut random = Random::new(6);
+        let x = HostTensor::random(dtype, &[rows, d], strides, &mut random);
+        let w = HostTensor::random(dtype, &[d], &[1], &mut random);
+        let grad_y = HostTensor::random(dtype, &[rows, d], &dense(&[rows, d]), &mut random);
+        let (xs, ws) = (x.values(), w.values());
+        let rstd = HostTensor::of(DType::F32, &[rows], &[1], &rms_norm::reference::forward(&xs, &ws, 0.1).1);
+        let (want_x, want_w) = rms_norm::reference::backward(&xs, &ws, &grad_y.values(), 0.1);
+        let tiles = rows.div_ceil(2);
+        for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
+            for form in FORMS {
+                let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
+                let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
+                let args = &mut [
+                    Arg::In(&x),
+                    Arg::In(&w),
+                    Arg::In(&rstd),
+                    Arg::In(&grad_y),
+                    Arg::Out(&mut grad_x),
+                    Arg::Out(&mut partial),
+                    strides[0].into(),
+                    strides[1].into(),
+                    1.into(),
+                    1.into(),
+                    d.into(),
+                    1.into(),
+                    strides[0].into(),
+                    strides[1].into(),
+                    d.into(),
+                    1.into(),
+                    rows.into(),
+                    d.into(),
+                ];
+                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
+                interpret(form, &rms_norm::RMS_NORM_BWD, &[dtype], consts, programs(rows, 2), args);
+                grad_x.check("grad_x", &want_x, tolerance(dtype));
+                let grad_w = HostTensor::of(DType::F32, &[d], &[1], &column_sum::reference(&partial.values(), d));
+                grad_w.check("grad_w", &want_w, 1e-5);
+            }
+        }
+    });
+}
+
+/// The activations, written another way than in the kernel.
+fn activated(x: f64, activation: Activation) -> f64 {
+    match activation {
+        Activation::None => x,
+        Activation::Relu => (x + x.abs()) / 2.0,
+        Activation::Gelu => x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt())),
+        Activation::Silu => x / (1.0 + (-x).exp()),
+    }
+}
+
+struct Product {
+    dtype: DType,
+    shape: [usize; 3],
+    columns: [bool; 2],
+    activation: Activation,
+    precision: Precision,
+    /// m_tile, n_tile, k_tile
+    tiles: [usize; 3],
+}
+
+fn check_matmul(case: &Product) {
+    let Product { dtype, shape: [m, n, k], columns, activation, precision, tiles: [m_tile, n_tile, k_tile] } = *case;
+    let mut random = Random::new(7);
+    // An operand that lies column by column is a row-major one seen the other way.
+    let strides = |shape: [usize; 2], columns: bool| {
+        if columns { [1, shape[0] + 1] } else { [shape[1] + 1, 1] }
+    };
+    let (a_strides, b_strides) = (strides([m, k], columns[0]), strides([k, n], columns[1]));
+    let a = HostTensor::random(dtype, &[m, k], &a_strides, &mut random);
+    let b = HostTensor::random(dtype, &[k, n], &b_strides, &mut random);
+    let mut want = matmul::reference(&a.values(), &b.values(), [m, n, k]);
+    want.iter_mut().for_each(|x| *x = activated(*x, activation));
+    for form in FORMS {
+        let mut c = HostTensor::poisoned(dtype, &[m, n], &[n + 2, 1]);
+        let args = &mut [
+            Arg::In(&a),
+            Arg::In(&b),
+            Arg::Out(&mut c),
+            a_strides[0].into(),
+            a_strides[1].into(),
+            b_strides[0].into(),
+            b_strides[1].into(),
+            (n + 2).into(),
+            1.into(),
+            m.into(),
+            n.into(),
+            k.into(),
+        ];
+        let consts = consts! {
+            m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,
+            a_columns = columns[0], b_columns = columns[1], activation = activation, precision = precision,
+        };
+        let programs = (m.div_ceil(m_tile) * n.div_ceil(n_tile)) as u32;
+        interpret(form, &matmul::MATMUL, &[dtype], consts, [programs, 1, 1], args);
+        let allowed = if precision == Precision::Tf32 { 2e-3 } else { tolerance(dtype) };
+        c.check(&format!("matmul {form:?}"), &want, allowed);
+    }
+}
+
+#[test]
+fn matmul_matches() {
+    let base = Product {
+        dtype: DType::F32,
+        shape: [1, 1, 1],
+        columns: [false; 2],
+        activation: Activation::None,
+        precision: Precision::Ieee,
+        tiles: [16, 16, 16],
+    };
+    for dtype in TYPES {
+        for shape in [[1, 1, 1], [17, 3, 5], [33, 20, 40]] {
+            for columns in [[false, false], [true, false], [false, true], [true, true]] {
+                check_matmul(&Product { dtype, shape, columns, ..base });
+            }
+        }
+    }
+    for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+        check_matmul(&Product { activation, shape: [5, 6, 7], ..base });
+    }
+    for precision in [Precision::Tf32, Precision::Tf32x3] {
+        check_matmul(&Product { precision, shape: [20, 17, 33], ..base });
+    }
+    // Large enough for the warpgroup products of sm_90a, and several groups of tiles.
+    check_matmul(&Product { dtype: DType::BF16, shape: [200, 40, 30], tiles: [64, 32, 16], ..base });
+    // Nothing to add up.
+    check_matmul(&Product { shape: [3, 4, 0], ..base });
+}
+
+#[test]
+fn every_kernel_is_listed_once_and_in_order() {
+    let names: Vec<&str> = tilewright::kernels::KERNELS.iter().map(|k| k.name).collect();
+    assert!(names.is_sorted() && names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+    for kernel in tilewright::kernels::KERNELS {
+        assert!(!kernel.doc.is_empty(), "`{}` has no documentation", kernel.name);
+    }
+}
