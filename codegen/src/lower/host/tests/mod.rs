@@ -1,9 +1,14 @@
 //! Native code against the interpreter: every op, every element type, odd boundaries.
 
+mod control;
 mod elementwise;
 mod fusion;
+mod generated;
 mod kernels;
+mod math;
 mod memory;
+mod products;
+mod reductions;
 
 use crate::interp::{self, ArgValue, BufferId, Memory};
 use crate::ir::{DType, Elem, Func};

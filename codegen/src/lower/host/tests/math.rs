@@ -1,0 +1,88 @@
+//! Accuracy of the elementary functions on f32, against f64.
+
+use super::*;
+use crate::ir::{DType, UnaryOp};
+
+/// Largest distance, in units of the last place of the exact result, over `values`.
+fn worst(op: UnaryOp, values: &[f32]) -> f64 {
+    let n = values.len();
+    let text = format!(
+        "kernel @k(%a: ptr<f32>, %y: ptr<f32>) {{\n{}  %r = {} %a_t : tensor<{n}xf32>\n{}return\n}}",
+        load_dense("a", &[n], DType::F32),
+        op.name(),
+        store_dense("y", &[n], DType::F32, "%r"),
+    );
+    let func = read(&text);
+    let buffers = [Data::floats(DType::F32, values.iter().map(|&x| x as f64)), Data::poison(DType::F32, n)];
+    let inputs = [Input::Buffer(0), Input::Buffer(1)];
+    let mut worst = 0f64;
+    for cpu in machines() {
+        let got = run_native(&compile(&func, &cpu), &func, &inputs, &buffers, [1; 3]);
+        for (&x, y) in values.iter().zip(got[1].values()) {
+            let exact = exact(op, x as f64);
+            let rounded = exact as f32;
+            if rounded.is_infinite() || rounded.is_nan() || rounded == 0.0 {
+                let same = y == rounded as f64 || (y.is_nan() && rounded.is_nan());
+                // The largest finite number is as good where the exact value is within an ulp of the limit.
+                assert!(same || (rounded == 0.0 && y.abs() < 2e-45), "{}({x:e}) = {rounded:e}, got {y:e}", op.name());
+                continue;
+            }
+            let ulp = (rounded.abs().max(f32::MIN_POSITIVE).to_bits() & 0x7f80_0000) as f64;
+            let ulp = f32::from_bits(ulp as u32) as f64 * f32::EPSILON as f64;
+            worst = worst.max((y - exact).abs() / ulp);
+        }
+    }
+    worst
+}
+
+fn exact(op: UnaryOp, x: f64) -> f64 {
+    match op {
+        UnaryOp::Exp => x.exp(),
+        UnaryOp::Exp2 => x.exp2(),
+        UnaryOp::Log => x.ln(),
+        UnaryOp::Log2 => x.log2(),
+        UnaryOp::Sin => x.sin(),
+        UnaryOp::Cos => x.cos(),
+        UnaryOp::Tanh => x.tanh(),
+        UnaryOp::Erf => libm::erf(x),
+        UnaryOp::Sqrt => x.sqrt(),
+        UnaryOp::Rsqrt => 1.0 / x.sqrt(),
+        UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil => panic!("not tested here"),
+    }
+}
+
+fn sweep(low: f32, high: f32) -> Vec<f32> {
+    let mut random = Random(1);
+    let mut values: Vec<f32> = (0..4084).map(|_| low + (high - low) * random.float() as f32).collect();
+    let special = [0.0, -0.0, low, high, 1.0, -1.0, 0.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-30, 1e-42];
+    values.extend(special);
+    values
+}
+
+#[test]
+fn elementary_functions_are_accurate() {
+    for (op, low, high, ulps) in [
+        (UnaryOp::Exp, -104.0, 89.0, 2.0),
+        (UnaryOp::Exp, -1.0, 1.0, 2.0),
+        (UnaryOp::Exp2, -150.0, 129.0, 2.0),
+        (UnaryOp::Exp2, -1.0, 1.0, 2.0),
+        (UnaryOp::Log, 0.0, 4.0, 2.0),
+        (UnaryOp::Log, -1.0, 1e38, 2.0),
+        (UnaryOp::Log2, 0.0, 4.0, 2.0),
+        (UnaryOp::Log2, -1.0, 1e38, 2.0),
+        (UnaryOp::Sin, -10.0, 10.0, 2.0),
+        (UnaryOp::Sin, -1e9, 1e9, 2.0),
+        (UnaryOp::Sin, -3e38, 3e38, 2.0),
+        (UnaryOp::Cos, -10.0, 10.0, 2.0),
+        (UnaryOp::Cos, -1e9, 1e9, 2.0),
+        (UnaryOp::Tanh, -10.0, 10.0, 2.0),
+        (UnaryOp::Tanh, -1.0, 1.0, 2.0),
+        (UnaryOp::Erf, -5.0, 5.0, 2.0),
+        (UnaryOp::Erf, -1.0, 1.0, 2.0),
+        (UnaryOp::Sqrt, 0.0, 1e6, 0.51),
+        (UnaryOp::Rsqrt, 0.0, 1e6, 1.6),
+    ] {
+        let error = worst(op, &sweep(low, high));
+        assert!(error <= ulps, "{} on [{low}, {high}]: {error:.2} ulp", op.name());
+    }
+}
