@@ -23,11 +23,15 @@ fn name(op: UnaryOp, lanes: usize) -> String {
 }
 
 /// Definitions of `@math.NAME.1` for these functions, and the declarations that they need: for lowerings that have a
-/// writer of their own. `attributes` is the attribute group that the definitions name.
-pub fn definitions(ops: &[UnaryOp], attributes: &str) -> String {
+/// writer of their own; with `f8`, also the conversions of [`define_f8`](super::repr::define_f8). `attributes` is the
+/// attribute group that the definitions name.
+pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
     let mut w = Writer::new();
     for &op in ops {
         define(&mut w, op, 1, attributes, false);
+    }
+    if f8 {
+        super::repr::define_f8(&mut w, attributes);
     }
     w.finish("")
 }

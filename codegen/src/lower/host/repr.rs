@@ -354,3 +354,21 @@ pub fn bits_type(d: DType) -> &'static str {
         _ => "i64",
     }
 }
+
+/// Defines `@decode.NAME(i8) -> float` and `@encode.NAME(float) -> i8` for the 8-bit floats, for lowerings without
+/// conversions of their own.
+pub fn define_f8(w: &mut Writer, attributes: &str) {
+    for d in [DType::F8E4M3, DType::F8E5M2] {
+        let name = format!("@decode.{d}");
+        w.function(&name, &format!("define internal float {name}(i8 %x) alwaysinline {attributes}"), |w| {
+            let value = widen(w, d, 1, "%x");
+            w.line(format!("ret float {value}"));
+        });
+        let name = format!("@encode.{d}");
+        w.function(&name, &format!("define internal i8 {name}(float %x) alwaysinline {attributes}"), |w| {
+            let rounded = round(w, d, 1, "%x");
+            let bits = narrow_bits(w, d, 1, &rounded);
+            w.line(format!("ret i8 {bits}"));
+        });
+    }
+}

@@ -3,6 +3,7 @@
 use super::emit::Val;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Elem, Literal, Op, OpId, UnaryOp, Value};
+use crate::target::GpuArch;
 use std::rc::Rc;
 
 /// The literal as an LLVM constant of this type.
@@ -318,27 +319,36 @@ impl Lowering<'_> {
         self.e.inst(text)
     }
 
-    /// Conversions from and to the 8-bit floats, through f16, which holds both exactly.
+    /// Conversions from and to the 8-bit floats: by instructions where the target has them with the meaning of `cast`
+    /// (that to e5m2 saturates instead of giving infinity), else by integer arithmetic.
     fn cast_f8(&mut self, x: &str, from: DType, to: DType) -> Option<Val> {
         let f8 = |d| matches!(d, DType::F8E4M3 | DType::F8E5M2);
         let name = |d| if d == DType::F8E4M3 { "e4m3" } else { "e5m2" };
-        if f8(from) {
+        let native = self.arch >= GpuArch::Sm90a;
+        if f8(from) && native {
             let wide = self.e.inst(format!("zext i8 {x} to i16"));
-            let pair =
-                self.e.inst(format!("call i32 asm \"cvt.rn.f16x2.{}x2 $0, $1;\", \"=r,h\"(i16 {wide}) #2", name(from)));
+            let asm = format!("cvt.rn.f16x2.{}x2 $0, $1;", name(from));
+            let pair = self.e.inst(format!("call i32 asm \"{asm}\", \"=r,h\"(i16 {wide}) #2"));
             let low = self.e.inst(format!("trunc i32 {pair} to i16"));
             let half = self.e.inst(format!("bitcast i16 {low} to half"));
             return Some(self.cast_element(&half, DType::F16, to));
         }
-        if f8(to) {
-            let wide = self.cast_element(x, from, DType::F32);
-            let pair = self.e.inst(format!(
-                "call i16 asm \"cvt.rn.satfinite.{}x2.f32 $0, $1, $2;\", \"=h,f,f\"(float 0.0, float {wide}) #2",
-                name(to)
-            ));
+        if f8(from) {
+            self.e.f8 = true;
+            let wide = self.e.inst(format!("call float @decode.{from}(i8 {x})"));
+            return Some(self.cast_element(&wide, DType::F32, to));
+        }
+        if !f8(to) {
+            return None;
+        }
+        let wide = self.cast_element(x, from, DType::F32);
+        if native && to == DType::F8E4M3 {
+            let asm = format!("cvt.rn.satfinite.{}x2.f32 $0, $1, $2;", name(to));
+            let pair = self.e.inst(format!("call i16 asm \"{asm}\", \"=h,f,f\"(float 0.0, float {wide}) #2"));
             return Some(self.e.inst(format!("trunc i16 {pair} to i8")));
         }
-        None
+        self.e.f8 = true;
+        Some(self.e.inst(format!("call i8 @encode.{to}(float {wide})")))
     }
 
     /// The values that a combine region yields for these arguments.

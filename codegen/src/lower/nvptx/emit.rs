@@ -22,6 +22,8 @@ pub struct Emitter {
     hoisted: HashMap<String, Val>,
     /// Functions that are polynomials, called as `@math.NAME.1`.
     pub shared_math: Vec<crate::ir::UnaryOp>,
+    /// `@decode.NAME` and `@encode.NAME` of the 8-bit floats are called.
+    pub f8: bool,
 }
 
 /// A phi whose incoming value from the loop's end is not known yet.
@@ -43,6 +45,7 @@ impl Emitter {
             metadata: Vec::new(),
             hoisted: HashMap::new(),
             shared_math: Vec::new(),
+            f8: false,
         }
     }
 
@@ -183,7 +186,7 @@ impl Emitter {
             let _ = writeln!(out, "{line}");
         }
         out.push_str("}\n\n");
-        let math = super::super::host::math::definitions(&self.shared_math, "#5");
+        let math = super::super::host::math::definitions(&self.shared_math, self.f8, "#5");
         // A function is declared once, whoever asked for it.
         let symbol = |line: &str| line.split_once('@').and_then(|(_, s)| s.split('(').next().map(str::to_string));
         let (more, math): (Vec<&str>, Vec<&str>) = math.lines().partition(|l| l.starts_with("declare"));

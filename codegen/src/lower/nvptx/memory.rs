@@ -247,7 +247,7 @@ impl<'f> Lowering<'f> {
                             |v| if elem == DType::Bool { self.e.inst(format!("zext i1 {v} to i8")) } else { v.clone() },
                         )
                         .collect();
-                    self.pack_elements(&group, memory_type(elem), word.ty)
+                    self.pack_word(&group, memory_type(elem), &word)
                 }
             })
             .collect();
@@ -285,6 +285,16 @@ impl<'f> Lowering<'f> {
         elements
     }
 
+    /// Elements side by side in one machine word; asm has no bytes, they travel in 16 bits.
+    fn pack_word(&mut self, group: &[Val], ty: &str, word: &Word) -> Val {
+        if word.bytes < 2 {
+            let v = self.pack_elements(group, ty, "i8");
+            self.e.inst(format!("zext i8 {v} to i16"))
+        } else {
+            self.pack_elements(group, ty, word.ty)
+        }
+    }
+
     fn store_vector(&mut self, address: &str, elem: DType, values: &[Val], predicate: Option<Val>, eviction: Eviction) {
         let ty = memory_type(elem);
         let n = values.len();
@@ -309,17 +319,7 @@ impl<'f> Lowering<'f> {
         }
         let word = Word::of(bytes);
         let per_word = (word.bytes / elem.bytes()).max(1);
-        let words: Vec<Val> = values
-            .chunks(per_word)
-            .map(|group| {
-                if word.bytes < 2 {
-                    let v = self.pack_elements(group, ty, "i8");
-                    self.e.inst(format!("zext i8 {v} to i16"))
-                } else {
-                    self.pack_elements(group, ty, word.ty)
-                }
-            })
-            .collect();
+        let words: Vec<Val> = values.chunks(per_word).map(|group| self.pack_word(group, ty, &word)).collect();
         let inputs: Vec<String> = (1..=word.count).map(|i| format!("${i}")).collect();
         let list = if word.count == 1 { inputs[0].clone() } else { format!("{{{}}}", inputs.join(",")) };
         let (guard, constraint) = match predicate {

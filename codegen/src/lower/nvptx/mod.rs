@@ -16,6 +16,8 @@ mod memory;
 mod plan;
 mod reduce;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod threads;
 
 use self::emit::{Emitter, Val};
@@ -60,6 +62,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     let ids = Threads::new(&mut e, threads);
     let mut l = Lowering {
         func,
+        arch,
         options,
         axis: AxisAnalysis::new(func),
         plan,
@@ -139,6 +142,7 @@ type Regs = Rc<Vec<Val>>;
 
 struct Lowering<'f> {
     func: &'f Func,
+    arch: GpuArch,
     options: &'f CompileOptions,
     axis: AxisAnalysis,
     plan: SharedPlan,

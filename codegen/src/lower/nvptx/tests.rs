@@ -1,0 +1,64 @@
+//! Random programs through the GPU pipeline: the IR after the passes means what it meant before, and lowers.
+
+use crate::ir::Stage;
+use crate::pipeline::{self, Observer, gpu_ir};
+use crate::target::{Code, CompileOptions, GpuArch};
+use crate::testgen::{self, Options};
+
+const PROGRAMS: u64 = 60;
+
+fn options(seed: u64) -> CompileOptions {
+    CompileOptions { num_warps: 1 << (seed % 4), num_stages: 1 + (seed % 3) as u32, ..CompileOptions::default() }
+}
+
+#[test]
+fn passes_of_the_gpu_pipeline_keep_the_meaning() {
+    for seed in 0..PROGRAMS {
+        let exact = Options { exact: true, ..Options::default() };
+        let program = testgen::program(seed, &exact);
+        let expected = program.interpret().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+            let laid = gpu_ir(&program.func, arch, &options(seed), &mut ());
+            let found = program.interpret_as(&laid).unwrap_or_else(|e| panic!("seed {seed}, {}: {e}", arch.name()));
+            if let Some(difference) = testgen::difference(&program.output_dtypes(), &expected, &found) {
+                panic!("seed {seed}, {}: {difference}\n{}", arch.name(), crate::text::print(&laid));
+            }
+        }
+    }
+}
+
+/// Keeps the LLVM IR for the message.
+#[derive(Default)]
+struct Keep(String);
+
+impl Observer for Keep {
+    fn after(&mut self, _: &'static str, _: Stage, _: &crate::ir::Func) {}
+    fn llvm_ir(&mut self, text: &str) {
+        self.0 = text.into();
+    }
+}
+
+#[test]
+fn random_programs_become_ptx() {
+    let mut failures = Vec::new();
+    for seed in 0..PROGRAMS {
+        let program = testgen::program(seed, &Options::default());
+        for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+            let mut keep = Keep::default();
+            match pipeline::compile_gpu(&program.func, arch, &options(seed), &mut keep) {
+                Ok(artifact) => {
+                    let Code::Ptx(ptx) = artifact.code else { panic!("not PTX") };
+                    assert!(ptx.contains(".visible .entry"), "{ptx}");
+                    if let Ok(dir) = std::env::var("TILEWRIGHT_KEEP_PTX") {
+                        std::fs::write(format!("{dir}/{seed}.{}.ptx", arch.name()), ptx).expect("a writable folder");
+                    }
+                }
+                Err(pipeline::CompileError::Unsupported(u)) => {
+                    assert!(!u.message.is_empty());
+                }
+                Err(e) => failures.push(format!("seed {seed}, {}: {e}", arch.name())),
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
