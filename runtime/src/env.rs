@@ -6,7 +6,7 @@
 //! | `TILEWRIGHT_CACHE` | a directory, or `off` | where compiled kernels are kept; without it, `tilewright` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`) |
 //! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, several with commas | print the IR after that stage or pass, of that kernel or of all |
 //! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass there, with the options |
-//! | `PTXAS` | a file | the `ptxas` that tests and `doctor` use; without it, the first on `PATH` |
+//! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` that tests and `doctor` use; without it, the first on `PATH` |
 //!
 //! An empty value counts as unset.
 
@@ -27,7 +27,7 @@ pub struct Env {
     pub dump: Vec<DumpRequest>,
     /// `TILEWRIGHT_REPRO`.
     pub repro_dir: Option<PathBuf>,
-    /// `PTXAS`, or what `PATH` offers.
+    /// `TILEWRIGHT_PTXAS`, or what `PATH` offers.
     pub ptxas: Option<PathBuf>,
 }
 
@@ -96,7 +96,7 @@ impl Env {
             cache_dir,
             dump: dump.unwrap_or_default(),
             repro_dir: path("TILEWRIGHT_REPRO").map(PathBuf::from),
-            ptxas: path("PTXAS").map(PathBuf::from).or_else(on_path),
+            ptxas: path("TILEWRIGHT_PTXAS").map(PathBuf::from).or_else(on_path),
         })
     }
 }

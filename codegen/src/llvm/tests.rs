@@ -56,9 +56,9 @@ done:
 }
 "#;
 
-/// `ptxas`, from the variable PTXAS or PATH.
+/// `ptxas`, from the variable TILEWRIGHT_PTXAS or PATH.
 fn find_ptxas() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("PTXAS") {
+    if let Some(path) = std::env::var_os("TILEWRIGHT_PTXAS") {
         return Some(PathBuf::from(path));
     }
     let path = std::env::var_os("PATH")?;
@@ -91,7 +91,7 @@ fn every_listed_ptx_version_is_one_llvm_writes() {
 #[test]
 fn ptxas_accepts_the_kernel() {
     let Some(ptxas) = find_ptxas() else {
-        println!("skipped: no ptxas in PTXAS or on PATH");
+        println!("skipped: no ptxas in TILEWRIGHT_PTXAS or on PATH");
         return;
     };
     for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
