@@ -1,1 +1,5 @@
-//! Part of Tilewright.
+//! What a person runs: the command line today, models and training beside it.
+//!
+//! [`cli`] is the program `tilewright`: one file per command, and what commands share.
+
+pub mod cli;

@@ -1,1 +1,7 @@
-fn main() {}
+//! The program `tilewright`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tilewright_harness::cli::main()
+}

@@ -1,0 +1,251 @@
+//! `tilewright doctor`: what this machine offers, and what each missing part costs.
+
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+use tilewright::DeviceInfo;
+use tilewright::probe::{self, Report};
+
+use super::Result;
+use super::cache::kernels;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Print JSON for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// One part of the machine.
+#[derive(Serialize)]
+struct Part {
+    name: String,
+    /// Whether it is there and works.
+    ok: bool,
+    /// What it is, or why it does not work.
+    state: String,
+    /// What is lost without it, and how to get it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Doctor {
+    version: &'static str,
+    /// Where kernels run when the program does not say.
+    runs_on: Option<String>,
+    parts: Vec<Part>,
+    gpus: Vec<Gpu>,
+    cpu: Cpu,
+}
+
+#[derive(Serialize)]
+struct Gpu {
+    name: String,
+    compute_capability: String,
+    multiprocessors: u32,
+    memory_bytes: u64,
+    l2_bytes: u64,
+    shared_memory_per_block: u32,
+}
+
+#[derive(Serialize)]
+struct Cpu {
+    name: Option<String>,
+    /// LLVM's name of it.
+    llvm: String,
+    triple: String,
+    features: Vec<String>,
+    threads: u32,
+    memory_bytes: u64,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let report = probe::report();
+    let doctor = examine(&report);
+    if arguments.json {
+        writeln!(out, "{}", to_json(&doctor))?;
+        return Ok(());
+    }
+    let width = doctor.parts.iter().map(|part| part.name.chars().count()).max().unwrap_or(0);
+    for part in &doctor.parts {
+        let mark = if part.ok { ' ' } else { '-' };
+        writeln!(out, "{mark} {:width$}  {}", part.name, indented(&part.state, width + 4))?;
+        if let Some(cost) = &part.cost {
+            writeln!(out, "  {:width$}  {}", "", indented(cost, width + 4))?;
+        }
+    }
+    match (&doctor.runs_on, &report.best) {
+        (Some(device), _) => writeln!(out, "\nKernels run on {device}.")?,
+        (None, Err(error)) => writeln!(out, "\nKernels run nowhere: {error}")?,
+        (None, Ok(_)) => {}
+    }
+    Ok(())
+}
+
+/// What we say in JSON. Serialising plain structs cannot fail.
+pub fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("\"{error}\""))
+}
+
+/// Later lines moved right, under the first.
+fn indented(text: &str, columns: usize) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    lines.join(&format!("\n{:columns$}", ""))
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1_u64 << 30) as f64
+}
+
+fn examine(report: &Report) -> Doctor {
+    let mut parts = vec![llvm(report), cpu(report), driver(report)];
+    parts.extend(report.gpus.iter().enumerate().map(|(ordinal, gpu)| match gpu {
+        Ok(info) => works(format!("GPU {ordinal}"), gpu_line(info)),
+        Err(error) => lacks(format!("GPU {ordinal}"), error.to_string(), "kernels cannot run on this GPU"),
+    }));
+    parts.push(libraries(report));
+    parts.push(ptxas(report));
+    parts.push(cache(report));
+    Doctor {
+        version: tilewright::codegen::VERSION,
+        runs_on: report.best.as_ref().ok().cloned(),
+        parts,
+        gpus: report.gpus.iter().flatten().map(gpu_facts).collect(),
+        cpu: Cpu {
+            name: report.cpu_model.clone(),
+            llvm: report.host_cpu.cpu.clone(),
+            triple: report.host_cpu.triple.clone(),
+            features: features(report),
+            threads: report.cpu.processors,
+            memory_bytes: report.cpu.memory_bytes,
+        },
+    }
+}
+
+fn works(name: impl Into<String>, state: impl Into<String>) -> Part {
+    Part { name: name.into(), ok: true, state: state.into(), cost: None }
+}
+
+fn lacks(name: impl Into<String>, state: impl Into<String>, cost: impl Into<String>) -> Part {
+    Part { name: name.into(), ok: false, state: state.into(), cost: Some(cost.into()) }
+}
+
+fn llvm(report: &Report) -> Part {
+    let (major, minor, patch) = report.llvm;
+    works("LLVM", format!("{major}.{minor}.{patch}, linked in: compiles for GPU and CPU without any toolkit"))
+}
+
+/// The features of a CPU that decide how wide and how fast its vector code is.
+const TELLING_FEATURES: [&str; 14] = [
+    "sse4.2",
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512bf16",
+    "avx512fp16",
+    "amx-bf16",
+    "neon",
+    "fullfp16",
+    "sve",
+];
+
+/// All features that the CPU has, in LLVM's spelling.
+fn features(report: &Report) -> Vec<String> {
+    report.host_cpu.features.split(',').filter_map(|word| word.strip_prefix('+')).map(String::from).collect()
+}
+
+fn cpu(report: &Report) -> Part {
+    let all = features(report);
+    let telling: Vec<&str> = TELLING_FEATURES.into_iter().filter(|name| all.iter().any(|have| have == name)).collect();
+    let name = report.cpu_model.as_deref().unwrap_or(&report.cpu.name);
+    works(
+        "CPU",
+        format!(
+            "{name} (LLVM: {}), {} threads, {:.1} GiB\n{}",
+            report.host_cpu.cpu,
+            report.cpu.processors,
+            gib(report.cpu.memory_bytes),
+            telling.join(" ")
+        ),
+    )
+}
+
+fn driver(report: &Report) -> Part {
+    match &report.driver {
+        Ok(version) => works("CUDA driver", format!("{}.{}", version / 1000, version % 1000 / 10)),
+        Err(error) => lacks(
+            "CUDA driver",
+            // The rest of the message is about one program's choice of device.
+            error.to_string().lines().next().unwrap_or_default().to_string(),
+            "kernels run on the CPU; compiling to PTX works all the same",
+        ),
+    }
+}
+
+fn gpu_line(info: &DeviceInfo) -> String {
+    let (major, minor) = info.compute_capability.unwrap_or_default();
+    format!(
+        "{}, compute capability {major}.{minor}, {} SMs, {:.1} GiB, L2 {} MiB, shared memory per block {} KiB",
+        info.name,
+        info.processors,
+        gib(info.memory_bytes),
+        info.l2_bytes >> 20,
+        info.max_shared_bytes >> 10
+    )
+}
+
+fn gpu_facts(info: &DeviceInfo) -> Gpu {
+    let (major, minor) = info.compute_capability.unwrap_or_default();
+    Gpu {
+        name: info.name.clone(),
+        compute_capability: format!("{major}.{minor}"),
+        multiprocessors: info.processors,
+        memory_bytes: info.memory_bytes,
+        l2_bytes: info.l2_bytes,
+        shared_memory_per_block: info.max_shared_bytes,
+    }
+}
+
+fn libraries(report: &Report) -> Part {
+    let (found, missing): (Vec<_>, Vec<_>) = report.libraries.iter().partition(|library| library.file.is_some());
+    let names = |list: &[&probe::Library]| list.iter().map(|library| library.name).collect::<Vec<_>>().join(", ");
+    let state = match (found.is_empty(), missing.is_empty()) {
+        (true, _) => "none".to_string(),
+        (false, true) => names(&found),
+        (false, false) => format!("{} (not {})", names(&found), names(&missing)),
+    };
+    if missing.is_empty() {
+        return works("CUDA libraries", state);
+    }
+    let uses: Vec<String> = missing.iter().map(|library| format!("{} ({})", library.name, library.purpose)).collect();
+    let cost = format!("no kernel needs them; they are for other work:\n{}", uses.join(", "));
+    Part { name: "CUDA libraries".into(), ok: !found.is_empty(), state, cost: Some(cost) }
+}
+
+fn ptxas(report: &Report) -> Part {
+    const COST: &str = "kernels do not need it; tests that assemble the PTX are skipped\n\
+                        (`make cuda-tools` fetches it, TILEWRIGHT_PTXAS names one)";
+    match &report.ptxas {
+        Ok(Some(ptxas)) => works("ptxas", format!("{} at {}", ptxas.version, ptxas.path.display())),
+        Ok(None) => lacks("ptxas", "not found", COST),
+        Err(error) => lacks("ptxas", error.to_string(), COST),
+    }
+}
+
+fn cache(report: &Report) -> Part {
+    const COST: &str = "every process compiles its kernels again (TILEWRIGHT_CACHE names a folder)";
+    match (&report.cache_dir, &report.cache) {
+        (_, Err(error)) => lacks("cache folder", error.to_string(), COST),
+        (None, Ok(())) => lacks("cache folder", "off", COST),
+        (Some(dir), Ok(())) => {
+            let (entries, bytes) = report.cache_usage;
+            works("cache folder", format!("{}: {}, {} KiB", dir.display(), kernels(entries), bytes.div_ceil(1024)))
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Why a command stopped, and the exit code that says so.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use tilewright::codegen::diag::Diagnostic;
+use tilewright::codegen::pipeline::CompileError;
+
+/// Result of a command.
+pub type Result<T, E = CliError> = std::result::Result<T, E>;
+
+/// Why a command stopped.
+#[derive(Debug)]
+pub enum CliError {
+    /// The command line asks for something that does not exist or does not fit: exit code 2.
+    Usage(String),
+    /// Something went wrong: exit code 1.
+    Failure(String),
+    /// Nobody reads our output any more.
+    ClosedOutput,
+}
+
+impl CliError {
+    /// A mistake on the command line, and what to do about it.
+    pub fn usage(message: impl Into<String>, help: impl fmt::Display) -> CliError {
+        CliError::Usage(format!("{}\n  help: {help}", message.into()))
+    }
+
+    /// A file that cannot be used. `doing` reads as in "cannot read".
+    pub fn file(doing: &str, path: &Path, error: impl fmt::Display) -> CliError {
+        CliError::Failure(format!("cannot {doing} {}: {error}", path.display()))
+    }
+
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            CliError::ClosedOutput => ExitCode::SUCCESS,
+            CliError::Failure(_) => ExitCode::from(1),
+            CliError::Usage(_) => ExitCode::from(2),
+        }
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // A diagnostic of the compiler has its own heading.
+            CliError::Usage(text) | CliError::Failure(text) if text.starts_with("error") => f.write_str(text),
+            CliError::Usage(text) | CliError::Failure(text) => write!(f, "error: {text}"),
+            CliError::ClosedOutput => f.write_str("error: the output is closed"),
+        }
+    }
+}
+
+impl std::error::Error for CliError {}
+
+impl From<io::Error> for CliError {
+    /// For writes to our output; files go through [`CliError::file`].
+    fn from(error: io::Error) -> CliError {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => CliError::ClosedOutput,
+            _ => CliError::Failure(format!("cannot write the output: {error}")),
+        }
+    }
+}
+
+impl From<tilewright::Error> for CliError {
+    fn from(error: tilewright::Error) -> CliError {
+        CliError::Failure(error.to_string())
+    }
+}
+
+impl From<CompileError> for CliError {
+    fn from(error: CompileError) -> CliError {
+        CliError::Failure(error.to_string())
+    }
+}
+
+impl From<Diagnostic> for CliError {
+    fn from(diagnostic: Diagnostic) -> CliError {
+        CliError::Failure(diagnostic.to_string())
+    }
+}

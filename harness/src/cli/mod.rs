@@ -1,0 +1,71 @@
+//! The command line `tilewright`.
+//!
+//! Each command is a file with its arguments (a clap struct) and one function that writes to a given output. Exit codes:
+//! 0 done, 1 failed, 2 asked for something that does not exist (as clap's own errors).
+//!
+//! Adding a command: a file here, a variant of [`Command`], a line in [`dispatch`].
+
+mod cache;
+mod doctor;
+mod error;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+pub use error::{CliError, Result};
+
+/// GPU tile kernels written in Rust: PTX for the GPU, native code for the CPU, no CUDA toolkit.
+#[derive(Parser)]
+#[command(name = "tilewright", version = tilewright::codegen::VERSION, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say what this machine offers, and what each missing part costs
+    Doctor(doctor::Arguments),
+    /// Show, or empty, the folder of compiled kernels
+    Cache(cache::Arguments),
+    /// Print the versions of Tilewright and of the LLVM inside it
+    Version,
+}
+
+/// Runs the program with the arguments of the process.
+pub fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("TILEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).without_time().with_target(false).init();
+    let arguments = Arguments::parse();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let outcome = dispatch(arguments.command, &mut out).and_then(|()| Ok(out.flush()?));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read our output has seen enough, as in `tilewright list | head`.
+        Err(CliError::ClosedOutput) => ExitCode::SUCCESS,
+        Err(error) => {
+            // What was found before the failure is worth reading too.
+            let _ = out.flush();
+            eprintln!("{error}");
+            error.exit_code()
+        }
+    }
+}
+
+fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
+    match command {
+        Command::Doctor(arguments) => doctor::run(&arguments, out),
+        Command::Cache(arguments) => cache::run(&arguments, out),
+        Command::Version => version(out),
+    }
+}
+
+fn version(out: &mut dyn Write) -> Result<()> {
+    let (major, minor, patch) = tilewright::codegen::llvm::version();
+    writeln!(out, "tilewright {}", tilewright::codegen::VERSION)?;
+    writeln!(out, "LLVM {major}.{minor}.{patch}")?;
+    Ok(())
+}
