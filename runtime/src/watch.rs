@@ -1,0 +1,207 @@
+//! Compilation under the eyes of the environment: `TILEWRIGHT_DUMP` prints what it passes through, `TILEWRIGHT_REPRO`
+//! keeps the function that a pass broke on.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use tilewright_codegen::ir::{Func, Stage};
+use tilewright_codegen::pipeline::{self, CompileError, Observer};
+use tilewright_codegen::target::{Artifact, Code, CompileOptions, Target};
+use tilewright_codegen::text;
+
+use crate::env::Env;
+
+/// As [`pipeline::compile`], with the dumps and the reproducer that the environment asks for. Dumps go to standard error.
+///
+/// `TILEWRIGHT_DUMP` knows `tile` (the function as recorded), `laid` and `async` (as it leaves that stage), the name of
+/// any pass (as it leaves the pass), `llvm` (what LLVM gets) and `ptx`.
+///
+/// # Errors
+/// What the target does not have.
+pub fn compile(
+    func: &Func,
+    target: &Target,
+    options: &CompileOptions,
+    env: &Env,
+    observer: &mut dyn Observer,
+) -> Result<Artifact, CompileError> {
+    let repro = env.repro_dir.as_deref().map(|dir| Repro::new(dir, func, target, options));
+    let mut watch = Watch { env, kernel: func.name.clone(), left: None, repro, observer };
+    watch.dump("tile", || text::print(func));
+    let artifact = pipeline::compile(func, target, options, &mut watch);
+    watch.leave_stage();
+    if let Some(repro) = &mut watch.repro {
+        match &artifact {
+            Err(CompileError::Llvm(error)) => repro.write(&error.to_string()),
+            Err(CompileError::Unsupported(_)) | Ok(_) => {}
+        }
+        repro.finished = true;
+    }
+    if let Ok(Artifact { code: Code::Ptx(ptx), .. }) = &artifact {
+        watch.dump("ptx", || ptx.clone());
+    }
+    artifact
+}
+
+impl Env {
+    /// Whether `TILEWRIGHT_DUMP` asks for anything of `kernel`: then it must be compiled, and not come from the cache.
+    pub fn watches(&self, kernel: &str) -> bool {
+        self.dump.iter().any(|request| request.kernel.as_deref().is_none_or(|wanted| wanted == kernel))
+    }
+}
+
+struct Watch<'a> {
+    env: &'a Env,
+    kernel: String,
+    /// The stage of the last pass, and the function after it where somebody wants that stage.
+    left: Option<(Stage, Option<String>)>,
+    repro: Option<Repro<'a>>,
+    observer: &'a mut dyn Observer,
+}
+
+impl Watch<'_> {
+    fn dump(&self, what: &str, text: impl FnOnce() -> String) {
+        if self.env.dumps(what, &self.kernel) {
+            eprintln!("// {}, {what}\n{}", self.kernel, text());
+        }
+    }
+
+    /// Prints the function as it leaves a stage, once the next one starts or there is no other.
+    fn leave_stage(&mut self) {
+        if let Some((stage, Some(text))) = self.left.take() {
+            self.dump(stage_name(stage), || text);
+        }
+    }
+}
+
+fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Tile => "tile",
+        Stage::Laid => "laid",
+        Stage::Async => "async",
+    }
+}
+
+impl Observer for Watch<'_> {
+    fn after(&mut self, pass: &'static str, stage: Stage, func: &Func) {
+        if self.left.as_ref().is_some_and(|(left, _)| *left != stage) {
+            self.leave_stage();
+        }
+        self.dump(pass, || text::print(func));
+        // `tile` is the function as recorded, which is out already.
+        let wanted = stage != Stage::Tile && self.env.dumps(stage_name(stage), &self.kernel);
+        self.left = Some((stage, wanted.then(|| text::print(func))));
+        if let Some(repro) = &mut self.repro {
+            repro.last_pass = pass;
+            repro.text = text::print(func);
+        }
+        self.observer.after(pass, stage, func);
+    }
+
+    fn llvm_ir(&mut self, text: &str) {
+        self.leave_stage();
+        self.dump("llvm", || text.to_string());
+        self.observer.llvm_ir(text);
+    }
+}
+
+/// The function before the pass that is running, written to a file if that pass panics.
+struct Repro<'a> {
+    dir: &'a Path,
+    kernel: String,
+    target: String,
+    options: String,
+    last_pass: &'static str,
+    text: String,
+    finished: bool,
+}
+
+impl<'a> Repro<'a> {
+    fn new(dir: &'a Path, func: &Func, target: &Target, options: &CompileOptions) -> Repro<'a> {
+        Repro {
+            dir,
+            kernel: func.name.clone(),
+            target: target.to_string(),
+            options: format!("{options:?}"),
+            last_pass: "recording",
+            text: text::print(func),
+            finished: false,
+        }
+    }
+
+    fn write(&self, reason: &str) {
+        let path = self.path();
+        let mut text = String::new();
+        for line in reason.lines() {
+            let _ = writeln!(text, "// {line}");
+        }
+        let _ = writeln!(text, "// compiler {}, target {}", tilewright_codegen::VERSION, self.target);
+        let _ = writeln!(text, "// {}", self.options);
+        let _ = writeln!(text, "// the function after: {}", self.last_pass);
+        text.push_str(&self.text);
+        let outcome = std::fs::create_dir_all(self.dir).and_then(|()| std::fs::write(&path, text));
+        match outcome {
+            Ok(()) => eprintln!("a reproducer is in {}", path.display()),
+            Err(error) => eprintln!("no reproducer can be written to {}: {error}", path.display()),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(format!("{}.{}.tile", self.kernel, self.target))
+    }
+}
+
+impl Drop for Repro<'_> {
+    fn drop(&mut self) {
+        if !self.finished && std::thread::panicking() {
+            self.write("the next pass panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::DumpRequest;
+    use tilewright_codegen::target::GpuArch;
+
+    fn function() -> Func {
+        text::parse("kernel @nothing(%n: i32) {\n  return\n}\n").unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Panics after the pass of that name.
+    struct Bomb(&'static str);
+    impl Observer for Bomb {
+        fn after(&mut self, pass: &'static str, _: Stage, _: &Func) {
+            assert_ne!(pass, self.0, "the bomb");
+        }
+        fn llvm_ir(&mut self, _: &str) {}
+    }
+
+    #[test]
+    fn a_panic_leaves_a_reproducer_that_parses() {
+        let dir = tempfile::tempdir().unwrap();
+        let env = Env { repro_dir: Some(dir.path().join("repro")), ..Env::default() };
+        let (func, target) = (function(), Target::Nvptx(GpuArch::Sm80));
+        let attempt = |observer: &mut dyn Observer| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                compile(&func, &target, &CompileOptions::default(), &env, observer).map(|_| ())
+            }))
+        };
+        let path = dir.path().join("repro/nothing.sm_80.tile");
+        attempt(&mut ()).unwrap().unwrap();
+        assert!(!path.exists(), "nothing went wrong");
+        attempt(&mut Bomb("licm")).unwrap_err();
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.contains("num_warps: 4") && text.contains("after: licm"), "{text}");
+        assert_eq!(text::print(&text::parse(&text).unwrap()), text::print(&func));
+    }
+
+    #[test]
+    fn kernels_that_are_watched_are_known() {
+        let dump = vec![DumpRequest { stage: "ptx".into(), kernel: Some("a".into()) }];
+        let env = Env { dump, ..Env::default() };
+        assert!(env.watches("a") && !env.watches("b"));
+        assert!(!Env::default().watches("a"));
+    }
+}
