@@ -4,8 +4,8 @@ use std::io::Write;
 
 use clap::Args;
 use serde::Serialize;
-use tilewright::DeviceInfo;
 use tilewright::probe::{self, Report};
+use tilewright::{DeviceInfo, Error};
 
 use super::Result;
 use super::cache::kernels;
@@ -179,12 +179,14 @@ fn cpu(report: &Report) -> Part {
 fn driver(report: &Report) -> Part {
     match &report.driver {
         Ok(version) => works("CUDA driver", format!("{}.{}", version / 1000, version % 1000 / 10)),
-        Err(error) => lacks(
-            "CUDA driver",
+        Err(error) => {
             // The rest of the message is about one program's choice of device.
-            error.to_string().lines().next().unwrap_or_default().to_string(),
-            "kernels run on the CPU; compiling to PTX works all the same",
-        ),
+            let state = match error {
+                Error::NoDriver { reason } => reason.clone(),
+                other => other.to_string(),
+            };
+            lacks("CUDA driver", state, "kernels run on the CPU; compiling to PTX works all the same")
+        }
     }
 }
 

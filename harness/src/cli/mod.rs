@@ -6,8 +6,12 @@
 //! Adding a command: a file here, a variant of [`Command`], a line in [`dispatch`].
 
 mod cache;
+mod choose;
+mod compile;
 mod doctor;
 mod error;
+mod list;
+mod manifest;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -29,6 +33,10 @@ struct Arguments {
 enum Command {
     /// Say what this machine offers, and what each missing part costs
     Doctor(doctor::Arguments),
+    /// Show the kernels and what each takes
+    List(list::Arguments),
+    /// Compile a kernel ahead of time: text, code, and a manifest for whoever launches it
+    Compile(compile::Arguments),
     /// Show, or empty, the folder of compiled kernels
     Cache(cache::Arguments),
     /// Print the versions of Tilewright and of the LLVM inside it
@@ -58,6 +66,8 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
     match command {
         Command::Doctor(arguments) => doctor::run(&arguments, out),
+        Command::List(arguments) => list::run(&arguments, out),
+        Command::Compile(arguments) => compile::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),
     }

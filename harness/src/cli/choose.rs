@@ -1,0 +1,215 @@
+//! What the words of a command line mean for a kernel: which kernel, which element types, which constants.
+
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
+use tilewright::kernels::KERNELS;
+
+use super::{CliError, Result};
+
+/// The kernel of that name.
+///
+/// # Errors
+/// Lists the kernels that there are, the most similar first.
+pub fn kernel(name: &str) -> Result<&'static KernelDef> {
+    KERNELS.iter().copied().find(|def| def.name == name).ok_or_else(|| {
+        let names: Vec<&str> = KERNELS.iter().map(|def| def.name).collect();
+        CliError::usage(format!("there is no kernel `{name}`"), suggest(name, &names, "the kernels are"))
+    })
+}
+
+/// `did you mean …` where a name is similar, and all names otherwise.
+pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
+    let score = |name: &str| {
+        let contained = if name.contains(wrong) || wrong.contains(name) { 0.3 } else { 0.0 };
+        strsim::jaro_winkler(wrong, name) + contained
+    };
+    let best = names.iter().max_by(|a, b| score(a).total_cmp(&score(b)));
+    let all = if names.is_empty() { "none".to_string() } else { names.join(", ") };
+    match best {
+        Some(best) if score(best) > 0.75 => format!("did you mean `{best}`? {introduction} {all}"),
+        Some(_) | None => format!("{introduction} {all}"),
+    }
+}
+
+/// Reads `name=value` words, several with commas, as `--set` takes them.
+pub fn pairs<'a>(words: &'a [String], option: &str) -> Result<Vec<(&'a str, &'a str)>> {
+    let parts = words.iter().flat_map(|word| word.split(',')).map(str::trim).filter(|part| !part.is_empty());
+    parts.map(|part| pair(part, option)).collect()
+}
+
+/// Reads one `name=value`.
+pub fn pair<'a>(text: &'a str, option: &str) -> Result<(&'a str, &'a str)> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => Ok((name.trim(), value.trim())),
+        Some(_) | None => Err(CliError::usage(format!("{option} got `{text}`"), format!("write {option} name=value"))),
+    }
+}
+
+/// The constants that `--set` names, with values of the right kind.
+///
+/// # Errors
+/// A name that is no constexpr parameter of the kernel, or is named twice, and a value that its type does not have.
+pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'static str, ConstValue)>> {
+    let known: Vec<(&'static str, &'static str)> = def
+        .params
+        .iter()
+        .filter_map(|p| match p.kind {
+            ParamKind::Constexpr { ty, .. } => Some((p.name, ty)),
+            ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => None,
+        })
+        .collect();
+    let mut constants: Vec<(&'static str, ConstValue)> = Vec::new();
+    for (name, value) in pairs(words, "--set")? {
+        let Some(&(name, ty)) = known.iter().find(|(n, _)| *n == name) else {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let help = match def.params.iter().any(|p| p.name == name) {
+                true => format!("`{name}` is passed at each launch; the constants are {}", names.join(", ")),
+                false => suggest(name, &names, "the constants are"),
+            };
+            return Err(CliError::usage(format!("kernel `{}` has no constant `{name}`", def.name), help));
+        };
+        if constants.iter().any(|(n, _)| *n == name) {
+            return Err(CliError::usage(format!("--set names `{name}` twice"), "give each constant once"));
+        }
+        let parsed = ConstValue::from_text(value);
+        if !fits(&parsed, ty) {
+            return Err(CliError::usage(
+                format!("kernel `{}`: the constant `{name}` cannot be {value}", def.name),
+                format!("its type is {}", ty.trim_end()),
+            ));
+        }
+        constants.push((name, parsed));
+    }
+    Ok(constants)
+}
+
+/// Whether a value can be of that type. Words are left to the kernel, which knows its enums.
+fn fits(value: &ConstValue, ty: &str) -> bool {
+    match (ty, value) {
+        ("usize" | "u64", ConstValue::Int(n)) => *n >= 0,
+        ("u32", ConstValue::Int(n)) => u32::try_from(*n).is_ok(),
+        ("i32", ConstValue::Int(n)) => i32::try_from(*n).is_ok(),
+        ("i64", ConstValue::Int(_)) => true,
+        ("f32" | "f64", ConstValue::Float(_) | ConstValue::Int(_)) => true,
+        ("bool", ConstValue::Bool(_) | ConstValue::Int(0 | 1)) => true,
+        ("usize" | "u32" | "u64" | "i32" | "i64" | "f32" | "f64" | "bool", _) => false,
+        (_, value) => matches!(value, ConstValue::Word(_)),
+    }
+}
+
+/// The constants without default that nobody has given.
+pub fn missing_constants(def: &KernelDef, given: &[(&str, ConstValue)]) -> Vec<&'static str> {
+    let is_missing = |p: &&tilewright::codegen::lang::kernel::ParamDef| {
+        matches!(p.kind, ParamKind::Constexpr { default: None, .. }) && !given.iter().any(|(name, _)| *name == p.name)
+    };
+    def.params.iter().filter(is_missing).map(|p| p.name).collect()
+}
+
+/// Fails where a constant without default has no value.
+pub fn check_complete(def: &KernelDef, given: &[(&str, ConstValue)]) -> Result<()> {
+    let missing = missing_constants(def, given);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let example: Vec<String> = missing.iter().map(|name| format!("{name}=…")).collect();
+    Err(CliError::usage(
+        format!("kernel `{}` needs a value for {}", def.name, missing.join(", ")),
+        format!("--set {}", example.join(",")),
+    ))
+}
+
+/// The element types of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`.
+///
+/// # Errors
+/// A word that is no element type, one outside the parameter's bound, and a parameter that gets none.
+pub fn dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<DType>> {
+    let mut chosen: Vec<Option<DType>> = vec![None; def.generics.len()];
+    for word in words.iter().flat_map(|word| word.split(',')).map(str::trim).filter(|word| !word.is_empty()) {
+        let (targets, name) = match word.split_once('=') {
+            None => ((0..def.generics.len()).collect::<Vec<_>>(), word),
+            Some((parameter, name)) => match def.generics.iter().position(|g| g.name == parameter.trim()) {
+                Some(index) => (vec![index], name.trim()),
+                None => {
+                    let names: Vec<&str> = def.generics.iter().map(|g| g.name).collect();
+                    let help = suggest(parameter, &names, "the type parameters are");
+                    return Err(CliError::usage(
+                        format!("kernel `{}` has no type parameter `{parameter}`", def.name),
+                        help,
+                    ));
+                }
+            },
+        };
+        let dtype = DType::from_name(name).ok_or_else(|| {
+            let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
+            CliError::usage(format!("`{name}` is no element type"), suggest(name, &names, "the element types are"))
+        })?;
+        if def.generics.is_empty() {
+            return Err(CliError::usage(
+                format!("kernel `{}` has no type parameter", def.name),
+                "leave --dtype out: its signature says all element types",
+            ));
+        }
+        for target in targets {
+            check_member(def, target, dtype)?;
+            chosen[target] = Some(dtype);
+        }
+    }
+    def.generics
+        .iter()
+        .zip(chosen)
+        .map(|(generic, dtype)| {
+            let members = || generic.members().iter().map(|d| d.name()).collect::<Vec<_>>().join(", ");
+            dtype.ok_or_else(|| {
+                CliError::usage(
+                    format!("kernel `{}` needs an element type for `{}`", def.name, generic.name),
+                    format!("--dtype TYPE, one of {}", members()),
+                )
+            })
+        })
+        .collect()
+}
+
+/// Fails where a type parameter cannot be `dtype`.
+pub fn check_member(def: &KernelDef, parameter: usize, dtype: DType) -> Result<()> {
+    let generic = &def.generics[parameter];
+    if generic.members().contains(&dtype) {
+        return Ok(());
+    }
+    let members: Vec<&str> = generic.members().iter().map(|d| d.name()).collect();
+    Err(CliError::usage(
+        format!("kernel `{}`: `{}` cannot be {dtype}", def.name, generic.name),
+        format!("expected one of {}", members.join(", ")),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_similar_name_is_suggested_and_a_foreign_one_is_not() {
+        let names = ["softmax", "matmul", "weighted_sum_fwd"];
+        assert!(suggest("softmaks", &names, "there are").contains("did you mean `softmax`?"));
+        assert!(suggest("weighted_sum", &names, "there are").contains("did you mean `weighted_sum_fwd`?"));
+        assert_eq!(suggest("zzz", &names, "there are"), "there are softmax, matmul, weighted_sum_fwd");
+        assert_eq!(suggest("zzz", &[], "there are"), "there are none");
+    }
+
+    #[test]
+    fn pairs_are_split_at_commas_and_checked() {
+        let words = ["a=1,b=2".to_string(), "c=x".to_string()];
+        assert_eq!(pairs(&words, "--set").unwrap(), [("a", "1"), ("b", "2"), ("c", "x")]);
+        for bad in ["a", "a=", "=1"] {
+            assert!(matches!(pairs(&[bad.to_string()], "--set"), Err(CliError::Usage(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn values_are_held_against_types() {
+        let value = ConstValue::from_text;
+        assert!(fits(&value("64"), "usize") && !fits(&value("-1"), "usize") && !fits(&value("64"), "tf32 | ieee"));
+        assert!(fits(&value("true"), "bool") && fits(&value("1"), "bool") && !fits(&value("2"), "bool"));
+        assert!(fits(&value("1"), "f32") && fits(&value("0.5"), "f64") && !fits(&value("x"), "f32"));
+        assert!(fits(&value("tf32"), "ieee | tf32"));
+    }
+}

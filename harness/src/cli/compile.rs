@@ -1,0 +1,363 @@
+//! `tilewright compile`: a kernel ahead of time, as text and as code, with a manifest for whoever launches it.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use tilewright::codegen::ir::{DType, Func, Stage};
+use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamDef, ParamKind, Specialization};
+use tilewright::codegen::llvm::{self, Opt};
+use tilewright::codegen::pipeline::Observer;
+use tilewright::codegen::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
+use tilewright::codegen::text;
+use tilewright::env::Env;
+
+use super::manifest;
+use super::{CliError, Result, choose};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// The kernel, as `tilewright list` names it
+    kernel: String,
+    /// What to compile for: sm_80, sm_90a, or host (this machine's CPU)
+    #[arg(long)]
+    target: String,
+    /// Element type of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`
+    #[arg(long, value_name = "TYPE")]
+    dtype: Vec<String>,
+    /// Constants of the kernel: `q_tile=64,k_tile=32`
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    set: Vec<String>,
+    /// What the code may assume about arguments: `d%16` (a multiple), `stride=1` (exactly that). Memory is assumed to be
+    /// aligned to 16 bytes unless `x%1` says otherwise
+    #[arg(long, value_name = "NAME%N|NAME=N,…")]
+    assume: Vec<String>,
+    #[command(flatten)]
+    options: Options,
+    /// What to write, several with commas; without it ptx for a GPU, obj for the host
+    #[arg(long, value_delimiter = ',')]
+    emit: Vec<Emit>,
+    /// The folder to write to; it is made if need be
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+/// Choices of the compiler that are the same for every kernel.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Warps of 32 threads in a block (GPU), a power of two
+    #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_warps)]
+    num_warps: u32,
+    /// Depth of software pipelines in loops that do not name their own (GPU)
+    #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_stages)]
+    num_stages: u32,
+    /// Newest PTX version to write, as in `8.3`
+    #[arg(long, value_name = "VERSION", default_value = "8.3", value_parser = ptx_version)]
+    ptx_version: u32,
+    /// Upper bound of registers per thread (GPU)
+    #[arg(long, value_name = "N")]
+    max_registers: Option<u32>,
+    /// Leave `device_assert`s out
+    #[arg(long)]
+    no_asserts: bool,
+}
+
+/// What can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Emit {
+    /// Tile IR as the kernel records it
+    Tile,
+    /// Tile IR with layouts (GPU)
+    Laid,
+    /// Tile IR with asynchronous copies and products (GPU)
+    Async,
+    /// LLVM IR as LLVM gets it
+    Llvm,
+    /// PTX (GPU)
+    Ptx,
+    /// Native assembly (host)
+    Asm,
+    /// A native object file (host)
+    Obj,
+}
+
+impl Emit {
+    /// Name of the file, after the kernel's name.
+    fn extension(self) -> &'static str {
+        match self {
+            Emit::Tile => "tile",
+            Emit::Laid => "laid.tile",
+            Emit::Async => "async.tile",
+            Emit::Llvm => "ll",
+            Emit::Ptx => "ptx",
+            Emit::Asm => "s",
+            Emit::Obj => "o",
+        }
+    }
+
+    /// The word of the command line.
+    fn word(self) -> &'static str {
+        match self {
+            Emit::Tile => "tile",
+            Emit::Laid => "laid",
+            Emit::Async => "async",
+            Emit::Llvm => "llvm",
+            Emit::Ptx => "ptx",
+            Emit::Asm => "asm",
+            Emit::Obj => "obj",
+        }
+    }
+
+    fn exists_for(self, target: &Target) -> bool {
+        match (self, target) {
+            (Emit::Tile | Emit::Llvm, _) => true,
+            (Emit::Laid | Emit::Async | Emit::Ptx, Target::Nvptx(_)) => true,
+            (Emit::Asm | Emit::Obj, Target::Host(_)) => true,
+            (Emit::Laid | Emit::Async | Emit::Ptx, Target::Host(_)) => false,
+            (Emit::Asm | Emit::Obj, Target::Nvptx(_)) => false,
+        }
+    }
+}
+
+/// `8.3` or `83`.
+fn ptx_version(text: &str) -> Result<u32, String> {
+    let wrong = || format!("`{text}` is no PTX version: write it as in 8.3");
+    let version = match text.split_once('.') {
+        Some((major, minor)) => {
+            let major: u32 = major.parse().map_err(|_| wrong())?;
+            let minor: u32 = minor.parse().ok().filter(|minor| *minor < 10).ok_or_else(wrong)?;
+            major.saturating_mul(10).saturating_add(minor)
+        }
+        None => text.parse().map_err(|_| wrong())?,
+    };
+    match version {
+        80..=99 => Ok(version),
+        _ => Err(format!("PTX {text} is out of range: kernels use instructions of PTX 8.0 and later")),
+    }
+}
+
+impl Options {
+    /// The compiler's options.
+    ///
+    /// # Errors
+    /// Numbers that no GPU can run.
+    pub fn compile_options(&self) -> Result<CompileOptions> {
+        if !self.num_warps.is_power_of_two() || self.num_warps > 32 {
+            return Err(CliError::usage(
+                format!("--num-warps cannot be {}", self.num_warps),
+                "a block has 1, 2, 4, 8, 16 or 32 warps",
+            ));
+        }
+        if !(1..=16).contains(&self.num_stages) {
+            return Err(CliError::usage(
+                format!("--num-stages cannot be {}", self.num_stages),
+                "1 turns pipelines off; 2 to 5 are common, 16 is the most",
+            ));
+        }
+        if let Some(registers) = self.max_registers
+            && !(16..=255).contains(&registers)
+        {
+            return Err(CliError::usage(
+                format!("--max-registers cannot be {registers}"),
+                "a thread has between 16 and 255 registers",
+            ));
+        }
+        Ok(CompileOptions {
+            num_warps: self.num_warps,
+            num_stages: self.num_stages,
+            ptx_version: self.ptx_version,
+            debug_asserts: !self.no_asserts,
+            max_registers: self.max_registers,
+        })
+    }
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let def = choose::kernel(&arguments.kernel)?;
+    let target = parse_target(&arguments.target)?;
+    let emit = chosen_outputs(&arguments.emit, &target)?;
+    let dtypes = choose::dtypes(def, &arguments.dtype)?;
+    let constants = choose::constants(def, &arguments.set)?;
+    choose::check_complete(def, &constants)?;
+    let request = Request {
+        def,
+        dtypes,
+        constants,
+        specialization: assumptions(def, &arguments.assume)?,
+        target,
+        options: arguments.options.compile_options()?,
+    };
+    for path in compile_to(&request, &emit, &arguments.out)? {
+        writeln!(out, "{}", path.display())?;
+    }
+    Ok(())
+}
+
+fn parse_target(word: &str) -> Result<Target> {
+    match word {
+        "host" => Ok(Target::Host(HostCpu::native())),
+        other => other.parse::<GpuArch>().map(Target::Nvptx).map_err(|_| {
+            CliError::usage(format!("there is no target `{other}`"), "the targets are sm_80, sm_90a and host")
+        }),
+    }
+}
+
+fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
+    let all = [Emit::Tile, Emit::Laid, Emit::Async, Emit::Llvm, Emit::Ptx, Emit::Asm, Emit::Obj];
+    let possible = || all.into_iter().filter(|emit| emit.exists_for(target));
+    if let Some(wrong) = wanted.iter().find(|emit| !emit.exists_for(target)) {
+        let words: Vec<&str> = possible().map(Emit::word).collect();
+        return Err(CliError::usage(
+            format!("the target {target} has no {}", wrong.word()),
+            format!("--emit can be {}", words.join(", ")),
+        ));
+    }
+    Ok(match (wanted.is_empty(), target) {
+        (true, Target::Nvptx(_)) => vec![Emit::Ptx],
+        (true, Target::Host(_)) => vec![Emit::Obj],
+        (false, _) => possible().filter(|emit| wanted.contains(emit)).collect(),
+    })
+}
+
+/// What the code may assume: memory aligned to 16 bytes, and what `--assume` adds.
+fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
+    let mut specialization = Specialization::aligned(def);
+    let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
+    let parts = words.iter().flat_map(|word| word.split(',')).map(str::trim).filter(|part| !part.is_empty());
+    for part in parts {
+        let wrong = |message: String| Err(CliError::usage(message, "write --assume name%16 or --assume name=1"));
+        let split = part.split_once('%').map(|(name, n)| (name, n, true));
+        let Some((name, number, multiple)) = split.or_else(|| part.split_once('=').map(|(name, n)| (name, n, false)))
+        else {
+            return wrong(format!("--assume got `{part}`"));
+        };
+        let (name, number) = (name.trim(), number.trim());
+        let Some(index) = passed.iter().position(|p| p.name == name) else {
+            let names: Vec<&str> = passed.iter().map(|p| p.name).collect();
+            let help = choose::suggest(name, &names, "the arguments are");
+            return Err(CliError::usage(format!("kernel `{}` has no argument `{name}`", def.name), help));
+        };
+        let is_memory = !matches!(passed[index].kind, ParamKind::Scalar(_));
+        specialization.args[index] = match (multiple, number.parse::<i64>()) {
+            (true, Ok(n)) if n > 0 && (n as u64).is_power_of_two() && n <= 1 << 20 => {
+                ArgSpec { divisible_by: n as u64, equal_to: None }
+            }
+            (false, Ok(n)) if !is_memory => ArgSpec { divisible_by: 1, equal_to: Some(n) },
+            (false, Ok(_)) => return wrong(format!("the address `{name}` cannot be assumed to be {number}")),
+            (true, _) => return wrong(format!("`{name}` cannot be a multiple of {number}: expected a power of two")),
+            (false, Err(_)) => return wrong(format!("`{name}` cannot be {number}: expected a number")),
+        };
+    }
+    Ok(specialization)
+}
+
+/// One compilation.
+pub struct Request {
+    pub def: &'static KernelDef,
+    /// One per type parameter.
+    pub dtypes: Vec<DType>,
+    pub constants: Vec<(&'static str, ConstValue)>,
+    pub specialization: Specialization,
+    pub target: Target,
+    pub options: CompileOptions,
+}
+
+/// Compiles and writes the files and `manifest.json`; gives their paths.
+///
+/// # Errors
+/// Mistakes in the kernel, what the target does not have, and a folder that cannot be written to.
+pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<PathBuf>> {
+    let compiled = compile(request)?;
+    std::fs::create_dir_all(dir).map_err(|error| CliError::file("make the folder", dir, error))?;
+    let mut files = Vec::new();
+    for &kind in emit {
+        let name = format!("{}.{}", request.def.name, kind.extension());
+        let path = dir.join(&name);
+        std::fs::write(&path, compiled.bytes(kind, &request.target)?)
+            .map_err(|error| CliError::file("write", &path, error))?;
+        files.push((kind.word(), name));
+    }
+    let path = dir.join("manifest.json");
+    let manifest = manifest::describe(request, &compiled.artifact, &files);
+    std::fs::write(&path, manifest).map_err(|error| CliError::file("write", &path, error))?;
+    let paths = files.iter().map(|(_, name)| dir.join(name));
+    Ok(paths.chain([path]).collect())
+}
+
+/// Code, and what it was on its way.
+struct Compiled {
+    artifact: Artifact,
+    texts: Texts,
+}
+
+/// The function as recorded and as it leaves each stage, and the LLVM IR.
+#[derive(Default)]
+struct Texts {
+    tile: String,
+    laid: String,
+    asynchronous: String,
+    llvm: String,
+}
+
+impl Observer for Texts {
+    fn after(&mut self, _: &'static str, stage: Stage, func: &Func) {
+        match stage {
+            Stage::Tile => {}
+            Stage::Laid => self.laid = text::print(func),
+            Stage::Async => self.asynchronous = text::print(func),
+        }
+    }
+
+    fn llvm_ir(&mut self, text: &str) {
+        self.llvm = text.to_string();
+    }
+}
+
+fn compile(request: &Request) -> Result<Compiled> {
+    let Request { def, dtypes, constants, specialization, target, options } = request;
+    let recording = def.record_full(dtypes, constants, specialization)?;
+    let mut prints = String::new();
+    for line in &recording.prints {
+        let _ = writeln!(prints, "{}: {line}", def.name);
+    }
+    eprint!("{prints}");
+    let mut texts = Texts { tile: text::print(&recording.func), ..Texts::default() };
+    let artifact = tilewright::watch::compile(&recording.func, target, options, Env::get()?, &mut texts)?;
+    Ok(Compiled { artifact, texts })
+}
+
+impl Compiled {
+    /// Contents of the file of that kind.
+    fn bytes(&self, kind: Emit, target: &Target) -> Result<Vec<u8>> {
+        Ok(match (kind, target, &self.artifact.code) {
+            (Emit::Tile, _, _) => self.texts.tile.clone().into_bytes(),
+            (Emit::Laid, _, _) => self.texts.laid.clone().into_bytes(),
+            (Emit::Async, _, _) => self.texts.asynchronous.clone().into_bytes(),
+            (Emit::Llvm, _, _) => self.texts.llvm.clone().into_bytes(),
+            (Emit::Asm, Target::Host(cpu), _) => {
+                let asm = llvm::asm(&self.texts.llvm, cpu, &Opt::host());
+                asm.map_err(|error| CliError::Failure(error.to_string()))?.code.into_bytes()
+            }
+            (Emit::Ptx, _, Code::Ptx(ptx)) => ptx.clone().into_bytes(),
+            (Emit::Obj, _, Code::Object(object)) => object.clone(),
+            (Emit::Ptx | Emit::Obj | Emit::Asm, _, _) => {
+                unreachable!("internal compiler error: {kind:?} for {target}; please report")
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptx_versions() {
+        assert_eq!(ptx_version("8.3"), Ok(83));
+        assert_eq!(ptx_version("87"), Ok(87));
+        for bad in ["", "x", "8.", "8.33", "7.0", "100.0", "-8.0"] {
+            assert!(ptx_version(bad).is_err(), "{bad}");
+        }
+    }
+}
