@@ -7,13 +7,14 @@ use std::sync::OnceLock;
 use tilewright_codegen::diag::Diagnostic;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
-use tilewright_codegen::pipeline::{self, CompileError};
+use tilewright_codegen::pipeline::CompileError;
 use tilewright_codegen::target::{Artifact, CompileOptions, Target};
 use tilewright_codegen::text;
 
 use crate::cache::{Cache, Key};
 use crate::env::Env;
 use crate::error::{Error, Result};
+use crate::watch;
 
 /// Records a kernel and compiles it, or takes the artifact from the cache on disk. Lines of `static_print` go to standard
 /// error.
@@ -42,27 +43,28 @@ pub fn compile(
 pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
     static CACHE: OnceLock<Result<Cache>> = OnceLock::new();
     let cache = CACHE.get_or_init(Cache::from_env).as_ref().map_err(Clone::clone)?;
-    let ir = text::print(func);
-    if Env::get()?.dumps("tile", &func.name) {
-        eprintln!("{ir}");
-    }
-    let key = Key::new(&ir, target, options, tilewright_codegen::VERSION);
-    if let Some(artifact) = cache.get(&key) {
+    let env = Env::get()?;
+    let key = Key::new(&text::print(func), target, options, tilewright_codegen::VERSION);
+    // What somebody wants to see must be compiled.
+    if !env.watches(&func.name)
+        && let Some(artifact) = cache.get(&key)
+    {
         return Ok(artifact);
     }
-    let artifact = run_pipeline(func, target, options)?;
+    let artifact = watch::compile(func, target, options, env, &mut ()).map_err(|error| explain_failure(func, error))?;
     cache.put(&key, &artifact);
     Ok(artifact)
 }
 
-fn run_pipeline(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
-    pipeline::compile(func, target, options, &mut ()).map_err(|error| match error {
+/// A failed compilation in words, with the source line where one is to blame.
+pub fn explain_failure(func: &Func, error: CompileError) -> Error {
+    Error::Kernel(match error {
         CompileError::Unsupported(u) => {
             let mut diagnostic = Diagnostic::new(u.message, u.loc);
             diagnostic.help = u.help;
-            Error::Kernel(explain(&diagnostic))
+            explain(&diagnostic)
         }
-        other => Error::Kernel(format!("kernel `{}`: {other}", func.name)),
+        CompileError::Llvm(error) => format!("kernel `{}`: {error}", func.name),
     })
 }
 

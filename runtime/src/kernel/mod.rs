@@ -17,7 +17,7 @@ use tilewright_codegen::lang;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
-pub use compile::{compile, compile_func, explain};
+pub use compile::{compile, compile_func, explain, explain_failure};
 pub use config::{Grid, LaunchConfig};
 
 use crate::device::Device;
