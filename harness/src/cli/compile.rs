@@ -12,6 +12,8 @@ use tilewright::codegen::pipeline::Observer;
 use tilewright::codegen::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright::codegen::text;
 use tilewright::env::Env;
+use tilewright::kernel::{explain, explain_failure};
+use tilewright::{Error, watch};
 
 use super::manifest;
 use super::{CliError, Result, choose};
@@ -316,14 +318,15 @@ impl Observer for Texts {
 
 fn compile(request: &Request) -> Result<Compiled> {
     let Request { def, dtypes, constants, specialization, target, options } = request;
-    let recording = def.record_full(dtypes, constants, specialization)?;
+    let recording = def.record_full(dtypes, constants, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
     let mut prints = String::new();
     for line in &recording.prints {
         let _ = writeln!(prints, "{}: {line}", def.name);
     }
     eprint!("{prints}");
     let mut texts = Texts { tile: text::print(&recording.func), ..Texts::default() };
-    let artifact = tilewright::watch::compile(&recording.func, target, options, Env::get()?, &mut texts)?;
+    let artifact = watch::compile(&recording.func, target, options, Env::get()?, &mut texts)
+        .map_err(|error| explain_failure(&recording.func, error))?;
     Ok(Compiled { artifact, texts })
 }
 

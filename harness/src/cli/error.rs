@@ -5,9 +5,6 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-use tilewright::codegen::diag::Diagnostic;
-use tilewright::codegen::pipeline::CompileError;
-
 /// Result of a command.
 pub type Result<T, E = CliError> = std::result::Result<T, E>;
 
@@ -68,17 +65,5 @@ impl From<io::Error> for CliError {
 impl From<tilewright::Error> for CliError {
     fn from(error: tilewright::Error) -> CliError {
         CliError::Failure(error.to_string())
-    }
-}
-
-impl From<CompileError> for CliError {
-    fn from(error: CompileError) -> CliError {
-        CliError::Failure(error.to_string())
-    }
-}
-
-impl From<Diagnostic> for CliError {
-    fn from(diagnostic: Diagnostic) -> CliError {
-        CliError::Failure(diagnostic.to_string())
     }
 }
