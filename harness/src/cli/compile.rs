@@ -37,6 +37,9 @@ pub struct Arguments {
     assume: Vec<String>,
     #[command(flatten)]
     options: Options,
+    /// Newest PTX version to write, as in `8.3`
+    #[arg(long, value_name = "VERSION", default_value = "8.3", value_parser = ptx_version)]
+    ptx_version: u32,
     /// What to write, several with commas; without it ptx for a GPU, obj for the host
     #[arg(long, value_delimiter = ',')]
     emit: Vec<Emit>,
@@ -54,9 +57,6 @@ pub struct Options {
     /// Depth of software pipelines in loops that do not name their own (GPU)
     #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_stages)]
     num_stages: u32,
-    /// Newest PTX version to write, as in `8.3`
-    #[arg(long, value_name = "VERSION", default_value = "8.3", value_parser = ptx_version)]
-    ptx_version: u32,
     /// Upper bound of registers per thread (GPU)
     #[arg(long, value_name = "N")]
     max_registers: Option<u32>,
@@ -168,9 +168,9 @@ impl Options {
         Ok(CompileOptions {
             num_warps: self.num_warps,
             num_stages: self.num_stages,
-            ptx_version: self.ptx_version,
             debug_asserts: !self.no_asserts,
             max_registers: self.max_registers,
+            ..CompileOptions::default()
         })
     }
 }
@@ -188,7 +188,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         constants,
         specialization: assumptions(def, &arguments.assume)?,
         target,
-        options: arguments.options.compile_options()?,
+        options: CompileOptions { ptx_version: arguments.ptx_version, ..arguments.options.compile_options()? },
     };
     for path in compile_to(&request, &emit, &arguments.out)? {
         writeln!(out, "{}", path.display())?;

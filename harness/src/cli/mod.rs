@@ -5,6 +5,7 @@
 //!
 //! Adding a command: a file here, a variant of [`Command`], a line in [`dispatch`].
 
+mod bind;
 mod cache;
 mod choose;
 mod compile;
@@ -12,6 +13,8 @@ mod doctor;
 mod error;
 mod list;
 mod manifest;
+mod run;
+mod tensors;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -37,6 +40,8 @@ enum Command {
     List(list::Arguments),
     /// Compile a kernel ahead of time: text, code, and a manifest for whoever launches it
     Compile(compile::Arguments),
+    /// Run a kernel on tensors from a safetensors file
+    Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
     Cache(cache::Arguments),
     /// Print the versions of Tilewright and of the LLVM inside it
@@ -68,6 +73,7 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Doctor(arguments) => doctor::run(&arguments, out),
         Command::List(arguments) => list::run(&arguments, out),
         Command::Compile(arguments) => compile::run(&arguments, out),
+        Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),
     }

@@ -1,0 +1,257 @@
+//! Which numbers a kernel's parameters get, from the shapes of its tensors and the names of its parameters.
+//!
+//! Nothing in a kernel says that `x_stride_row` is a stride of `x`; its name does. The convention, which all kernels here
+//! follow:
+//!
+//! - the strides of a tensor `x` are the scalars `x_stride_…`, in the order of its dimensions; what follows `x_stride_` names
+//!   the dimension. (`d_o` may write `do_stride_…`, and `partial_grad_w` may write `partial_stride_…`.)
+//! - a scalar or constant named as a dimension is its extent: `d`, or `rows` for a dimension `row`; `d` also means a dimension
+//!   `dim`. `n_q` is the extent of dimension `row` of `q`, or the length of a `q` with one dimension.
+//!
+//! What follows from no name is asked for on the command line.
+
+use std::collections::BTreeMap;
+
+use tilewright::codegen::lang::kernel::{KernelDef, ParamKind};
+
+use super::choose::suggest;
+use super::{CliError, Result};
+
+/// Strides of one tensor among the kernel's parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Strides {
+    /// One parameter per dimension.
+    pub params: Vec<&'static str>,
+    /// Name of each dimension, where its parameter has one.
+    pub dims: Vec<Option<&'static str>>,
+}
+
+/// The stride parameters of every memory parameter, by its name. None where the kernel takes no strides of it.
+pub fn strides(def: &'static KernelDef) -> BTreeMap<&'static str, Strides> {
+    let memory: Vec<&'static str> = def
+        .params
+        .iter()
+        .filter(|p| matches!(p.kind, ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_)))
+        .map(|p| p.name)
+        .collect();
+    let mut found: BTreeMap<&'static str, Strides> = BTreeMap::new();
+    for param in def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_))) {
+        let Some((prefix, rest)) = param.name.split_once("_stride") else { continue };
+        let dim = rest.strip_prefix('_').filter(|dim| !dim.is_empty());
+        if dim.is_none() && !rest.is_empty() {
+            continue;
+        }
+        if let Some(owner) = owner(prefix, &memory) {
+            let strides = found.entry(owner).or_insert(Strides { params: Vec::new(), dims: Vec::new() });
+            strides.params.push(param.name);
+            strides.dims.push(dim);
+        }
+    }
+    found
+}
+
+/// The memory parameter that stride parameters with this prefix belong to.
+fn owner(prefix: &str, memory: &[&'static str]) -> Option<&'static str> {
+    let exact = memory.iter().find(|name| **name == prefix);
+    let joined = || memory.iter().find(|name| name.replace('_', "") == prefix);
+    let begun = || {
+        let mut longer = memory.iter().filter(|name| name.strip_prefix(prefix).is_some_and(|r| r.starts_with('_')));
+        longer.next().filter(|_| longer.next().is_none())
+    };
+    exact.or_else(joined).or_else(begun).copied()
+}
+
+/// Shapes of tensors that are known, and what follows from them.
+#[derive(Debug, Default)]
+pub struct Extents {
+    /// Shape of each tensor.
+    shapes: BTreeMap<&'static str, Vec<usize>>,
+    /// Names of each tensor's dimensions.
+    dims: BTreeMap<&'static str, Vec<Option<&'static str>>>,
+    /// Numbers by name: arguments and constants.
+    numbers: BTreeMap<String, i64>,
+}
+
+impl Extents {
+    /// Learns the shape of a tensor.
+    pub fn add_tensor(&mut self, name: &'static str, shape: &[usize], strides: Option<&Strides>) {
+        self.shapes.insert(name, shape.to_vec());
+        let dims = strides.map_or(vec![None; shape.len()], |strides| strides.dims.clone());
+        self.dims.insert(name, dims);
+    }
+
+    /// Learns a number.
+    pub fn add_number(&mut self, name: &str, value: i64) {
+        self.numbers.insert(name.to_string(), value);
+    }
+
+    /// The shape of a tensor that is known.
+    pub fn shape(&self, tensor: &str) -> Option<&[usize]> {
+        self.shapes.get(tensor).map(Vec::as_slice)
+    }
+
+    /// The extent that a parameter's or dimension's name means.
+    ///
+    /// # Errors
+    /// Tensors that disagree about it, both with their extents.
+    pub fn of_name(&self, name: &str) -> Result<Option<i64>, String> {
+        if let Some(&number) = self.numbers.get(name) {
+            return Ok(Some(number));
+        }
+        let is_meant = |dim: &str| dim == name || name.strip_suffix('s') == Some(dim) || (name, dim) == ("d", "dim");
+        let extents = self.dims.iter().flat_map(|(tensor, dims)| {
+            dims.iter().enumerate().filter(|(_, dim)| dim.is_some_and(is_meant)).map(move |(axis, _)| (*tensor, axis))
+        });
+        let mut found: Option<(&str, usize)> = None;
+        for (tensor, axis) in extents {
+            let extent = self.shapes[tensor][axis];
+            match found {
+                Some((other, before)) if before != extent => {
+                    return Err(format!("it is {before} in `{other}` and {extent} in `{tensor}`"));
+                }
+                Some(_) => {}
+                None => found = Some((tensor, extent)),
+            }
+        }
+        let of_rows = || name.strip_prefix("n_").and_then(|tensor| self.rows(tensor));
+        Ok(found.map(|(_, extent)| extent).or_else(of_rows).map(|extent| extent as i64))
+    }
+
+    /// The extent of a tensor's dimension `row`, or of its only dimension.
+    fn rows(&self, tensor: &str) -> Option<usize> {
+        let shape = self.shapes.get(tensor)?;
+        let axis = self.dims[tensor].iter().position(|dim| *dim == Some("row"));
+        axis.or((shape.len() == 1).then_some(0)).map(|axis| shape[axis])
+    }
+
+    /// Reads `rows/rows_tile*heads`: numbers and names, multiplied and divided from left to right; `/` rounds up.
+    ///
+    /// # Errors
+    /// A word that is neither number nor known name, or a division by zero.
+    pub fn evaluate(&self, text: &str) -> Result<i64, String> {
+        let mut value: Option<i64> = None;
+        let mut rest = text.trim();
+        let mut operator = '*';
+        loop {
+            let end = rest.find(['*', '/']).unwrap_or(rest.len());
+            let word = rest[..end].trim();
+            let number = self.word(word)?;
+            let overflow = || format!("`{text}` is too large");
+            value = Some(match (value, operator) {
+                (None, _) => number,
+                (Some(left), '/') if number > 0 => left.div_euclid(number) + i64::from(left.rem_euclid(number) != 0),
+                (Some(_), '/') => return Err(format!("`{text}` divides by {number}")),
+                (Some(left), _) => left.checked_mul(number).ok_or_else(overflow)?,
+            });
+            if end == rest.len() {
+                return Ok(value.unwrap_or(number));
+            }
+            operator = if rest[end..].starts_with('/') { '/' } else { '*' };
+            rest = &rest[end + 1..];
+        }
+    }
+
+    fn word(&self, word: &str) -> Result<i64, String> {
+        if let Ok(number) = word.parse() {
+            return Ok(number);
+        }
+        if let Some(number) = self.of_name(word).map_err(|why| format!("`{word}` is not one number: {why}"))? {
+            return Ok(number);
+        }
+        let mut known: Vec<&str> = self.numbers.keys().map(String::as_str).collect();
+        known.extend(self.dims.values().flatten().flatten());
+        known.sort_unstable();
+        known.dedup();
+        Err(format!("`{word}` is neither a number nor a known name ({})", suggest(word, &known, "known are")))
+    }
+
+    /// The extents that a list such as `rows,d` means; the name of a tensor means its shape.
+    ///
+    /// # Errors
+    /// Says which part of the list means nothing, or a negative extent.
+    pub fn evaluate_shape(&self, text: &str) -> Result<Vec<usize>, String> {
+        if let Some(shape) = self.shape(text.trim()) {
+            return Ok(shape.to_vec());
+        }
+        let extent = |part: &str| {
+            let value = self.evaluate(part)?;
+            usize::try_from(value).map_err(|_| format!("`{part}` is {value}, which is no extent"))
+        };
+        text.split(',').map(extent).collect()
+    }
+}
+
+/// Row-major strides of a dense tensor, in elements.
+pub fn dense_strides(shape: &[usize]) -> Vec<i64> {
+    let shape: Vec<i64> = shape.iter().map(|&extent| extent as i64).collect();
+    tilewright::Strided::row_major(&shape).strides
+}
+
+/// Checks that the kernel takes as many strides of a tensor as it has dimensions.
+pub fn check_rank(def: &KernelDef, tensor: &str, rank: usize, strides: Option<&Strides>) -> Result<()> {
+    match strides {
+        Some(strides) if strides.params.len() != rank => Err(CliError::usage(
+            format!(
+                "tensor `{tensor}` has {rank} dimensions: kernel `{}` takes {} strides of it",
+                def.name,
+                strides.params.len()
+            ),
+            format!("its strides are {}", strides.params.join(", ")),
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attention() -> Extents {
+        let mut extents = Extents::default();
+        let dims = vec![Some("head"), Some("row"), Some("dim")];
+        let strides = Strides { params: vec!["a", "b", "c"], dims };
+        extents.add_tensor("q", &[4, 100, 64], Some(&strides));
+        extents.add_tensor("k", &[4, 70, 64], Some(&strides));
+        extents.add_tensor("w", &[9], None);
+        extents.add_number("q_tile", 32);
+        extents
+    }
+
+    #[test]
+    fn names_mean_extents() {
+        let extents = attention();
+        assert_eq!(extents.of_name("d"), Ok(Some(64)));
+        assert_eq!(extents.of_name("heads"), Ok(Some(4)));
+        assert_eq!(extents.of_name("n_q"), Ok(Some(100)));
+        assert_eq!(extents.of_name("n_k"), Ok(Some(70)));
+        assert_eq!(extents.of_name("n_w"), Ok(Some(9)));
+        assert_eq!(extents.of_name("scale"), Ok(None));
+        let message = extents.of_name("rows").unwrap_err();
+        assert!(message.contains("70 in `k`") && message.contains("100 in `q`"), "{message}");
+    }
+
+    #[test]
+    fn expressions_divide_upwards() {
+        let extents = attention();
+        assert_eq!(extents.evaluate("n_q/q_tile"), Ok(4));
+        assert_eq!(extents.evaluate("heads * 2"), Ok(8));
+        assert_eq!(extents.evaluate("7"), Ok(7));
+        assert_eq!(extents.evaluate_shape("heads,n_q"), Ok(vec![4, 100]));
+        assert_eq!(extents.evaluate_shape("k"), Ok(vec![4, 70, 64]));
+        for bad in ["", "n_q/0", "n_q/", "width", "9223372036854775807*2"] {
+            assert!(extents.evaluate(bad).is_err(), "{bad}");
+        }
+        assert!(extents.evaluate_shape("-1").is_err());
+        assert!(extents.evaluate("q_tiles").unwrap_err().contains("did you mean `q_tile`"));
+    }
+
+    #[test]
+    fn strides_find_their_tensor() {
+        let memory = ["x", "d_o", "partial_grad_w", "grad_x", "grad_y"];
+        assert_eq!(owner("x", &memory), Some("x"));
+        assert_eq!(owner("do", &memory), Some("d_o"));
+        assert_eq!(owner("partial", &memory), Some("partial_grad_w"));
+        assert_eq!(owner("grad", &memory), None, "two tensors begin so");
+        assert_eq!(owner("y", &memory), None);
+    }
+}

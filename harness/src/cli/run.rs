@@ -1,0 +1,473 @@
+//! `tilewright run`: a kernel on tensors from a file.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind};
+use tilewright::codegen::num;
+use tilewright::kernel::{KernelArg, launch_erased};
+use tilewright::{Device, LaunchArg, LaunchConfig};
+
+use super::bind::{self, Extents, Strides};
+use super::compile::Options;
+use super::tensors::{self, Contents, OnDevice, Tensor};
+use super::{CliError, Result, choose};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// The kernel, as `tilewright list` names it
+    kernel: String,
+    /// The safetensors file with its inputs; tensors are named as the kernel's parameters
+    #[arg(short, long, value_name = "FILE")]
+    input: PathBuf,
+    /// The safetensors file to write its outputs to
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// How many programs run along each axis: numbers, or names of arguments, constants and dimensions with `*` and `/`
+    /// (which rounds up), as in `rows/rows_tile`
+    #[arg(long, value_name = "X,Y,Z")]
+    grid: String,
+    /// Constants of the kernel: `q_tile=64,k_tile=32`
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    set: Vec<String>,
+    /// Arguments that follow from no tensor: `scale=0.125`
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    arg: Vec<String>,
+    /// Shape of an output that the file does not have, in the grid's words: `lse=heads,n_q`, or `o=q` for that of `q`
+    #[arg(long, value_name = "NAME=X,Y,…")]
+    shape: Vec<String>,
+    /// Element types that follow from no tensor: `bf16`, or `T=bf16`
+    #[arg(long, value_name = "TYPE")]
+    dtype: Vec<String>,
+    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    #[arg(long, value_parser = device)]
+    device: Option<Choice>,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Choice {
+    Cpu,
+    Cuda(usize),
+}
+
+/// `cpu`, `cuda`, `cuda:1`.
+pub fn device(text: &str) -> Result<Choice, String> {
+    let ordinal = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number of a GPU"));
+    match text {
+        "cpu" => Ok(Choice::Cpu),
+        "cuda" => Ok(Choice::Cuda(0)),
+        other => match other.strip_prefix("cuda:") {
+            Some(number) => ordinal(number).map(Choice::Cuda),
+            None => Err("expected cpu, cuda or cuda:N".to_string()),
+        },
+    }
+}
+
+/// Opens the device that was asked for.
+pub fn open(choice: Option<Choice>) -> Result<Device> {
+    Ok(match choice {
+        Some(Choice::Cpu) => Device::cpu(),
+        Some(Choice::Cuda(ordinal)) => Device::cuda(ordinal)?,
+        None => Device::best()?,
+    })
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let def = choose::kernel(&arguments.kernel)?;
+    let job = Job::plan(def, arguments)?;
+    let device = open(arguments.device)?;
+    let outputs = job.launch(&device, &arguments.options)?;
+    tensors::write(&arguments.output, &outputs)?;
+    let [x, y, z] = job.grid;
+    writeln!(out, "`{}` ran on {device}, grid ({x}, {y}, {z})", def.name)?;
+    for (name, tensor) in &outputs {
+        writeln!(out, "{name}: {} {:?} in {}", tensor.dtype, tensor.shape, arguments.output.display())?;
+    }
+    Ok(())
+}
+
+/// Everything about a run that is known before a device is.
+struct Job {
+    def: &'static KernelDef,
+    dtypes: Vec<DType>,
+    constants: Vec<(&'static str, ConstValue)>,
+    /// Tensors that the file has.
+    given: BTreeMap<&'static str, Tensor>,
+    /// Shape and element type of all memory parameters.
+    memory: BTreeMap<&'static str, (Vec<usize>, DType)>,
+    scalars: BTreeMap<&'static str, LaunchArg>,
+    grid: [i64; 3],
+}
+
+impl Job {
+    fn plan(def: &'static KernelDef, arguments: &Arguments) -> Result<Job> {
+        let mut constants = choose::constants(def, &arguments.set)?;
+        let words = scalar_words(def, &arguments.arg)?;
+        let shapes = shape_words(def, &arguments.shape)?;
+        let given = given_tensors(def, tensors::read(&arguments.input)?, arguments)?;
+        let dtypes = element_types(def, &given, &arguments.dtype)?;
+        let strides = bind::strides(def);
+
+        let mut extents = Extents::default();
+        for (name, tensor) in &given {
+            bind::check_rank(def, name, tensor.shape.len(), strides.get(name))?;
+            extents.add_tensor(name, &tensor.shape, strides.get(name));
+        }
+        for (name, value) in constants.iter().chain(&defaults(def, &constants)) {
+            if let ConstValue::Int(n) = value {
+                extents.add_number(name, *n);
+            }
+        }
+        for (name, text) in &words {
+            if let Ok(n) = text.parse() {
+                extents.add_number(name, n);
+            }
+        }
+        for name in choose::missing_constants(def, &constants) {
+            if let Ok(Some(extent)) = extents.of_name(name) {
+                constants.push((name, ConstValue::Int(extent)));
+                extents.add_number(name, extent);
+            }
+        }
+        choose::check_complete(def, &constants)?;
+
+        let mut memory = BTreeMap::new();
+        for (param, elem) in memory_params(def) {
+            let dtype = elem.resolve(&dtypes).unwrap_or(DType::F32);
+            let shape = match (given.get(param.name), shapes.get(param.name)) {
+                (Some(tensor), _) => tensor.shape.clone(),
+                (None, Some(text)) => extents.evaluate_shape(text).map_err(|why| {
+                    CliError::usage(format!("--shape {}={text}: {why}", param.name), "see `tilewright run --help`")
+                })?,
+                (None, None) => output_shape(def, param.name, strides.get(param.name), &extents)?,
+            };
+            bind::check_rank(def, param.name, shape.len(), strides.get(param.name))?;
+            extents.add_tensor(param.name, &shape, strides.get(param.name));
+            memory.insert(param.name, (shape, dtype));
+        }
+        let scalars = scalars(def, &dtypes, &words, &strides, &extents)?;
+        for (name, value) in &scalars {
+            match value {
+                LaunchArg::I32(n) => extents.add_number(name, i64::from(*n)),
+                LaunchArg::I64(n) => extents.add_number(name, *n),
+                _ => {}
+            }
+        }
+        let grid = grid(&arguments.grid, &extents)?;
+        Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
+    }
+
+    /// Runs the kernel; gives what it wrote.
+    fn launch(&self, device: &Device, options: &Options) -> Result<Vec<(String, Tensor)>> {
+        let options = options.compile_options()?;
+        let mut buffers: BTreeMap<&'static str, Box<dyn OnDevice>> = BTreeMap::new();
+        for (name, (shape, dtype)) in &self.memory {
+            let contents = match self.given.get(name) {
+                Some(tensor) => Contents::Bytes(&tensor.bytes),
+                None => Contents::Poison(elements(name, shape)?),
+            };
+            buffers.insert(name, tensors::upload(device, *dtype, contents)?);
+        }
+        let mut config = LaunchConfig::new(self.grid);
+        config.num_warps = options.num_warps;
+        config.num_stages = options.num_stages;
+        config.debug_asserts = options.debug_asserts;
+        config.max_registers = options.max_registers;
+
+        let mut places: BTreeMap<&str, &mut Box<dyn OnDevice>> =
+            buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
+        let mut args = Vec::new();
+        for param in self.def.params {
+            let memory = places.remove(param.name);
+            match (param.kind, memory) {
+                (ParamKind::In(_), Some(memory)) => args.push(KernelArg::In(&**memory)),
+                (ParamKind::Out(_) | ParamKind::InOut(_), Some(memory)) => args.push(KernelArg::Out(&mut **memory)),
+                (ParamKind::Scalar(_), _) => args.push(KernelArg::Scalar(self.scalars[param.name])),
+                (ParamKind::Constexpr { .. }, _) => {}
+                (ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_), None) => {
+                    unreachable!("internal error: `{}` has no memory; please report", param.name)
+                }
+            }
+        }
+        launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants)?;
+        drop(args);
+        device.synchronize()?;
+
+        let mut outputs = Vec::new();
+        for (param, _) in memory_params(self.def).filter(|(param, _)| !matches!(param.kind, ParamKind::In(_))) {
+            let (shape, dtype) = &self.memory[param.name];
+            let bytes = buffers[param.name].download()?;
+            outputs.push((param.name.to_string(), Tensor { dtype: *dtype, shape: shape.clone(), bytes }));
+        }
+        Ok(outputs)
+    }
+}
+
+fn memory_params(def: &'static KernelDef) -> impl Iterator<Item = (&'static ParamDef, ElemDef)> {
+    def.params.iter().filter_map(|p| match p.kind {
+        ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem) => Some((p, elem)),
+        ParamKind::Scalar(_) | ParamKind::Constexpr { .. } => None,
+    })
+}
+
+fn elements(name: &str, shape: &[usize]) -> Result<usize> {
+    let product = shape.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent));
+    product.ok_or_else(|| CliError::Failure(format!("`{name}` with shape {shape:?} is too large")))
+}
+
+/// Constants that have a default and are not given.
+fn defaults(def: &'static KernelDef, given: &[(&str, ConstValue)]) -> Vec<(&'static str, ConstValue)> {
+    let default = |p: &'static ParamDef| match p.kind {
+        ParamKind::Constexpr { default: Some(default), .. } if !given.iter().any(|(name, _)| *name == p.name) => {
+            Some((p.name, ConstValue::from(default)))
+        }
+        _ => None,
+    };
+    def.params.iter().filter_map(default).collect()
+}
+
+/// What `--arg` says, checked against the kernel's scalars.
+fn scalar_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
+    let known: Vec<&str> =
+        def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_))).map(|p| p.name).collect();
+    let pairs = choose::pairs(words, "--arg")?;
+    for (name, _) in &pairs {
+        if !known.contains(name) {
+            let help = match def.params.iter().find(|p| p.name == *name).map(|p| p.kind) {
+                Some(ParamKind::Constexpr { .. }) => format!("`{name}` is a constant: --set {name}=…"),
+                Some(_) => format!("`{name}` is memory: its tensor is in the input file"),
+                None => choose::suggest(name, &known, "the arguments are"),
+            };
+            return Err(CliError::usage(format!("kernel `{}` has no scalar argument `{name}`", def.name), help));
+        }
+    }
+    Ok(pairs.into_iter().collect())
+}
+
+/// What `--shape` says, checked against the kernel's memory parameters.
+fn shape_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
+    let known: Vec<&str> = memory_params(def).map(|(p, _)| p.name).collect();
+    let mut shapes = BTreeMap::new();
+    for word in words {
+        let (name, shape) = choose::pair(word, "--shape")?;
+        if !known.contains(&name) {
+            let help = choose::suggest(name, &known, "its memory is");
+            return Err(CliError::usage(format!("kernel `{}` has no tensor `{name}`", def.name), help));
+        }
+        shapes.insert(name, shape);
+    }
+    Ok(shapes)
+}
+
+/// The file's tensors that the kernel has parameters for.
+fn given_tensors(
+    def: &'static KernelDef,
+    file: Vec<(String, Tensor)>,
+    arguments: &Arguments,
+) -> Result<BTreeMap<&'static str, Tensor>> {
+    let mut by_name: BTreeMap<String, Tensor> = file.into_iter().collect();
+    let in_file = by_name.keys().cloned().collect::<Vec<_>>();
+    let mut given = BTreeMap::new();
+    for (param, _) in memory_params(def) {
+        match by_name.remove(param.name) {
+            Some(tensor) => {
+                given.insert(param.name, tensor);
+            }
+            None if matches!(param.kind, ParamKind::Out(_)) => {}
+            None => {
+                let names: Vec<&str> = in_file.iter().map(String::as_str).collect();
+                return Err(CliError::usage(
+                    format!("{} has no tensor `{}`, which `{}` reads", arguments.input.display(), param.name, def.name),
+                    choose::suggest(param.name, &names, "the file has"),
+                ));
+            }
+        }
+    }
+    Ok(given)
+}
+
+/// Element types of the type parameters, from the tensors and from `--dtype`.
+fn element_types(
+    def: &'static KernelDef,
+    given: &BTreeMap<&'static str, Tensor>,
+    words: &[String],
+) -> Result<Vec<DType>> {
+    let mut found: Vec<Option<(&str, DType)>> = vec![None; def.generics.len()];
+    for (param, elem) in memory_params(def) {
+        let Some(tensor) = given.get(param.name) else { continue };
+        let mismatch = |expected: DType, why: String| {
+            CliError::usage(
+                format!("tensor `{}` is {}: kernel `{}` expects {expected}", param.name, tensor.dtype, def.name),
+                why,
+            )
+        };
+        match elem {
+            ElemDef::Fixed(dtype) if dtype != tensor.dtype => {
+                return Err(mismatch(dtype, format!("convert it to {dtype} before")));
+            }
+            ElemDef::Fixed(_) => {}
+            ElemDef::Generic(index) => match found[index] {
+                Some((other, dtype)) if dtype != tensor.dtype => {
+                    return Err(mismatch(dtype, format!("tensor `{other}` of the same type parameter is {dtype}")));
+                }
+                Some(_) => {}
+                None => {
+                    choose::check_member(def, index, tensor.dtype)?;
+                    found[index] = Some((param.name, tensor.dtype));
+                }
+            },
+        }
+    }
+    if let Some(all) = found.iter().map(|entry| entry.map(|(_, dtype)| dtype)).collect::<Option<Vec<_>>>() {
+        return Ok(all);
+    }
+    // What the tensors say wins over a `--dtype` for all; a parameter without tensors takes it.
+    let mut complete: Vec<String> = words.to_vec();
+    for (generic, entry) in def.generics.iter().zip(&found) {
+        if let Some((_, dtype)) = entry {
+            complete.push(format!("{}={dtype}", generic.name));
+        }
+    }
+    choose::dtypes(def, &complete)
+}
+
+/// The shape of an output from the names of its dimensions.
+fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, extents: &Extents) -> Result<Vec<usize>> {
+    let unknown = |why: &str| {
+        CliError::usage(
+            format!("the shape of `{name}`, an output of `{}`, is not known{why}", def.name),
+            format!("--shape {name}=…, with numbers, names of dimensions, or the name of a tensor of the same shape"),
+        )
+    };
+    let strides = strides.ok_or_else(|| unknown(""))?;
+    let extent = |dim: &Option<&'static str>| {
+        let dim = dim.ok_or_else(|| unknown(": its dimension has no name"))?;
+        match extents.of_name(dim) {
+            Ok(Some(extent)) => Ok(extent as usize),
+            Ok(None) => Err(unknown(&format!(": no input has a dimension `{dim}`"))),
+            Err(why) => Err(unknown(&format!(": dimension `{dim}` is not one number: {why}"))),
+        }
+    };
+    strides.dims.iter().map(extent).collect()
+}
+
+/// Values of all scalars: from `--arg`, else strides, else extents.
+fn scalars(
+    def: &'static KernelDef,
+    dtypes: &[DType],
+    words: &BTreeMap<&str, &str>,
+    strides: &BTreeMap<&'static str, Strides>,
+    extents: &Extents,
+) -> Result<BTreeMap<&'static str, LaunchArg>> {
+    let mut known_strides: BTreeMap<&str, i64> = BTreeMap::new();
+    for (tensor, strides) in strides {
+        let shape = extents.shape(tensor).unwrap_or_default();
+        known_strides.extend(strides.params.iter().copied().zip(bind::dense_strides(shape)));
+    }
+    let mut scalars = BTreeMap::new();
+    let mut missing = Vec::new();
+    for param in def.params {
+        let ParamKind::Scalar(elem) = param.kind else { continue };
+        let dtype = elem.resolve(dtypes).unwrap_or(DType::I64);
+        let text = match (words.get(param.name), known_strides.get(param.name)) {
+            (Some(text), _) => (*text).to_string(),
+            (None, Some(stride)) => stride.to_string(),
+            (None, None) => match extents.of_name(param.name) {
+                Ok(Some(extent)) => extent.to_string(),
+                Ok(None) => {
+                    missing.push(format!("{}=… ({dtype})", param.name));
+                    continue;
+                }
+                Err(why) => {
+                    return Err(CliError::usage(
+                        format!("kernel `{}`: `{}` is not one number: {why}", def.name, param.name),
+                        format!("--arg {}=…", param.name),
+                    ));
+                }
+            },
+        };
+        scalars.insert(param.name, number(param.name, dtype, &text)?);
+    }
+    if missing.is_empty() {
+        return Ok(scalars);
+    }
+    Err(CliError::usage(
+        format!("kernel `{}` has arguments that follow from no tensor", def.name),
+        format!("--arg {}", missing.join(", ")),
+    ))
+}
+
+/// A number of that type as a launch passes it: unsigned integers as signed ones, small floats as their bits.
+fn number(name: &str, dtype: DType, text: &str) -> Result<LaunchArg> {
+    let wrong = || CliError::usage(format!("`{name}` cannot be {text}"), format!("its type is {dtype}"));
+    let bits = match dtype {
+        DType::Bool => u64::from(text.parse::<bool>().map_err(|_| wrong())?),
+        float if float.is_float() => num::encode(float, text.parse().map_err(|_| wrong())?),
+        int => {
+            let value: i128 = text.parse().map_err(|_| wrong())?;
+            let (low, high) = num::int_range(int);
+            if !(low..=high).contains(&value) {
+                return Err(wrong());
+            }
+            num::encode_int(int, value)
+        }
+    };
+    Ok(match (dtype, dtype.bytes()) {
+        (DType::F32, _) => LaunchArg::F32(f32::from_bits(bits as u32)),
+        (DType::F64, _) => LaunchArg::F64(f64::from_bits(bits)),
+        (_, 1) => LaunchArg::I8(bits as i8),
+        (_, 2) => LaunchArg::I16(bits as i16),
+        (_, 4) => LaunchArg::I32(bits as i32),
+        _ => LaunchArg::I64(bits as i64),
+    })
+}
+
+/// The three extents of the grid.
+fn grid(text: &str, extents: &Extents) -> Result<[i64; 3]> {
+    let wrong = |why: String| {
+        CliError::usage(format!("--grid {text}: {why}"), "one to three extents, as in `rows/rows_tile,heads`")
+    };
+    let mut grid = [1; 3];
+    let parts: Vec<&str> = text.split(',').collect();
+    if parts.len() > grid.len() {
+        return Err(wrong(format!("a grid has three axes, found {}", parts.len())));
+    }
+    for (extent, part) in grid.iter_mut().zip(parts) {
+        *extent = extents.evaluate(part).map_err(wrong)?;
+        if *extent < 0 {
+            return Err(wrong(format!("an extent cannot be {extent}")));
+        }
+    }
+    Ok(grid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_the_range_of_their_type() {
+        assert_eq!(number("n", DType::I32, "-5").unwrap(), LaunchArg::I32(-5));
+        assert_eq!(number("n", DType::U8, "255").unwrap(), LaunchArg::I8(-1));
+        assert_eq!(number("n", DType::F32, "0.5").unwrap(), LaunchArg::F32(0.5));
+        assert_eq!(number("n", DType::BF16, "1").unwrap(), LaunchArg::I16(0x3f80));
+        assert_eq!(number("n", DType::Bool, "true").unwrap(), LaunchArg::I8(1));
+        for (dtype, text) in [(DType::I32, "2147483648"), (DType::U8, "-1"), (DType::F32, "x"), (DType::Bool, "2")] {
+            assert!(number("n", dtype, text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn devices_have_names() {
+        assert!(matches!(device("cpu"), Ok(Choice::Cpu)));
+        assert!(matches!(device("cuda:3"), Ok(Choice::Cuda(3))));
+        for bad in ["gpu", "cuda:", "cuda:-1", ""] {
+            assert!(device(bad).is_err(), "{bad}");
+        }
+    }
+}

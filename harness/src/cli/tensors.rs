@@ -1,0 +1,229 @@
+//! Tensors in safetensors files, and in the memory of a device.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use tilewright::codegen::ir::DType;
+use tilewright::kernel::MemoryMut;
+use tilewright::{Buffer, Device, Element, F8E4M3, F8E5M2};
+
+use super::{CliError, Result};
+
+/// A dense, row-major tensor in the host's memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    /// Little-endian elements.
+    pub bytes: Vec<u8>,
+}
+
+impl Tensor {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Every element as f64, whatever the type.
+    pub fn to_f64(&self) -> Vec<f64> {
+        use tilewright::codegen::num;
+        let width = self.dtype.bytes();
+        let bits = self.bytes.chunks_exact(width).map(|chunk| {
+            let mut word = [0; 8];
+            word[..width].copy_from_slice(chunk);
+            u64::from_le_bytes(word)
+        });
+        match self.dtype {
+            DType::Bool => bits.map(|b| f64::from(u8::from(b != 0))).collect(),
+            dtype if dtype.is_float() => bits.map(|b| num::decode(dtype, b)).collect(),
+            dtype => bits.map(|b| num::decode_int(dtype, b) as f64).collect(),
+        }
+    }
+
+    /// The numbers, each rounded to `dtype`, a float type.
+    pub fn from_f64(dtype: DType, shape: &[usize], values: &[f64]) -> Tensor {
+        use tilewright::codegen::num;
+        let width = dtype.bytes();
+        let bytes = values.iter().flat_map(|&x| num::encode(dtype, x).to_le_bytes().into_iter().take(width)).collect();
+        Tensor { dtype, shape: shape.to_vec(), bytes }
+    }
+}
+
+/// All tensors of a file, in the file's order.
+///
+/// # Errors
+/// A file that cannot be read or is no safetensors file, and a tensor of a type that kernels do not have.
+pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
+    let bytes = std::fs::read(path).map_err(|error| CliError::file("read", path, error))?;
+    parse(&bytes).map_err(|message| CliError::file("use", path, message))
+}
+
+/// All tensors of a file's contents.
+pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
+    let file = SafeTensors::deserialize(bytes).map_err(|error| format!("it is no safetensors file: {error}"))?;
+    let mut names = file.names();
+    names.sort_unstable();
+    names
+        .into_iter()
+        .map(|name| {
+            let view = file.tensor(name).map_err(|error| error.to_string())?;
+            let dtype = from_file(view.dtype())
+                .ok_or_else(|| format!("tensor `{name}` is {:?}, which kernels do not have", view.dtype()))?;
+            let tensor = Tensor { dtype, shape: view.shape().to_vec(), bytes: view.data().to_vec() };
+            Ok((name.to_string(), tensor))
+        })
+        .collect()
+}
+
+/// The contents of a file with these tensors.
+pub fn serialize(tensors: &[(String, Tensor)]) -> Result<Vec<u8>, String> {
+    let mut views = Vec::new();
+    for (name, tensor) in tensors {
+        let view = TensorView::new(to_file(tensor.dtype), tensor.shape.clone(), &tensor.bytes);
+        views.push((name.as_str(), view.map_err(|error| format!("tensor `{name}`: {error}"))?));
+    }
+    safetensors::serialize(views, None).map_err(|error| error.to_string())
+}
+
+/// Writes a file with these tensors.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
+    let bytes = serialize(tensors).map_err(|error| CliError::file("write", path, error))?;
+    std::fs::write(path, bytes).map_err(|error| CliError::file("write", path, error))
+}
+
+fn from_file(dtype: Dtype) -> Option<DType> {
+    Some(match dtype {
+        Dtype::BOOL => DType::Bool,
+        Dtype::I8 => DType::I8,
+        Dtype::I16 => DType::I16,
+        Dtype::I32 => DType::I32,
+        Dtype::I64 => DType::I64,
+        Dtype::U8 => DType::U8,
+        Dtype::U16 => DType::U16,
+        Dtype::U32 => DType::U32,
+        Dtype::U64 => DType::U64,
+        Dtype::F8_E4M3 => DType::F8E4M3,
+        Dtype::F8_E5M2 => DType::F8E5M2,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+        // Their list is open: complex numbers and packed formats.
+        _ => return None,
+    })
+}
+
+fn to_file(dtype: DType) -> Dtype {
+    match dtype {
+        DType::Bool => Dtype::BOOL,
+        DType::I8 => Dtype::I8,
+        DType::I16 => Dtype::I16,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::U8 => Dtype::U8,
+        DType::U16 => Dtype::U16,
+        DType::U32 => Dtype::U32,
+        DType::U64 => Dtype::U64,
+        DType::F8E4M3 => Dtype::F8_E4M3,
+        DType::F8E5M2 => Dtype::F8_E5M2,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+    }
+}
+
+/// A tensor's elements in the memory of a device, whatever they are.
+pub trait OnDevice: MemoryMut {
+    /// The elements, copied to the host.
+    fn download(&self) -> tilewright::Result<Vec<u8>>;
+}
+
+impl<T: Element> OnDevice for Buffer<T> {
+    fn download(&self) -> tilewright::Result<Vec<u8>> {
+        Ok(T::as_bytes(&self.to_vec()?).to_vec())
+    }
+}
+
+/// What a fresh tensor on a device holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Contents<'a> {
+    /// Copies of these elements.
+    Bytes(&'a [u8]),
+    /// That many elements of NaN, or of the largest number.
+    Poison(usize),
+}
+
+/// A tensor in the memory of a device.
+pub fn upload(device: &Device, dtype: DType, contents: Contents<'_>) -> tilewright::Result<Box<dyn OnDevice>> {
+    match dtype {
+        DType::Bool => typed::<bool>(device, contents),
+        DType::I8 => typed::<i8>(device, contents),
+        DType::I16 => typed::<i16>(device, contents),
+        DType::I32 => typed::<i32>(device, contents),
+        DType::I64 => typed::<i64>(device, contents),
+        DType::U8 => typed::<u8>(device, contents),
+        DType::U16 => typed::<u16>(device, contents),
+        DType::U32 => typed::<u32>(device, contents),
+        DType::U64 => typed::<u64>(device, contents),
+        DType::F8E4M3 => typed::<F8E4M3>(device, contents),
+        DType::F8E5M2 => typed::<F8E5M2>(device, contents),
+        DType::F16 => typed::<f16>(device, contents),
+        DType::BF16 => typed::<bf16>(device, contents),
+        DType::F32 => typed::<f32>(device, contents),
+        DType::F64 => typed::<f64>(device, contents),
+    }
+}
+
+fn typed<T: Element>(device: &Device, contents: Contents<'_>) -> tilewright::Result<Box<dyn OnDevice>> {
+    Ok(Box::new(match contents {
+        Contents::Poison(len) => Buffer::<T>::poisoned(device, len)?,
+        Contents::Bytes(bytes) => {
+            let values = T::from_bytes(bytes.len() / size_of::<T>(), |memory| {
+                memory.copy_from_slice(bytes);
+                Ok::<_, tilewright::Error>(())
+            })?;
+            Buffer::from_slice(device, &values)?
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_survives_file_and_device() {
+        for dtype in DType::ALL {
+            let width = dtype.bytes();
+            let bytes: Vec<u8> = (0..6 * width).map(|i| if dtype == DType::Bool { 1 } else { i as u8 }).collect();
+            let tensor = Tensor { dtype, shape: vec![2, 3], bytes };
+            let named = vec![("t".to_string(), tensor.clone())];
+            assert_eq!(parse(&serialize(&named).unwrap()).unwrap(), named);
+            let uploaded = upload(&Device::cpu(), dtype, Contents::Bytes(&tensor.bytes)).unwrap();
+            assert_eq!(uploaded.download().unwrap(), tensor.bytes, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn numbers_become_f64_and_back() {
+        let values = [1.0, -0.5, 3.0];
+        for dtype in [DType::BF16, DType::F16, DType::F32, DType::F64] {
+            assert_eq!(Tensor::from_f64(dtype, &[3], &values).to_f64(), values, "{dtype}");
+        }
+        let ints = Tensor { dtype: DType::I16, shape: vec![2], bytes: vec![0xff, 0xff, 2, 0] };
+        assert_eq!(ints.to_f64(), [-1.0, 2.0]);
+    }
+
+    #[test]
+    fn damaged_files_are_errors() {
+        let whole = serialize(&[("t".into(), Tensor::from_f64(DType::F32, &[4], &[0.0; 4]))]).unwrap();
+        for len in 0..whole.len() {
+            assert!(parse(&whole[..len]).is_err(), "{len} bytes of {}", whole.len());
+        }
+    }
+}
