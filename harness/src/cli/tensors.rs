@@ -20,11 +20,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Number of elements.
-    pub fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-
+    #[cfg(test)]
     /// Every element as f64, whatever the type.
     pub fn to_f64(&self) -> Vec<f64> {
         use tilewright::codegen::num;
@@ -41,6 +37,7 @@ impl Tensor {
         }
     }
 
+    #[cfg(test)]
     /// The numbers, each rounded to `dtype`, a float type.
     pub fn from_f64(dtype: DType, shape: &[usize], values: &[f64]) -> Tensor {
         use tilewright::codegen::num;
