@@ -1,5 +1,6 @@
 //! The kernels that ship with Tilewright: one idea per file, beside a plain-Rust reference in f64.
 
+pub mod attention;
 pub mod column_sum;
 pub mod matmul;
 pub mod rms_norm;

@@ -1,0 +1,388 @@
+//! The backward kernels.
+//!
+//! FlashAttention-2 (Dao, 2023), Algorithm 2, in two passes over the scores: one program per tile of keys makes dK and dV,
+//! one per tile of queries makes dQ. Nothing is added atomically, so results are the same in every run.
+//!
+//! With S = scale · Q Kᵀ and P = exp(S − L) computed again from what the forward pass kept, and D = rowsum(dO ∘ O):
+//! dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = scale · dS K, dK = scale · dSᵀ Q.
+//!
+//! Shapes, strides, causal mask and `d_tile` are those of [`flash_attention_fwd`](super::forward). dO and dQ have the
+//! shape of q, dK and dV that of k.
+
+use super::forward::{checked, key_tiles, row_offset, visible};
+use tilewright_runtime::prelude::*;
+
+/// What both passes need of each query row: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is
+/// 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
+///
+/// Grid: (⌈n_q / q_tile⌉, heads, batch).
+#[kernel]
+pub fn flash_attention_bwd_preprocess<T: Float>(
+    o: In<T>,
+    d_o: In<T>,
+    lse: In<f32>,
+    delta: Out<f32>,
+    lse2: Out<f32>,
+    o_stride_batch: i64,
+    o_stride_head: i64,
+    o_stride_row: i64,
+    o_stride_dim: i64,
+    do_stride_batch: i64,
+    do_stride_head: i64,
+    do_stride_row: i64,
+    do_stride_dim: i64,
+    #[no_specialize] n_q: i32,
+    #[constexpr] d: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] q_tile: usize,
+) {
+    let (head, batch) = (program_id(1), program_id(2));
+    let first_row = program_id(0) * q_tile;
+    let padded = d != d_tile;
+    let o_block = make_block_ptr(
+        o + (batch * o_stride_batch + head * o_stride_head),
+        shape = [n_q, d],
+        strides = [o_stride_row, o_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    let do_block = make_block_ptr(
+        d_o + (batch * do_stride_batch + head * do_stride_head),
+        shape = [n_q, d],
+        strides = [do_stride_row, do_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    let ot = load(o_block, boundary_check = checked(true, padded), padding = zero).to::<f32>();
+    let dot_ = load(do_block, boundary_check = checked(true, padded), padding = zero).to::<f32>();
+    let rows = row_offset(head, batch, n_q);
+    let lt = load(row_block(lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
+    store(row_block(delta + rows, first_row, n_q, q_tile), sum(ot * dot_, axis = 1), boundary_check = [0]);
+    store(row_block(lse2 + rows, first_row, n_q, q_tile), lt * std::f32::consts::LOG2_E, boundary_check = [0]);
+}
+
+/// dK and dV: a program per tile of keys walks over the queries that see it.
+///
+/// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ then are left operands of the products that sum up
+/// dV and dK. Query heads of a group share keys, so the program walks over all of them.
+///
+/// Grid: (⌈n_k / k_tile⌉, heads / group, batch). `even_queries` promises that n_q is a multiple of `q_tile`. Queries
+/// beyond n_q read as zeros, which add nothing; keys beyond n_k get gradients that nobody stores: only the diagonal needs
+/// a mask.
+#[kernel]
+pub fn flash_attention_bwd_dkdv<T: Float>(
+    q: In<T>,
+    k: In<T>,
+    v: In<T>,
+    d_o: In<T>,
+    lse2: In<f32>,
+    delta: In<f32>,
+    dk: Out<T>,
+    dv: Out<T>,
+    q_stride_batch: i64,
+    q_stride_head: i64,
+    q_stride_row: i64,
+    q_stride_dim: i64,
+    k_stride_batch: i64,
+    k_stride_head: i64,
+    k_stride_row: i64,
+    k_stride_dim: i64,
+    v_stride_batch: i64,
+    v_stride_head: i64,
+    v_stride_row: i64,
+    v_stride_dim: i64,
+    do_stride_batch: i64,
+    do_stride_head: i64,
+    do_stride_row: i64,
+    do_stride_dim: i64,
+    dk_stride_batch: i64,
+    dk_stride_head: i64,
+    dk_stride_row: i64,
+    dk_stride_dim: i64,
+    dv_stride_batch: i64,
+    dv_stride_head: i64,
+    dv_stride_row: i64,
+    dv_stride_dim: i64,
+    #[no_specialize] n_q: i32,
+    #[no_specialize] n_k: i32,
+    scale: f32,
+    #[constexpr] d: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] q_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr = 1] group: usize,
+    #[constexpr = false] causal: bool,
+    #[constexpr = false] even_queries: bool,
+    #[constexpr = ieee] precision: Precision,
+) {
+    let (kv_head, batch) = (program_id(1), program_id(2));
+    let first_key = program_id(0) * k_tile;
+    let padded = d != d_tile;
+    let scale2 = scale * std::f32::consts::LOG2_E;
+    let k_block = make_block_ptr(
+        k + (batch * k_stride_batch + kv_head * k_stride_head),
+        shape = [n_k, d],
+        strides = [k_stride_row, k_stride_dim],
+        offsets = [first_key, 0],
+        block_shape = [k_tile, d_tile],
+        order = [1, 0],
+    );
+    let v_block = make_block_ptr(
+        v + (batch * v_stride_batch + kv_head * v_stride_head),
+        shape = [n_k, d],
+        strides = [v_stride_row, v_stride_dim],
+        offsets = [first_key, 0],
+        block_shape = [k_tile, d_tile],
+        order = [1, 0],
+    );
+    let kt = load(k_block, boundary_check = checked(true, padded), padding = zero);
+    let vt = load(v_block, boundary_check = checked(true, padded), padding = zero);
+    let keys = first_key + arange(0, k_tile);
+    let mut sums = (zeros::<f32>([k_tile, d_tile]), zeros::<f32>([k_tile, d_tile]));
+
+    // Query tiles from `some` on see some of the keys; those from `all` on see each of them.
+    let tiles = cdiv(n_q, q_tile);
+    let (mut some, mut all) = (scalar::<i32>(0), scalar::<i32>(0));
+    if causal {
+        let first_row = maximum(first_key - (n_k - n_q), 0);
+        let last_row = maximum(first_key + (k_tile - 1) - (n_k - n_q), 0);
+        some = minimum(first_row / q_tile, tiles);
+        all = minimum(cdiv(last_row, q_tile), tiles);
+    }
+    for member in range(0, group) {
+        let head = kv_head * group + member;
+        // Not `row_offset`: the grid counts heads of keys here.
+        let head_rows = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>() * n_q;
+        let mut q_block = make_block_ptr(
+            q + (batch * q_stride_batch + head * q_stride_head),
+            shape = [n_q, d],
+            strides = [q_stride_row, q_stride_dim],
+            offsets = [some * q_tile, 0],
+            block_shape = [q_tile, d_tile],
+            order = [1, 0],
+        );
+        let mut do_block = make_block_ptr(
+            d_o + (batch * do_stride_batch + head * do_stride_head),
+            shape = [n_q, d],
+            strides = [do_stride_row, do_stride_dim],
+            offsets = [some * q_tile, 0],
+            block_shape = [q_tile, d_tile],
+            order = [1, 0],
+        );
+        let mut lse2_block = row_block(lse2 + head_rows, some * q_tile, n_q, q_tile);
+        let mut delta_block = row_block(delta + head_rows, some * q_tile, n_q, q_tile);
+        if causal {
+            for i in range(some, all) {
+                let qt = load(q_block, boundary_check = checked(!even_queries, padded), padding = zero);
+                let dot_ = load(do_block, boundary_check = checked(!even_queries, padded), padding = zero);
+                let lt = load(lse2_block, boundary_check = [0], padding = zero).expand_dims(0);
+                let dt = load(delta_block, boundary_check = [0], padding = zero).expand_dims(0);
+                let rows = i * q_tile + arange(0, q_tile);
+                let seen = visible(rows.expand_dims(0), keys.expand_dims(1), n_q, n_k, true);
+                let p = exp2(dot(kt, qt.trans(), input_precision = precision) * scale2 - lt);
+                sums = add_key_gradients(sums, where_(seen, p, 0.0), qt, vt, dot_, dt, precision);
+                q_block = q_block.advance([q_tile, 0]);
+                do_block = do_block.advance([q_tile, 0]);
+                lse2_block = lse2_block.advance([q_tile]);
+                delta_block = delta_block.advance([q_tile]);
+            }
+        }
+        for _ in range(all, tiles) {
+            let qt = load(q_block, boundary_check = checked(!even_queries, padded), padding = zero);
+            let dot_ = load(do_block, boundary_check = checked(!even_queries, padded), padding = zero);
+            let lt = load(lse2_block, boundary_check = checked(!even_queries, false), padding = zero).expand_dims(0);
+            let dt = load(delta_block, boundary_check = checked(!even_queries, false), padding = zero).expand_dims(0);
+            let p = exp2(dot(kt, qt.trans(), input_precision = precision) * scale2 - lt);
+            sums = add_key_gradients(sums, p, qt, vt, dot_, dt, precision);
+            q_block = q_block.advance([q_tile, 0]);
+            do_block = do_block.advance([q_tile, 0]);
+            lse2_block = lse2_block.advance([q_tile]);
+            delta_block = delta_block.advance([q_tile]);
+        }
+    }
+
+    let (dk_sum, dv_sum) = sums;
+    let dk_block = make_block_ptr(
+        dk + (batch * dk_stride_batch + kv_head * dk_stride_head),
+        shape = [n_k, d],
+        strides = [dk_stride_row, dk_stride_dim],
+        offsets = [first_key, 0],
+        block_shape = [k_tile, d_tile],
+        order = [1, 0],
+    );
+    let dv_block = make_block_ptr(
+        dv + (batch * dv_stride_batch + kv_head * dv_stride_head),
+        shape = [n_k, d],
+        strides = [dv_stride_row, dv_stride_dim],
+        offsets = [first_key, 0],
+        block_shape = [k_tile, d_tile],
+        order = [1, 0],
+    );
+    store(dk_block, (dk_sum * scale).to::<T>(), boundary_check = checked(true, padded));
+    store(dv_block, dv_sum.to::<T>(), boundary_check = checked(true, padded));
+}
+
+/// dQ: a program per tile of queries walks over the keys that they see, as the forward pass does.
+///
+/// Grid: (⌈n_q / q_tile⌉, heads, batch). `even_keys` promises that n_k is a multiple of `k_tile`.
+#[kernel]
+pub fn flash_attention_bwd_dq<T: Float>(
+    q: In<T>,
+    k: In<T>,
+    v: In<T>,
+    d_o: In<T>,
+    lse2: In<f32>,
+    delta: In<f32>,
+    dq: Out<T>,
+    q_stride_batch: i64,
+    q_stride_head: i64,
+    q_stride_row: i64,
+    q_stride_dim: i64,
+    k_stride_batch: i64,
+    k_stride_head: i64,
+    k_stride_row: i64,
+    k_stride_dim: i64,
+    v_stride_batch: i64,
+    v_stride_head: i64,
+    v_stride_row: i64,
+    v_stride_dim: i64,
+    do_stride_batch: i64,
+    do_stride_head: i64,
+    do_stride_row: i64,
+    do_stride_dim: i64,
+    dq_stride_batch: i64,
+    dq_stride_head: i64,
+    dq_stride_row: i64,
+    dq_stride_dim: i64,
+    #[no_specialize] n_q: i32,
+    #[no_specialize] n_k: i32,
+    scale: f32,
+    #[constexpr] d: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] q_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr = 1] group: usize,
+    #[constexpr = false] causal: bool,
+    #[constexpr = false] even_keys: bool,
+    #[constexpr = ieee] precision: Precision,
+) {
+    let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
+    let (head, batch) = (program_id(1), program_id(2));
+    let kv_head = head / group;
+    let first_row = tile * q_tile;
+    let padded = d != d_tile;
+    let scale2 = scale * std::f32::consts::LOG2_E;
+    let q_block = make_block_ptr(
+        q + (batch * q_stride_batch + head * q_stride_head),
+        shape = [n_q, d],
+        strides = [q_stride_row, q_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    let do_block = make_block_ptr(
+        d_o + (batch * do_stride_batch + head * do_stride_head),
+        shape = [n_q, d],
+        strides = [do_stride_row, do_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut k_block = make_block_ptr(
+        k + (batch * k_stride_batch + kv_head * k_stride_head),
+        shape = [n_k, d],
+        strides = [k_stride_row, k_stride_dim],
+        offsets = [0, 0],
+        block_shape = [k_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut v_block = make_block_ptr(
+        v + (batch * v_stride_batch + kv_head * v_stride_head),
+        shape = [n_k, d],
+        strides = [v_stride_row, v_stride_dim],
+        offsets = [0, 0],
+        block_shape = [k_tile, d_tile],
+        order = [1, 0],
+    );
+    let qt = load(q_block, boundary_check = checked(true, padded), padding = zero);
+    let dot_ = load(do_block, boundary_check = checked(true, padded), padding = zero);
+    let head_rows = row_offset(head, batch, n_q);
+    let lt = load(row_block(lse2 + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
+    let dt = load(row_block(delta + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
+    let (lt, dt) = (lt.expand_dims(1), dt.expand_dims(1));
+    let mut sums = zeros::<f32>([q_tile, d_tile]);
+
+    let (full_tiles, all_tiles) = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
+    for _ in range(0, full_tiles) {
+        let kt = load(k_block, boundary_check = checked(false, padded), padding = zero);
+        let vt = load(v_block, boundary_check = checked(false, padded), padding = zero);
+        let p = exp2(dot(qt, kt.trans(), input_precision = precision) * scale2 - lt);
+        sums = add_query_gradient(sums, p, kt, vt, dot_, dt, precision);
+        k_block = k_block.advance([k_tile, 0]);
+        v_block = v_block.advance([k_tile, 0]);
+    }
+    if causal || !even_keys {
+        let rows = first_row + arange(0, q_tile);
+        for i in range(full_tiles, all_tiles) {
+            let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
+            let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
+            let keys = i * k_tile + arange(0, k_tile);
+            let seen = visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal);
+            let p = exp2(dot(qt, kt.trans(), input_precision = precision) * scale2 - lt);
+            sums = add_query_gradient(sums, where_(seen, p, 0.0), kt, vt, dot_, dt, precision);
+            k_block = k_block.advance([k_tile, 0]);
+            v_block = v_block.advance([k_tile, 0]);
+        }
+    }
+
+    let dq_block = make_block_ptr(
+        dq + (batch * dq_stride_batch + head * dq_stride_head),
+        shape = [n_q, d],
+        strides = [dq_stride_row, dq_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    store(dq_block, (sums * scale).to::<T>(), boundary_check = checked(true, padded));
+}
+
+/// `len` numbers of a dense vector, from `first` on.
+#[device_fn]
+fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len: usize) -> BlockPtr<f32> {
+    make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
+}
+
+/// Adds a tile of queries to (dK / scale, dV). `p` is Pᵀ [keys, queries]; `delta` is [1, queries].
+#[device_fn]
+fn add_key_gradients<T: Float>(
+    sums: (Tile<f32>, Tile<f32>),
+    p: Tile<f32>,
+    q: Tile<T>,
+    v: Tile<T>,
+    d_o: Tile<T>,
+    delta: Tile<f32>,
+    precision: Precision,
+) -> (Tile<f32>, Tile<f32>) {
+    let (dk, dv) = sums;
+    let dv = dot(p.to::<T>(), d_o, acc = dv, input_precision = precision);
+    let ds = p * (dot(v, d_o.trans(), input_precision = precision) - delta);
+    let dk = dot(ds.to::<T>(), q, acc = dk, input_precision = precision);
+    (dk, dv)
+}
+
+/// Adds a tile of keys to dQ / scale. `p` is P [queries, keys]; `delta` is [queries, 1].
+#[device_fn]
+fn add_query_gradient<T: Float>(
+    dq: Tile<f32>,
+    p: Tile<f32>,
+    k: Tile<T>,
+    v: Tile<T>,
+    d_o: Tile<T>,
+    delta: Tile<f32>,
+    precision: Precision,
+) -> Tile<f32> {
+    let ds = p * (dot(d_o, v.trans(), input_precision = precision) - delta);
+    dot(ds.to::<T>(), k, acc = dq, input_precision = precision)
+}

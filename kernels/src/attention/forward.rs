@@ -1,0 +1,213 @@
+//! The forward kernel.
+
+use tilewright_runtime::prelude::*;
+
+/// Attention forward, tile by tile with an online softmax: FlashAttention-2 (Dao, 2023), Algorithm 1.
+///
+/// For each batch entry and head, with S = scale · Q Kᵀ:
+///
+/// - O = softmax(S) V, in the inputs' type;
+/// - L = log Σⱼ exp Sⱼ for each row, natural logarithm, f32.
+///
+/// | tensor | shape |
+/// |---|---|
+/// | q, o | [batch, heads, n_q, d] |
+/// | k, v | [batch, heads / group, n_k, d] |
+/// | lse (L) | [batch, heads, n_q], dense |
+///
+/// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends in
+/// the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
+///
+/// Grid: (⌈n_q / q_tile⌉, heads, batch). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
+/// `k_tile`. `scale` is positive.
+///
+/// Tiles of keys that all rows of the query tile see go through a loop without masks; those on the diagonal or at the end
+/// of the keys through a second one.
+#[kernel]
+pub fn flash_attention_fwd<T: Float>(
+    q: In<T>,
+    k: In<T>,
+    v: In<T>,
+    o: Out<T>,
+    lse: Out<f32>,
+    q_stride_batch: i64,
+    q_stride_head: i64,
+    q_stride_row: i64,
+    q_stride_dim: i64,
+    k_stride_batch: i64,
+    k_stride_head: i64,
+    k_stride_row: i64,
+    k_stride_dim: i64,
+    v_stride_batch: i64,
+    v_stride_head: i64,
+    v_stride_row: i64,
+    v_stride_dim: i64,
+    o_stride_batch: i64,
+    o_stride_head: i64,
+    o_stride_row: i64,
+    o_stride_dim: i64,
+    #[no_specialize] n_q: i32,
+    #[no_specialize] n_k: i32,
+    scale: f32,
+    #[constexpr] d: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] q_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr = 1] group: usize,
+    #[constexpr = false] causal: bool,
+    #[constexpr = false] even_keys: bool,
+    #[constexpr = ieee] precision: Precision,
+) {
+    // Under a causal mask the last query tiles have the most work: they start first.
+    let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
+    let (head, batch) = (program_id(1), program_id(2));
+    let kv_head = head / group;
+    let first_row = tile * q_tile;
+    let padded = d != d_tile;
+
+    let q_block = make_block_ptr(
+        q + (batch * q_stride_batch + head * q_stride_head),
+        shape = [n_q, d],
+        strides = [q_stride_row, q_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut k_block = make_block_ptr(
+        k + (batch * k_stride_batch + kv_head * k_stride_head),
+        shape = [n_k, d],
+        strides = [k_stride_row, k_stride_dim],
+        offsets = [0, 0],
+        block_shape = [k_tile, d_tile],
+        order = [1, 0],
+    );
+    let mut v_block = make_block_ptr(
+        v + (batch * v_stride_batch + kv_head * v_stride_head),
+        shape = [n_k, d],
+        strides = [v_stride_row, v_stride_dim],
+        offsets = [0, 0],
+        block_shape = [k_tile, d_tile],
+        order = [1, 0],
+    );
+
+    let qt = load(q_block, boundary_check = checked(true, padded), padding = zero);
+    let scale2 = scale * std::f32::consts::LOG2_E;
+    let mut softmax = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::NEG_INFINITY), zeros::<f32>([q_tile]));
+
+    let (full_tiles, all_tiles) = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
+    for _ in range(0, full_tiles) {
+        let kt = load(k_block, boundary_check = checked(false, padded), padding = zero);
+        let vt = load(v_block, boundary_check = checked(false, padded), padding = zero);
+        let scores = dot(qt, kt.trans(), input_precision = precision);
+        softmax = online_softmax(softmax, scores, vt, scale2, false, precision);
+        k_block = k_block.advance([k_tile, 0]);
+        v_block = v_block.advance([k_tile, 0]);
+    }
+    if causal || !even_keys {
+        let rows = first_row + arange(0, q_tile);
+        for i in range(full_tiles, all_tiles) {
+            let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
+            let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
+            let keys = i * k_tile + arange(0, k_tile);
+            let seen = visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal);
+            let scores = where_(seen, dot(qt, kt.trans(), input_precision = precision), f32::NEG_INFINITY);
+            softmax = online_softmax(softmax, scores, vt, scale2, true, precision);
+            k_block = k_block.advance([k_tile, 0]);
+            v_block = v_block.advance([k_tile, 0]);
+        }
+    }
+
+    let (acc, highest, total) = softmax;
+    // A row that saw no key has a total of 0: O = 0 / 1, L = −∞.
+    let divisor = where_(total == 0.0, 1.0, total);
+    let o_block = make_block_ptr(
+        o + (batch * o_stride_batch + head * o_stride_head),
+        shape = [n_q, d],
+        strides = [o_stride_row, o_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    store(o_block, (acc / divisor.expand_dims(1)).to::<T>(), boundary_check = checked(true, padded));
+    let lse_block = make_block_ptr(
+        lse + row_offset(head, batch, n_q),
+        shape = [n_q],
+        strides = [1],
+        offsets = [first_row],
+        block_shape = [q_tile],
+        order = [0],
+    );
+    store(lse_block, (highest + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
+}
+
+/// Dimensions of a [rows, d] block that need a boundary check.
+pub(super) fn checked(rows: bool, dim: bool) -> &'static [usize] {
+    match (rows, dim) {
+        (false, false) => &[],
+        (true, false) => &[0],
+        (false, true) => &[1],
+        (true, true) => &[0, 1],
+    }
+}
+
+/// Offset of a head's first row in a dense [batch, heads, n] tensor.
+#[device_fn]
+pub(super) fn row_offset(head: Scalar<i32>, batch: Scalar<i32>, n: Scalar<i32>) -> Scalar<i64> {
+    (batch * num_programs(1) + head).to::<i64>() * n
+}
+
+/// Which keys a query row sees: [rows, 1] and [1, keys] (or transposed) make a mask of the scores' shape, or one that
+/// repeats to it.
+#[device_fn]
+pub(super) fn visible(
+    rows: Tile<i32>,
+    keys: Tile<i32>,
+    n_q: Scalar<i32>,
+    n_k: Scalar<i32>,
+    causal: bool,
+) -> Tile<bool> {
+    // Under the causal mask, rows below n_q see no key beyond n_k.
+    if causal { keys - (n_k - n_q) <= rows } else { keys < n_k }
+}
+
+/// How many tiles of keys, from the first on, every row of a query tile sees whole; and how many some row sees.
+#[device_fn]
+pub(super) fn key_tiles(
+    first_row: Scalar<i32>,
+    n_q: Scalar<i32>,
+    n_k: Scalar<i32>,
+    q_tile: usize,
+    k_tile: usize,
+    causal: bool,
+) -> (Scalar<i32>, Scalar<i32>) {
+    let (mut by_all, mut by_some) = (n_k, n_k);
+    if causal {
+        let seen = maximum(first_row + (n_k - n_q) + 1, 0);
+        by_all = minimum(seen, n_k);
+        by_some = minimum(maximum(first_row + (n_k - n_q) + q_tile, 0), n_k);
+    }
+    (by_all / k_tile, cdiv(by_some, k_tile))
+}
+
+/// Takes one more tile of scores and values into (Σ p V, running maximum, Σ p) with p = 2^(scale2 · score − maximum).
+///
+/// The maximum is kept in the scaled units, so that each exponent is one multiply-add. `masked` says that scores may be
+/// −∞, even for all keys seen so far.
+#[device_fn]
+fn online_softmax<T: Float>(
+    state: (Tile<f32>, Tile<f32>, Tile<f32>),
+    scores: Tile<f32>,
+    v: Tile<T>,
+    scale2: Scalar<f32>,
+    masked: bool,
+    precision: Precision,
+) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
+    let (acc, before, total) = state;
+    let highest = maximum(before, max(scores, axis = 1) * scale2);
+    // −∞ − (−∞) has no value; against 0 every exponent of such a row is −∞, as it should be.
+    let against = if masked { where_(highest == f32::NEG_INFINITY, 0.0, highest) } else { highest };
+    let p = exp2(scores * scale2 - against.expand_dims(1));
+    let rescale = exp2(before - against);
+    let acc = dot(p.to::<T>(), v, acc = acc * rescale.expand_dims(1), input_precision = precision);
+    (acc, highest, total * rescale + sum(p, axis = 1))
+}

@@ -1,0 +1,5 @@
+//! FlashAttention-2: forward and backward.
+
+pub mod backward;
+pub mod forward;
+pub mod reference;

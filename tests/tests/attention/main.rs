@@ -1,0 +1,4 @@
+//! FlashAttention-2 against its definition, on every machine: in the interpreter, and as native code.
+
+mod case;
+mod interpreted;
