@@ -96,8 +96,7 @@ pub fn backward(p: &Problem, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> Gr
         let scores = p.scores(q, k, row, q_at, k_at);
         let lse = log_sum_exp(&scores);
         let weights: Vec<f64> = scores.iter().map(|s| (s - lse).exp()).collect();
-        let d_weights: Vec<f64> =
-            (0..scores.len()).map(|j| p.inner(&d_o[q_at..], &v[k_at + j * p.d..])).collect();
+        let d_weights: Vec<f64> = (0..scores.len()).map(|j| p.inner(&d_o[q_at..], &v[k_at + j * p.d..])).collect();
         let mean: f64 = weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum();
         for (j, (w, d)) in weights.iter().zip(&d_weights).enumerate() {
             let ds = p.scale * w * (d - mean);

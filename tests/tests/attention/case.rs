@@ -93,6 +93,8 @@ pub struct Case {
     pub problem: Problem,
     pub dtype: DType,
     pub layout: Layout,
+    /// Replaces what the dtype explains.
+    pub tolerance: Option<f64>,
 }
 
 /// Inputs that the dtype represents exactly.
@@ -115,7 +117,7 @@ impl Case {
     pub fn new(n_q: usize, n_k: usize, d: usize) -> Case {
         let scale = 1.0 / (d as f64).sqrt();
         let problem = Problem { batch: 1, heads_q: 1, heads_kv: 1, n_q, n_k, d, causal: false, scale };
-        Case { problem, dtype: DType::BF16, layout: Layout::Dense }
+        Case { problem, dtype: DType::BF16, layout: Layout::Dense, tolerance: None }
     }
 
     pub fn causal(mut self) -> Case {
@@ -130,6 +132,11 @@ impl Case {
 
     pub fn layout(mut self, layout: Layout) -> Case {
         self.layout = layout;
+        self
+    }
+
+    pub fn within(mut self, tolerance: f64) -> Case {
+        self.tolerance = Some(tolerance);
         self
     }
 
@@ -185,28 +192,39 @@ impl Case {
 
     /// Largest relative error in the Frobenius norm that rounding in the dtype explains.
     pub fn tolerance(&self) -> f64 {
-        match self.dtype {
+        let explained = match self.dtype {
             DType::BF16 => 1e-2,
             DType::F16 => 2e-3,
             _ => 1e-5,
-        }
+        };
+        self.tolerance.unwrap_or(explained)
     }
 
-    /// Panics unless the tensors agree. NaN never does; infinities must be equal.
-    pub fn compare(&self, what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    /// Panics unless the tensors agree within [`Case::tolerance`].
+    pub fn compare(&self, what: &str, found: &[f64], expected: &[f64]) {
+        let norm: f64 = expected.iter().map(|y| y * y).sum();
+        // Where the true result is zero, rounding of numbers of size 1 is what is left.
+        let len = expected.len() as f64;
+        let norm = if norm < 1e-20 * len { len } else { norm };
+        self.compare_to_norm(what, found, expected, norm, self.tolerance());
+    }
+
+    /// As [`Case::compare`], for the logarithms L: near zero their absolute error is what counts.
+    pub fn compare_lse(&self, found: &[f64], expected: &[f64]) {
+        let norm = expected.iter().filter(|y| y.is_finite()).map(|y| y * y).sum::<f64>();
+        let tolerance = self.tolerance.unwrap_or(1e-5);
+        self.compare_to_norm("lse", found, expected, norm.max(expected.len() as f64), tolerance);
+    }
+
+    /// NaN never agrees; infinities must be equal.
+    fn compare_to_norm(&self, what: &str, found: &[f64], expected: &[f64], norm: f64, tolerance: f64) {
         assert_eq!(found.len(), expected.len(), "{what} of {self:?}");
-        let (mut error, mut norm) = (0.0, 0.0);
-        for (i, (x, y)) in found.iter().zip(expected).enumerate() {
-            if x == y {
-                norm += if y.is_finite() { y * y } else { 0.0 };
-                continue;
-            }
+        let mut error = 0.0;
+        for (i, (x, y)) in found.iter().zip(expected).enumerate().filter(|(_, (x, y))| x != y) {
             assert!(x.is_finite() && y.is_finite(), "{what} of {self:?}: element {i} is {x}, expected {y}");
             error += (x - y) * (x - y);
-            norm += y * y;
         }
-        // Where the true result is zero, rounding of numbers of size 1 is what is left.
-        let relative = (error / norm.max(1e-3 * found.len() as f64)).sqrt();
+        let relative = if error == 0.0 { 0.0 } else { (error / norm).sqrt() };
         assert!(relative < tolerance, "{what} of {self:?}: relative error {relative:.2e}, allowed {tolerance:.0e}");
     }
 }

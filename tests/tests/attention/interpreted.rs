@@ -80,7 +80,11 @@ fn consts(case: &Case) -> Vec<(&'static str, ConstValue)> {
     ]
 }
 
-fn with(mut consts: Vec<(&'static str, ConstValue)>, name: &'static str, value: bool) -> Vec<(&'static str, ConstValue)> {
+fn with(
+    mut consts: Vec<(&'static str, ConstValue)>,
+    name: &'static str,
+    value: bool,
+) -> Vec<(&'static str, ConstValue)> {
     consts.push((name, ConstValue::Bool(value)));
     consts
 }
@@ -104,9 +108,9 @@ fn check_forward(case: Case, inputs: &Inputs, expected: &Expected) {
     launch.run(&func, &scalars, [p.n_q.div_ceil(Q_TILE), p.heads_q, p.batch]);
     o.memory = from_bytes(case.dtype, memory.bytes(o_id));
     o.check_gaps("o");
-    case.compare("o", &o.dense(), &expected.o, case.tolerance());
+    case.compare("o", &o.dense(), &expected.o);
     let lse = from_bytes(DType::F32, memory.bytes(lse_id));
-    case.compare("lse", &lse, &expected.lse, 1e-5);
+    case.compare_lse(&lse, &expected.lse);
 }
 
 fn check_backward(case: Case, inputs: &Inputs, expected: &Expected) {
@@ -149,8 +153,8 @@ fn check_backward(case: Case, inputs: &Inputs, expected: &Expected) {
     let even = with(consts(&case), "even_queries", p.n_q.is_multiple_of(Q_TILE));
     let func = record(&FLASH_ATTENTION_BWD_DKDV, &case, &even);
     launch.run(&func, &scalars, [p.n_k.div_ceil(K_TILE), p.heads_kv, p.batch]);
-    case.compare("dk", &read(&memory, dk, case.key_shape(), "dk"), &expected.gradients.dk, case.tolerance());
-    case.compare("dv", &read(&memory, dv, case.key_shape(), "dv"), &expected.gradients.dv, case.tolerance());
+    case.compare("dk", &read(&memory, dk, case.key_shape(), "dk"), &expected.gradients.dk);
+    case.compare("dv", &read(&memory, dv, case.key_shape(), "dv"), &expected.gradients.dv);
 
     let mut launch = Launch::new(&mut memory, case.dtype);
     for t in [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o] {
@@ -162,7 +166,7 @@ fn check_backward(case: Case, inputs: &Inputs, expected: &Expected) {
     let even = with(consts(&case), "even_keys", p.n_k.is_multiple_of(K_TILE));
     let func = record(&FLASH_ATTENTION_BWD_DQ, &case, &even);
     launch.run(&func, &scalars, [p.n_q.div_ceil(Q_TILE), p.heads_q, p.batch]);
-    case.compare("dq", &read(&memory, dq, case.query_shape(), "dq"), &expected.gradients.dq, case.tolerance());
+    case.compare("dq", &read(&memory, dq, case.query_shape(), "dq"), &expected.gradients.dq);
 }
 
 /// Forward and backward.
@@ -235,7 +239,8 @@ fn strides_with_gaps() {
 #[test]
 fn large_scores_do_not_overflow() {
     for sign in [1.0, -1.0] {
-        let case = Case::new(20, 36, 16).dtype(DType::F32);
+        // Scores of 400 are off by 1.5e-5, P by as much, and in dQ and dK nearly equal terms of size 10 cancel.
+        let case = Case::new(20, 36, 16).dtype(DType::F32).within(1e-2);
         let mut inputs = case.inputs();
         inputs.q.memory.fill(10.0);
         inputs.k.memory.iter_mut().enumerate().for_each(|(i, x)| *x = sign * (10.0 + (i / 16 % 3) as f64 / 8.0));
