@@ -1,5 +1,6 @@
 //! FlashAttention-2: forward and backward.
 
 pub mod backward;
+pub mod config;
 pub mod forward;
 pub mod reference;
