@@ -12,6 +12,10 @@ use tilewright_codegen::lang::kernel::KernelDef;
 /// All kernels, by name.
 pub static KERNELS: &[&KernelDef] = &[
     &column_sum::COLUMN_SUM,
+    &attention::backward::FLASH_ATTENTION_BWD_DKDV,
+    &attention::backward::FLASH_ATTENTION_BWD_DQ,
+    &attention::backward::FLASH_ATTENTION_BWD_PREPROCESS,
+    &attention::forward::FLASH_ATTENTION_FWD,
     &matmul::MATMUL,
     &rms_norm::RMS_NORM_BWD,
     &rms_norm::RMS_NORM_FWD,

@@ -181,8 +181,10 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
                 let dt = load(delta_block, boundary_check = [0], padding = zero).expand_dims(0);
                 let rows = i * q_tile + arange(0, q_tile);
                 let seen = visible(rows.expand_dims(0), keys.expand_dims(1), n_q, n_k, true);
-                let p = exp2(dot(kt, qt.trans(), input_precision = precision) * scale2 - lt);
-                sums = add_key_gradients(sums, where_(seen, p, 0.0), qt, vt, dot_, dt, precision);
+                let scores = dot(kt, qt.trans(), input_precision = precision);
+                let dp = dot(vt, dot_.trans(), input_precision = precision);
+                let p = where_(seen, exp2(scores * scale2 - lt), 0.0);
+                sums = add_key_gradients(sums, p, dp - dt, qt, dot_, precision);
                 q_block = q_block.advance([q_tile, 0]);
                 do_block = do_block.advance([q_tile, 0]);
                 lse2_block = lse2_block.advance([q_tile]);
@@ -194,8 +196,10 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
             let dot_ = load(do_block, boundary_check = checked(!even_queries, padded), padding = zero);
             let lt = load(lse2_block, boundary_check = checked(!even_queries, false), padding = zero).expand_dims(0);
             let dt = load(delta_block, boundary_check = checked(!even_queries, false), padding = zero).expand_dims(0);
-            let p = exp2(dot(kt, qt.trans(), input_precision = precision) * scale2 - lt);
-            sums = add_key_gradients(sums, p, qt, vt, dot_, dt, precision);
+            let scores = dot(kt, qt.trans(), input_precision = precision);
+            let dp = dot(vt, dot_.trans(), input_precision = precision);
+            let p = exp2(scores * scale2 - lt);
+            sums = add_key_gradients(sums, p, dp - dt, qt, dot_, precision);
             q_block = q_block.advance([q_tile, 0]);
             do_block = do_block.advance([q_tile, 0]);
             lse2_block = lse2_block.advance([q_tile]);
@@ -312,14 +316,16 @@ pub fn flash_attention_bwd_dq<T: Float>(
     let lt = load(row_block(lse2 + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let dt = load(row_block(delta + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let (lt, dt) = (lt.expand_dims(1), dt.expand_dims(1));
-    let mut sums = zeros::<f32>([q_tile, d_tile]);
+    let mut sum = zeros::<f32>([q_tile, d_tile]);
 
     let (full_tiles, all_tiles) = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
     for _ in range(0, full_tiles) {
         let kt = load(k_block, boundary_check = checked(false, padded), padding = zero);
         let vt = load(v_block, boundary_check = checked(false, padded), padding = zero);
-        let p = exp2(dot(qt, kt.trans(), input_precision = precision) * scale2 - lt);
-        sums = add_query_gradient(sums, p, kt, vt, dot_, dt, precision);
+        let scores = dot(qt, kt.trans(), input_precision = precision);
+        let dp = dot(dot_, vt.trans(), input_precision = precision);
+        let ds = exp2(scores * scale2 - lt) * (dp - dt);
+        sum = dot(ds.to::<T>(), kt, acc = sum, input_precision = precision);
         k_block = k_block.advance([k_tile, 0]);
         v_block = v_block.advance([k_tile, 0]);
     }
@@ -330,8 +336,11 @@ pub fn flash_attention_bwd_dq<T: Float>(
             let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
             let keys = i * k_tile + arange(0, k_tile);
             let seen = visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal);
-            let p = exp2(dot(qt, kt.trans(), input_precision = precision) * scale2 - lt);
-            sums = add_query_gradient(sums, where_(seen, p, 0.0), kt, vt, dot_, dt, precision);
+            let scores = dot(qt, kt.trans(), input_precision = precision);
+            let dp = dot(dot_, vt.trans(), input_precision = precision);
+            let p = where_(seen, exp2(scores * scale2 - lt), 0.0);
+            let ds = p * (dp - dt);
+            sum = dot(ds.to::<T>(), kt, acc = sum, input_precision = precision);
             k_block = k_block.advance([k_tile, 0]);
             v_block = v_block.advance([k_tile, 0]);
         }
@@ -345,7 +354,7 @@ pub fn flash_attention_bwd_dq<T: Float>(
         block_shape = [q_tile, d_tile],
         order = [1, 0],
     );
-    store(dq_block, (sums * scale).to::<T>(), boundary_check = checked(true, padded));
+    store(dq_block, (sum * scale).to::<T>(), boundary_check = checked(true, padded));
 }
 
 /// `len` numbers of a dense vector, from `first` on.
@@ -354,35 +363,18 @@ fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len: usize) -> 
     make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
 }
 
-/// Adds a tile of queries to (dK / scale, dV). `p` is Pᵀ [keys, queries]; `delta` is [1, queries].
+/// Adds a tile of queries to (dK / scale, dV). `p` is Pᵀ and `dp` dPᵀ − D, both [keys, queries].
 #[device_fn]
 fn add_key_gradients<T: Float>(
     sums: (Tile<f32>, Tile<f32>),
     p: Tile<f32>,
+    dp: Tile<f32>,
     q: Tile<T>,
-    v: Tile<T>,
     d_o: Tile<T>,
-    delta: Tile<f32>,
     precision: Precision,
 ) -> (Tile<f32>, Tile<f32>) {
     let (dk, dv) = sums;
     let dv = dot(p.to::<T>(), d_o, acc = dv, input_precision = precision);
-    let ds = p * (dot(v, d_o.trans(), input_precision = precision) - delta);
-    let dk = dot(ds.to::<T>(), q, acc = dk, input_precision = precision);
+    let dk = dot((p * dp).to::<T>(), q, acc = dk, input_precision = precision);
     (dk, dv)
-}
-
-/// Adds a tile of keys to dQ / scale. `p` is P [queries, keys]; `delta` is [queries, 1].
-#[device_fn]
-fn add_query_gradient<T: Float>(
-    dq: Tile<f32>,
-    p: Tile<f32>,
-    k: Tile<T>,
-    v: Tile<T>,
-    d_o: Tile<T>,
-    delta: Tile<f32>,
-    precision: Precision,
-) -> Tile<f32> {
-    let ds = p * (dot(d_o, v.trans(), input_precision = precision) - delta);
-    dot(ds.to::<T>(), k, acc = dq, input_precision = precision)
 }
