@@ -4,6 +4,7 @@
 //! this kernel adds those rows up, always in the same order: the gradient has the same bits in every run, which atomics
 //! would not give.
 
+use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 /// y[j] = Σᵢ x[i, j], summed in f32.
@@ -38,6 +39,33 @@ pub fn column_sum<T: Float, U: Float>(
         x_block = x_block.advance([rows_tile, 0]);
     }
     store(y_block, sum(total, axis = 0).to::<U>(), boundary_check = [0]);
+}
+
+/// Sums x [rows, d] over its rows into y [d].
+///
+/// # Errors
+/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+pub fn forward<T: FloatElement, U: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    mut y: TensorMut<'_, U, 1>,
+) -> Result<()> {
+    let [rows, d] = x.shape();
+    expect_shape("column_sum", "y", y.shape(), [d])?;
+    // Lines of 128 bytes, so that even few columns make many programs.
+    let (rows_tile, d_tile) = (64, 32);
+    ColumnSum {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        y_stride: y.strides()[0],
+        rows: extent("column_sum", "x", rows)?,
+        d: extent("column_sum", "x", d)?,
+        x: &x.data,
+        y: &mut y.data,
+        rows_tile,
+        d_tile,
+    }
+    .launch(device, d.div_ceil(d_tile))
 }
 
 /// The same in f64: `x` is row-major with rows of `d` elements.

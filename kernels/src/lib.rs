@@ -5,7 +5,10 @@ pub mod column_sum;
 pub mod matmul;
 pub mod rms_norm;
 pub mod softmax;
+pub mod tensor;
 pub mod weighted_sum;
+
+pub use tensor::{FloatElement, Tensor, TensorMut};
 
 use tilewright_codegen::lang::kernel::KernelDef;
 

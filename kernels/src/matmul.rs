@@ -4,6 +4,7 @@
 //! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix product tutorial,
 //! here [`swizzle2d`]).
 
+use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 constexpr_enum! {
@@ -98,6 +99,94 @@ fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
         Activation::Relu => maximum(x, 0.0),
         Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
         Activation::Silu => x * sigmoid(x),
+    }
+}
+
+/// What a product may be told beside its operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    pub activation: Activation,
+    /// How f32 operands multiply: exactly by default.
+    pub precision: Precision,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { activation: Activation::None, precision: Precision::Ieee }
+    }
+}
+
+/// c [m, n] = activation(a [m, k] · b [k, n]).
+///
+/// # Errors
+/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+pub fn multiply<T: FloatElement>(
+    device: &Device,
+    a: Tensor<'_, T, 2>,
+    b: Tensor<'_, T, 2>,
+    mut c: TensorMut<'_, T, 2>,
+    options: Options,
+) -> Result<()> {
+    const NAME: &str = "matmul";
+    let ([m, k], [_, n]) = (a.shape(), b.shape());
+    expect_shape(NAME, "b", b.shape(), [k, n])?;
+    expect_shape(NAME, "c", c.shape(), [m, n])?;
+    let columns = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
+    if columns(c.strides()) {
+        // cᵀ = bᵀ·aᵀ lies row by row.
+        return multiply(device, b.transposed(0, 1), a.transposed(0, 1), c.transposed(0, 1), options);
+    }
+    let tiles = Tiles::new(device, T::dtype().bytes(), [m, n, k], options.precision);
+    let programs = m.div_ceil(tiles.m) * n.div_ceil(tiles.n);
+    Matmul {
+        a_stride_m: a.strides()[0],
+        a_stride_k: a.strides()[1],
+        b_stride_k: b.strides()[0],
+        b_stride_n: b.strides()[1],
+        c_stride_m: c.strides()[0],
+        c_stride_n: c.strides()[1],
+        m: extent(NAME, "a", m)?,
+        n: extent(NAME, "b", n)?,
+        k: extent(NAME, "a", k)?,
+        a_columns: columns(a.strides()),
+        b_columns: columns(b.strides()),
+        a: &a.data,
+        b: &b.data,
+        c: &mut c.data,
+        m_tile: tiles.m,
+        n_tile: tiles.n,
+        k_tile: tiles.k,
+        group: 8,
+        activation: options.activation,
+        precision: options.precision,
+    }
+    .launch_with(device, &LaunchConfig::new(programs).num_warps(tiles.num_warps).num_stages(tiles.num_stages))
+}
+
+/// Extents of a program's tiles, and its size on a GPU.
+struct Tiles {
+    m: usize,
+    n: usize,
+    k: usize,
+    num_warps: u32,
+    num_stages: u32,
+}
+
+impl Tiles {
+    /// Large tiles read the operands less often; small products get tiles of their own size.
+    fn new(device: &Device, bytes: usize, [m, n, k]: [usize; 3], precision: Precision) -> Tiles {
+        let (largest, num_warps, num_stages) = match (device.is_cuda(), bytes, precision) {
+            (false, ..) => ([64, 64, 64], 4, 1),
+            (true, 2, _) => ([128, 128, 64], 8, 4),
+            // Plain multiply-adds: both operands are read from shared memory for each of them.
+            (true, _, Precision::Ieee) => ([64, 64, 16], 4, 3),
+            (true, ..) => ([64, 64, 32], 4, 3),
+        };
+        let fit = |n: usize, largest: usize| n.next_power_of_two().clamp(16, largest);
+        let tiles =
+            Tiles { m: fit(m, largest[0]), n: fit(n, largest[1]), k: fit(k, largest[2]), num_warps, num_stages };
+        // With fewer rows than warps along them, warps would compute the same twice.
+        if tiles.m * tiles.n < 64 * 128 { Tiles { num_warps: 4, ..tiles } } else { tiles }
     }
 }
 

@@ -9,6 +9,8 @@
 //!
 //! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice.
 
+use crate::column_sum;
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 /// y = x · rstd · w and rstd = 1/√(mean(x²) + eps), computed in f32.
@@ -196,6 +198,104 @@ pub fn rms_norm_bwd<T: Float>(
             grad_x_block = grad_x_block.advance([0, d_tile]);
         }
     }
+}
+
+/// Widest row that is kept in registers, and the tile of wider ones.
+const MAX_WHOLE: usize = 8192;
+const WIDE_TILE: usize = 4096;
+
+fn tiles(rows: usize, d: usize) -> RowTiles {
+    RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE })
+}
+
+/// y [rows, d] and rstd [rows] of x [rows, d], weights w [d] and `eps`.
+///
+/// # Errors
+/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+pub fn forward<T: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    w: Tensor<'_, T, 1>,
+    mut y: TensorMut<'_, T, 2>,
+    mut rstd: TensorMut<'_, f32, 1>,
+    eps: f32,
+) -> Result<()> {
+    const NAME: &str = "rms_norm_fwd";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "w", w.shape(), [d])?;
+    expect_shape(NAME, "y", y.shape(), [rows, d])?;
+    expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
+    let tiles = tiles(rows, d);
+    RmsNormFwd {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        w_stride: w.strides()[0],
+        y_stride_row: y.strides()[0],
+        y_stride_d: y.strides()[1],
+        rstd_stride: rstd.strides()[0],
+        rows: extent(NAME, "x", rows)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        w: &w.data,
+        y: &mut y.data,
+        rstd: &mut rstd.data,
+        eps,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+        whole_rows: tiles.d_tile >= d,
+    }
+    .launch_with(device, &tiles.config(rows))
+}
+
+/// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows, d] of the result and the rstd [rows] that
+/// [`forward`] gave.
+///
+/// # Errors
+/// As [`forward`]; also no memory for the partial sums, f32 [row tiles, d].
+pub fn backward<T: FloatElement, G: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    w: Tensor<'_, T, 1>,
+    rstd: Tensor<'_, f32, 1>,
+    grad_y: Tensor<'_, T, 2>,
+    mut grad_x: TensorMut<'_, T, 2>,
+    grad_w: TensorMut<'_, G, 1>,
+) -> Result<()> {
+    const NAME: &str = "rms_norm_bwd";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "w", w.shape(), [d])?;
+    expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
+    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
+    let tiles = tiles(rows, d);
+    let programs = tiles.programs(rows);
+    let mut partial = Buffer::<f32>::uninit(device, programs * d)?;
+    RmsNormBwd {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        w_stride: w.strides()[0],
+        rstd_stride: rstd.strides()[0],
+        grad_y_stride_row: grad_y.strides()[0],
+        grad_y_stride_d: grad_y.strides()[1],
+        grad_x_stride_row: grad_x.strides()[0],
+        grad_x_stride_d: grad_x.strides()[1],
+        partial_stride_tile: d as i64,
+        partial_stride_d: 1,
+        rows: extent(NAME, "x", rows)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        w: &w.data,
+        rstd: &rstd.data,
+        grad_y: &grad_y.data,
+        grad_x: &mut grad_x.data,
+        partial_grad_w: &mut partial,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+        whole_rows: tiles.d_tile >= d,
+    }
+    .launch_with(device, &tiles.config(rows))?;
+    column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w)
 }
 
 /// The same in f64, on dense row-major slices.

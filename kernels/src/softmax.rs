@@ -4,6 +4,7 @@
 //! rescaled whenever the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and
 //! once to write. A row of −∞ gives NaN, as it does in other libraries.
 
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 /// Softmax of rows that fit into a tile: `d_tile` ≥ d.
@@ -99,6 +100,32 @@ pub fn softmax_wide_rows<T: Float>(
         store(y_block, (exp(xt - largest.expand_dims(1)) * scale).to::<T>(), boundary_check = [0, 1]);
         x_block = x_block.advance([0, d_tile]);
         y_block = y_block.advance([0, d_tile]);
+    }
+}
+
+/// Widest row that is kept in registers, and the tile of wider ones.
+const MAX_WHOLE: usize = 16384;
+const WIDE_TILE: usize = 4096;
+
+/// y = softmax of x along the last dimension, both [rows, d].
+///
+/// # Errors
+/// Shapes that differ, tensors on another device, and everything that a launch can say.
+pub fn forward<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: TensorMut<'_, T, 2>) -> Result<()> {
+    const NAME: &str = "softmax";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "y", y.shape(), [rows, d])?;
+    let tiles = RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE });
+    let RowTiles { rows_tile, d_tile, .. } = tiles;
+    let ([x_stride_row, x_stride_d], [y_stride_row, y_stride_d]) = (x.strides(), y.strides());
+    let (config, rows, d) = (tiles.config(rows), extent(NAME, "x", rows)?, extent(NAME, "x", d)?);
+    let (x, y) = (&x.data, &mut y.data);
+    if d_tile >= d as usize {
+        SoftmaxRows { x, y, x_stride_row, x_stride_d, y_stride_row, y_stride_d, rows, d, rows_tile, d_tile }
+            .launch_with(device, &config)
+    } else {
+        SoftmaxWideRows { x, y, x_stride_row, x_stride_d, y_stride_row, y_stride_d, rows, d, rows_tile, d_tile }
+            .launch_with(device, &config)
     }
 }
 

@@ -8,6 +8,8 @@
 //!
 //! It is the introductory kernel of Stanford CS336, assignment 2, section 1.3.1 (equations 2 and 3 there).
 
+use crate::column_sum;
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 /// y[r] = Σⱼ x[r, j] · w[j], multiplied and summed in f32.
@@ -127,6 +129,84 @@ pub fn weighted_sum_bwd<T: Float>(
         grad_x_block = grad_x_block.advance([0, d_tile]);
         partial_block = partial_block.advance([0, d_tile]);
     }
+}
+
+/// Widest tile: wider rows go through several.
+const MAX_D_TILE: usize = 1024;
+
+/// y [rows] = x [rows, d] · w [d].
+///
+/// # Errors
+/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+pub fn forward<T: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    w: Tensor<'_, T, 1>,
+    mut y: TensorMut<'_, f32, 1>,
+) -> Result<()> {
+    const NAME: &str = "weighted_sum_fwd";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "w", w.shape(), [d])?;
+    expect_shape(NAME, "y", y.shape(), [rows])?;
+    let tiles = RowTiles::new(rows, d, MAX_D_TILE);
+    WeightedSumFwd {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        w_stride: w.strides()[0],
+        y_stride: y.strides()[0],
+        rows: extent(NAME, "x", rows)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        w: &w.data,
+        y: &mut y.data,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config(rows))
+}
+
+/// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows] of the result.
+///
+/// # Errors
+/// As [`forward`]; also no memory for the partial sums, f32 [row tiles, d].
+pub fn backward<T: FloatElement, G: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    w: Tensor<'_, T, 1>,
+    grad_y: Tensor<'_, f32, 1>,
+    mut grad_x: TensorMut<'_, T, 2>,
+    grad_w: TensorMut<'_, G, 1>,
+) -> Result<()> {
+    const NAME: &str = "weighted_sum_bwd";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "w", w.shape(), [d])?;
+    expect_shape(NAME, "grad_y", grad_y.shape(), [rows])?;
+    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
+    let tiles = RowTiles::new(rows, d, MAX_D_TILE);
+    let programs = tiles.programs(rows);
+    let mut partial = Buffer::<f32>::uninit(device, programs * d)?;
+    WeightedSumBwd {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        w_stride: w.strides()[0],
+        grad_y_stride: grad_y.strides()[0],
+        grad_x_stride_row: grad_x.strides()[0],
+        grad_x_stride_d: grad_x.strides()[1],
+        partial_stride_tile: d as i64,
+        partial_stride_d: 1,
+        rows: extent(NAME, "x", rows)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        w: &w.data,
+        grad_y: &grad_y.data,
+        grad_x: &mut grad_x.data,
+        partial_grad_w: &mut partial,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config(rows))?;
+    column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w)
 }
 
 /// The same in f64, on dense row-major slices.

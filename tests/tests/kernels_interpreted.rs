@@ -8,6 +8,7 @@ use tilewright_codegen::ir::DType;
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, FORMS, interpret};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
+use tilewright_tests::on_device::activated;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -243,16 +244,6 @@ fn rms_norm_gradients_match() {
             }
         }
     });
-}
-
-/// The activations, written another way than in the kernel.
-fn activated(x: f64, activation: Activation) -> f64 {
-    match activation {
-        Activation::None => x,
-        Activation::Relu => (x + x.abs()) / 2.0,
-        Activation::Gelu => x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt())),
-        Activation::Silu => x / (1.0 + (-x).exp()),
-    }
 }
 
 struct Product {

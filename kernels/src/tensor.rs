@@ -1,0 +1,249 @@
+//! Tensors as kernels take them: borrowed memory of a device with a shape and strides, and the checks of both.
+
+use tilewright_runtime::Strided;
+use tilewright_runtime::prelude::*;
+
+/// Element types that the kernels of this crate compute on: they multiply and sum in f32.
+pub trait FloatElement: Float + Element {}
+impl FloatElement for f16 {}
+impl FloatElement for bf16 {}
+impl FloatElement for f32 {}
+
+/// A tensor of rank `R` that is read.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a, T: Element, const R: usize> {
+    pub(crate) data: View<'a, T>,
+    shape: [usize; R],
+    strides: [i64; R],
+}
+
+/// A tensor of rank `R` that is written.
+#[derive(Debug)]
+pub struct TensorMut<'a, T: Element, const R: usize> {
+    pub(crate) data: ViewMut<'a, T>,
+    shape: [usize; R],
+    strides: [i64; R],
+}
+
+impl<'a, T: Element, const R: usize> Tensor<'a, T, R> {
+    /// Dense and row-major: the last dimension varies fastest.
+    ///
+    /// # Errors
+    /// There are fewer elements than the shape needs.
+    pub fn dense(data: View<'a, T>, shape: [usize; R]) -> Result<Self> {
+        Self::strided(data, shape, dense_strides(shape))
+    }
+
+    /// Element i₀, i₁, … is element Σ iₙ · stridesₙ of `data`. Strides may be zero: those elements repeat.
+    ///
+    /// # Errors
+    /// An element lies outside the data.
+    pub fn strided(data: View<'a, T>, shape: [usize; R], strides: [i64; R]) -> Result<Self> {
+        check_fits(shape, strides, data.len())?;
+        Ok(Tensor { data, shape, strides })
+    }
+
+    /// The same elements with two dimensions swapped.
+    pub fn transposed(mut self, a: usize, b: usize) -> Self {
+        self.shape.swap(a, b);
+        self.strides.swap(a, b);
+        self
+    }
+
+    /// Extent of each dimension.
+    pub fn shape(&self) -> [usize; R] {
+        self.shape
+    }
+
+    /// Distance between neighbours along each dimension, in elements.
+    pub fn strides(&self) -> [i64; R] {
+        self.strides
+    }
+}
+
+impl<'a, T: Element, const R: usize> TensorMut<'a, T, R> {
+    /// See [`Tensor::dense`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn dense(data: ViewMut<'a, T>, shape: [usize; R]) -> Result<Self> {
+        Self::strided(data, shape, dense_strides(shape))
+    }
+
+    /// See [`Tensor::strided`].
+    ///
+    /// # Errors
+    /// As there; also strides by which elements overlap.
+    pub fn strided(data: ViewMut<'a, T>, shape: [usize; R], strides: [i64; R]) -> Result<Self> {
+        check_fits(shape, strides, data.len())?;
+        check_apart(shape, strides)?;
+        Ok(TensorMut { data, shape, strides })
+    }
+
+    /// The same elements with two dimensions swapped.
+    pub fn transposed(mut self, a: usize, b: usize) -> Self {
+        self.shape.swap(a, b);
+        self.strides.swap(a, b);
+        self
+    }
+
+    /// Extent of each dimension.
+    pub fn shape(&self) -> [usize; R] {
+        self.shape
+    }
+
+    /// Distance between neighbours along each dimension, in elements.
+    pub fn strides(&self) -> [i64; R] {
+        self.strides
+    }
+}
+
+fn dense_strides<const R: usize>(shape: [usize; R]) -> [i64; R] {
+    let mut strides = [1; R];
+    for axis in (1..R).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1) as i64;
+    }
+    strides
+}
+
+/// Every element lies among the `len` elements of the data.
+fn check_fits<const R: usize>(shape: [usize; R], strides: [i64; R], len: usize) -> Result<()> {
+    if shape.contains(&0) {
+        return Ok(());
+    }
+    let mut last = 0_i128;
+    for (n, stride) in shape.into_iter().zip(strides) {
+        last += (n as i128 - 1) * stride.max(0) as i128;
+    }
+    if last < len as i128 && strides.iter().all(|&s| s >= 0) {
+        return Ok(());
+    }
+    let shape = shape.iter().map(|&n| i64::try_from(n).unwrap_or(i64::MAX)).collect();
+    Strided { shape, strides: strides.to_vec() }.check_fits(len)
+}
+
+/// No two elements of an output share a place: ordered by stride, each dimension steps over all smaller ones.
+fn check_apart<const R: usize>(shape: [usize; R], strides: [i64; R]) -> Result<()> {
+    let mut order: [usize; R] = std::array::from_fn(|axis| axis);
+    order.sort_by_key(|&axis| strides[axis]);
+    let mut reach = 0_i128;
+    for axis in order {
+        if shape[axis] > 1 && i128::from(strides[axis]) <= reach {
+            return Err(Error::Argument {
+                kernel: "tensor".into(),
+                name: "strides",
+                expected: "strides that give every element of an output a place of its own".into(),
+                found: format!("{strides:?} for the shape {shape:?}"),
+            });
+        }
+        reach += (shape[axis] as i128 - 1) * i128::from(strides[axis]);
+    }
+    Ok(())
+}
+
+/// Fails unless `found` is the shape that the other arguments ask for.
+pub(crate) fn expect_shape<const R: usize>(
+    kernel: &str,
+    name: &'static str,
+    found: [usize; R],
+    expected: [usize; R],
+) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        kernel: kernel.into(),
+        name,
+        expected: format!("the shape {expected:?}"),
+        found: format!("{found:?}"),
+    })
+}
+
+/// Largest extent of a dimension: the last tile may reach beyond it, and counts in i32.
+const MAX_EXTENT: usize = i32::MAX as usize - (1 << 20);
+
+/// An extent as kernels take it.
+pub(crate) fn extent(kernel: &str, name: &'static str, n: usize) -> Result<i32> {
+    if n <= MAX_EXTENT {
+        return Ok(n as i32);
+    }
+    Err(Error::Argument {
+        kernel: kernel.into(),
+        name,
+        expected: format!("at most {MAX_EXTENT} elements along a dimension"),
+        found: n.to_string(),
+    })
+}
+
+/// Tiles for kernels that work on rows: few enough elements for the registers of a program, and enough programs to fill
+/// a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowTiles {
+    pub rows_tile: usize,
+    pub d_tile: usize,
+    pub num_warps: u32,
+}
+
+impl RowTiles {
+    /// For rows of `d` elements, of which a tile has at most `max_d`.
+    pub fn new(rows: usize, d: usize, max_d: usize) -> RowTiles {
+        /// Elements of a tile that is not as wide as its rows.
+        const ELEMENTS: usize = 8192;
+        /// Programs that fill a large GPU a few times.
+        const PROGRAMS: usize = 512;
+        let d_tile = d.max(1).next_power_of_two().clamp(16, max_d);
+        let rows_tile = (ELEMENTS / d_tile).min((rows / PROGRAMS).max(1).next_power_of_two()).max(1);
+        // 32 elements a thread leave room for the results beside them.
+        let num_warps = ((rows_tile * d_tile / 1024) as u32).clamp(4, 16);
+        RowTiles { rows_tile, d_tile, num_warps }
+    }
+
+    /// Programs that cover all rows.
+    pub fn programs(&self, rows: usize) -> usize {
+        rows.div_ceil(self.rows_tile)
+    }
+
+    pub fn config(&self, rows: usize) -> LaunchConfig {
+        LaunchConfig::new(self.programs(rows)).num_warps(self.num_warps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_do_not_overlap_themselves() {
+        let mut data = Buffer::<f32>::zeros(&Device::cpu(), 100).unwrap();
+        let mut made = |shape, strides| TensorMut::strided(data.view_mut(), shape, strides).map(|_| ());
+        made([3, 4], [4, 1]).unwrap();
+        made([3, 4], [1, 3]).unwrap();
+        made([3, 4], [20, 5]).unwrap();
+        made([1, 4], [0, 1]).unwrap();
+        made([0, 4], [0, 0]).unwrap();
+        let message = made([3, 4], [3, 1]).unwrap_err().to_string();
+        assert!(message.contains("[3, 1]") && message.contains("[3, 4]"), "{message}");
+        assert!(made([3, 4], [0, 1]).is_err());
+        assert!(made([3, 40], [40, 1]).unwrap_err().to_string().contains("0..=119"));
+    }
+
+    #[test]
+    fn inputs_may_repeat_elements_but_not_leave_their_data() {
+        let data = Buffer::<f32>::zeros(&Device::cpu(), 10).unwrap();
+        Tensor::strided(data.view(), [1000, 10], [0, 1]).unwrap();
+        assert!(Tensor::strided(data.view(), [2, 2], [-1, 1]).is_err());
+        assert!(Tensor::dense(data.view(), [usize::MAX]).is_err());
+        assert_eq!(Tensor::dense(data.view(), [5, 2]).unwrap().transposed(0, 1).strides(), [1, 2]);
+    }
+
+    #[test]
+    fn tiles_fit_their_rows() {
+        let wide = RowTiles::new(16384, 1024, 1024);
+        assert_eq!((wide.rows_tile, wide.d_tile, wide.num_warps), (8, 1024, 8));
+        let few = RowTiles::new(3, 100_000, 1024);
+        assert_eq!((few.rows_tile, few.d_tile), (1, 1024));
+        let narrow = RowTiles::new(1 << 20, 1, 1024);
+        assert_eq!((narrow.rows_tile, narrow.d_tile), (512, 16));
+        assert_eq!(RowTiles::new(0, 0, 1024).programs(0), 0);
+    }
+}

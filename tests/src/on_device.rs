@@ -1,0 +1,223 @@
+//! Every kernel on a device, against its f64 reference: what the tests of the CPU and of GPUs share.
+//!
+//! Each function makes random inputs, launches the kernel through its host side with poisoned outputs, and checks results
+//! and gaps. `spacing` says how far elements and rows lie apart.
+
+use crate::numerics::{HostTensor, Random, TF32_TOLERANCE, gapped, tolerance};
+use tilewright::codegen::ir::DType;
+use tilewright::kernels::matmul::{Activation, Options};
+use tilewright::kernels::{FloatElement, Tensor, TensorMut, column_sum, matmul, rms_norm, softmax, weighted_sum};
+use tilewright::prelude::*;
+
+/// Distances in memory, in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Spacing {
+    /// From one element of a row to the next.
+    pub step: usize,
+    /// Left out between rows.
+    pub gap: usize,
+}
+
+/// No gaps.
+pub const DENSE: Spacing = Spacing { step: 1, gap: 0 };
+/// Rows that do not start at multiples of 16 bytes.
+pub const GAPS: Spacing = Spacing { step: 1, gap: 3 };
+/// Rows that do, with something between them.
+pub const ALIGNED_GAPS: Spacing = Spacing { step: 1, gap: 64 };
+/// Neighbours that are not next to each other.
+pub const STEPS: Spacing = Spacing { step: 2, gap: 5 };
+
+impl Spacing {
+    fn strides(self, shape: &[usize]) -> Vec<usize> {
+        gapped(shape, self.gap, self.step)
+    }
+}
+
+/// A tensor in the test's memory and on the device.
+pub struct Placed<T: Element> {
+    pub host: HostTensor,
+    pub buffer: Buffer<T>,
+}
+
+fn array<const R: usize>(list: &[usize]) -> [usize; R] {
+    list.try_into().expect("a tensor of that rank")
+}
+
+impl<T: FloatElement> Placed<T> {
+    /// What is in `host`, on the device.
+    pub fn new(device: &Device, host: HostTensor) -> Placed<T> {
+        let buffer = host.upload(device);
+        Placed { host, buffer }
+    }
+
+    /// Uniform in [−1, 1).
+    pub fn random(device: &Device, shape: &[usize], spacing: Spacing, random: &mut Random) -> Placed<T> {
+        Placed::new(device, HostTensor::random(T::dtype(), shape, &spacing.strides(shape), random))
+    }
+
+    /// An output before the launch.
+    pub fn poisoned(device: &Device, shape: &[usize], spacing: Spacing) -> Placed<T> {
+        Placed::new(device, HostTensor::poisoned(T::dtype(), shape, &spacing.strides(shape)))
+    }
+
+    pub fn input<const R: usize>(&self) -> Tensor<'_, T, R> {
+        let strides = array(&self.host.strides).map(|s| s as i64);
+        Tensor::strided(self.buffer.view(), array(&self.host.shape), strides).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    pub fn output<const R: usize>(&mut self) -> TensorMut<'_, T, R> {
+        let strides = array(&self.host.strides).map(|s| s as i64);
+        TensorMut::strided(self.buffer.view_mut(), array(&self.host.shape), strides).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The inputs' values, as they were rounded.
+    pub fn values(&self) -> Vec<f64> {
+        self.host.values()
+    }
+
+    /// Reads the device's memory back and checks it.
+    #[track_caller]
+    pub fn check(&mut self, what: &str, want: &[f64], tolerance: f64) {
+        self.host.download(&self.buffer);
+        self.host.check(what, want, tolerance);
+    }
+}
+
+/// f32 results of f32 sums.
+const F32: f64 = 1e-5;
+
+#[track_caller]
+fn ok(result: Result<()>) {
+    result.unwrap_or_else(|e| panic!("{e}"));
+}
+
+pub fn check_column_sum<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
+    let what = format!("column_sum {} [{rows}, {d}] {spacing:?}", T::dtype());
+    let x = Placed::<T>::random(device, &[rows, d], spacing, &mut Random::new(1));
+    let mut y = Placed::<f32>::poisoned(device, &[d], spacing);
+    ok(column_sum::forward(device, x.input(), y.output()));
+    y.check(&what, &column_sum::reference(&x.values(), d), F32);
+}
+
+pub fn check_weighted_sum<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
+    let what = format!("weighted_sum {} [{rows}, {d}] {spacing:?}", T::dtype());
+    let mut random = Random::new(2);
+    let x = Placed::<T>::random(device, &[rows, d], spacing, &mut random);
+    let w = Placed::<T>::random(device, &[d], spacing, &mut random);
+    let mut y = Placed::<f32>::poisoned(device, &[rows], spacing);
+    ok(weighted_sum::forward(device, x.input(), w.input(), y.output()));
+    y.check(&what, &weighted_sum::reference::forward(&x.values(), &w.values(), rows), F32);
+
+    let grad_y = Placed::<f32>::random(device, &[rows], spacing, &mut random);
+    let mut grad_x = Placed::<T>::poisoned(device, &[rows, d], spacing);
+    let mut grad_w = Placed::<f32>::poisoned(device, &[d], spacing);
+    ok(weighted_sum::backward(device, x.input(), w.input(), grad_y.input(), grad_x.output(), grad_w.output()));
+    let (want_x, want_w) = weighted_sum::reference::backward(&x.values(), &w.values(), &grad_y.values());
+    grad_x.check(&format!("{what}, grad_x"), &want_x, tolerance(T::dtype()));
+    grad_w.check(&format!("{what}, grad_w"), &want_w, F32);
+}
+
+pub fn check_softmax<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
+    let what = format!("softmax {} [{rows}, {d}] {spacing:?}", T::dtype());
+    let mut random = Random::new(3);
+    // Large enough for exponentials to overflow where the maximum is not taken out.
+    let values: Vec<f64> = (0..rows * d).map(|_| 100.0 * random.number()).collect();
+    let shape = [rows, d];
+    let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+    ok(softmax::forward(device, x.input(), y.output()));
+    y.check(&what, &softmax::reference(&x.values(), d), tolerance(T::dtype()));
+}
+
+pub fn check_rms_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
+    let what = format!("rms_norm {} [{rows}, {d}] {spacing:?}", T::dtype());
+    let eps = 1e-5;
+    let mut random = Random::new(4);
+    let x = Placed::<T>::random(device, &[rows, d], spacing, &mut random);
+    let w = Placed::<T>::random(device, &[d], spacing, &mut random);
+    let mut y = Placed::<T>::poisoned(device, &[rows, d], spacing);
+    let mut rstd = Placed::<f32>::poisoned(device, &[rows], spacing);
+    ok(rms_norm::forward(device, x.input(), w.input(), y.output(), rstd.output(), eps as f32));
+    let (want_y, want_rstd) = rms_norm::reference::forward(&x.values(), &w.values(), eps);
+    y.check(&what, &want_y, tolerance(T::dtype()));
+    rstd.check(&format!("{what}, rstd"), &want_rstd, F32);
+
+    let grad_y = Placed::<T>::random(device, &[rows, d], spacing, &mut random);
+    let mut grad_x = Placed::<T>::poisoned(device, &[rows, d], spacing);
+    let mut grad_w = Placed::<T>::poisoned(device, &[d], spacing);
+    ok(rms_norm::backward(
+        device,
+        x.input(),
+        w.input(),
+        rstd.input(),
+        grad_y.input(),
+        grad_x.output(),
+        grad_w.output(),
+    ));
+    let (want_x, want_w) = rms_norm::reference::backward(&x.values(), &w.values(), &grad_y.values(), eps);
+    // With one element to a row the gradient is a difference of equal numbers: eps alone is left of it.
+    if d > 1 {
+        grad_x.check(&format!("{what}, grad_x"), &want_x, tolerance(T::dtype()));
+    }
+    grad_w.check(&format!("{what}, grad_w"), &want_w, tolerance(T::dtype()));
+}
+
+/// Which operands of a product lie column by column.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Columns {
+    pub a: bool,
+    pub b: bool,
+    pub c: bool,
+}
+
+pub fn check_matmul<T: FloatElement>(
+    device: &Device,
+    [m, n, k]: [usize; 3],
+    spacing: Spacing,
+    columns: Columns,
+    options: Options,
+) {
+    let what = format!("matmul {} [{m}, {n}, {k}] {spacing:?} {columns:?} {options:?}", T::dtype());
+    let mut random = Random::new(5);
+    // A matrix that lies column by column is one that lies row by row, seen the other way.
+    let strides = |shape: [usize; 2], columns: bool| {
+        if columns {
+            let strides = spacing.strides(&[shape[1], shape[0]]);
+            vec![strides[1], strides[0]]
+        } else {
+            spacing.strides(&shape)
+        }
+    };
+    let mut operand = |shape: [usize; 2], columns: bool| {
+        let host = HostTensor::random(T::dtype(), &shape, &strides(shape, columns), &mut random);
+        Placed::<T>::new(device, host)
+    };
+    let (a, b) = (operand([m, k], columns.a), operand([k, n], columns.b));
+    let host = HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c));
+    let mut c = Placed::<T>::new(device, host);
+    ok(matmul::multiply(device, a.input(), b.input(), c.output(), options));
+    let mut want = matmul::reference(&a.values(), &b.values(), [m, n, k]);
+    want.iter_mut().for_each(|x| *x = activated(*x, options.activation));
+    let tf32 = T::dtype() == DType::F32 && options.precision == Precision::Tf32;
+    c.check(&what, &want, if tf32 { TF32_TOLERANCE } else { tolerance(T::dtype()) });
+}
+
+/// The activations in f64, written another way than in the kernel.
+pub fn activated(x: f64, activation: Activation) -> f64 {
+    match activation {
+        Activation::None => x,
+        Activation::Relu => (x + x.abs()) / 2.0,
+        Activation::Gelu => x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt())),
+        Activation::Silu => x / (1.0 + (-x).exp()),
+    }
+}
+
+/// Runs a check, generic over the element type, for all types that the kernels take.
+#[macro_export]
+macro_rules! for_types {
+    ($check:ident($($arg:expr),* $(,)?)) => {{
+        $crate::on_device::$check::<f32>($($arg),*);
+        $crate::on_device::$check::<half::f16>($($arg),*);
+        $crate::on_device::$check::<half::bf16>($($arg),*);
+    }};
+}

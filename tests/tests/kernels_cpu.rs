@@ -1,0 +1,108 @@
+//! Every kernel on the CPU, through its host side, against its f64 reference.
+
+use tilewright::Device;
+use tilewright::kernels::matmul::{Activation, Options};
+use tilewright::kernels::{Tensor, TensorMut, matmul, softmax, weighted_sum};
+use tilewright::prelude::{Buffer, Precision};
+use tilewright_tests::for_types;
+use tilewright_tests::on_device::{ALIGNED_GAPS, Columns, DENSE, GAPS, STEPS, check_matmul};
+
+const SHAPES: [[usize; 2]; 7] = [[1, 1], [17, 1], [1, 17], [127, 17], [16, 64], [33, 1000], [700, 20]];
+
+#[test]
+fn column_sum() {
+    for shape in SHAPES {
+        for spacing in [DENSE, GAPS, STEPS] {
+            for_types!(check_column_sum(&Device::cpu(), shape, spacing));
+        }
+    }
+}
+
+#[test]
+fn weighted_sum_and_its_gradients() {
+    for shape in SHAPES {
+        for spacing in [DENSE, GAPS, STEPS] {
+            for_types!(check_weighted_sum(&Device::cpu(), shape, spacing));
+        }
+    }
+}
+
+#[test]
+fn softmax_of_rows() {
+    for shape in SHAPES {
+        for spacing in [DENSE, GAPS, STEPS] {
+            for_types!(check_softmax(&Device::cpu(), shape, spacing));
+        }
+    }
+    // Wider than a tile.
+    for_types!(check_softmax(&Device::cpu(), [2, 20_001], GAPS));
+}
+
+#[test]
+fn rms_norm_and_its_gradients() {
+    for shape in SHAPES {
+        for spacing in [DENSE, GAPS, STEPS] {
+            for_types!(check_rms_norm(&Device::cpu(), shape, spacing));
+        }
+    }
+    // Wider than a tile.
+    for_types!(check_rms_norm(&Device::cpu(), [3, 9001], GAPS));
+}
+
+#[test]
+fn matmul_of_any_strides() {
+    let cpu = Device::cpu();
+    for shape in [[1, 1, 1], [17, 5, 127], [64, 64, 64], [130, 70, 33]] {
+        for_types!(check_matmul(&cpu, shape, DENSE, Columns::default(), Options::default()));
+        for_types!(check_matmul(&cpu, shape, STEPS, Columns::default(), Options::default()));
+    }
+    for bits in 1..8 {
+        let columns = Columns { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
+        for_types!(check_matmul(&cpu, [40, 33, 65], ALIGNED_GAPS, columns, Options::default()));
+    }
+    for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+        let options = Options { activation, ..Options::default() };
+        for_types!(check_matmul(&cpu, [20, 30, 10], GAPS, Columns::default(), options));
+    }
+    for precision in [Precision::Tf32, Precision::Tf32x3] {
+        let options = Options { precision, ..Options::default() };
+        check_matmul::<f32>(&cpu, [50, 60, 70], DENSE, Columns::default(), options);
+    }
+}
+
+#[test]
+fn empty_tensors_are_nothing_special() {
+    let cpu = Device::cpu();
+    for shape in [[0, 5], [5, 0], [0, 0]] {
+        for_types!(check_column_sum(&cpu, shape, DENSE));
+        for_types!(check_weighted_sum(&cpu, shape, DENSE));
+        for_types!(check_softmax(&cpu, shape, DENSE));
+    }
+    for_types!(check_rms_norm(&cpu, [0, 5], DENSE));
+    for shape in [[0, 5, 3], [5, 0, 3], [5, 3, 0]] {
+        for_types!(check_matmul(&cpu, shape, DENSE, Columns::default(), Options::default()));
+    }
+}
+
+#[test]
+fn mistakes_name_the_argument_and_both_shapes() {
+    let cpu = Device::cpu();
+    let x = Buffer::<f32>::zeros(&cpu, 60).unwrap();
+    let (mut y, mut z) = (Buffer::<f32>::zeros(&cpu, 60).unwrap(), Buffer::<f32>::zeros(&cpu, 60).unwrap());
+    let of = |shape| Tensor::dense(x.view(), shape).unwrap();
+
+    let w = Tensor::dense(x.view(), [7]).unwrap();
+    let out = TensorMut::dense(y.view_mut(), [10]).unwrap();
+    let message = weighted_sum::forward(&cpu, of([10, 6]), w, out).unwrap_err().to_string();
+    for part in ["weighted_sum_fwd", "`w`", "[6]", "[7]"] {
+        assert!(message.contains(part), "{message}");
+    }
+
+    let out = TensorMut::dense(z.view_mut(), [6, 9]).unwrap();
+    let message = softmax::forward(&cpu, of([6, 10]), out).unwrap_err().to_string();
+    assert!(message.contains("`y`") && message.contains("[6, 10]") && message.contains("[6, 9]"), "{message}");
+
+    let out = TensorMut::dense(z.view_mut(), [6, 6]).unwrap();
+    let message = matmul::multiply(&cpu, of([6, 10]), of([9, 6]), out, Options::default()).unwrap_err().to_string();
+    assert!(message.contains("`b`") && message.contains("[10, 6]") && message.contains("[9, 6]"), "{message}");
+}
