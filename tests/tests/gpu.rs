@@ -1,0 +1,202 @@
+//! GPU numerics: every kernel, element type and awkward shape on GPU 0, against f64 references, with poisoned outputs.
+//!
+//! This binary needs no file beside it: `make gpu-test` packs it to carry to a GPU machine. Without a GPU each test says
+//! that it was skipped, and passes.
+
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use tilewright::codegen::ir::DType;
+use tilewright::kernels::matmul::{Activation, Options};
+use tilewright::kernels::{Tensor, TensorMut, matmul, softmax};
+use tilewright::prelude::*;
+use tilewright_tests::for_types;
+use tilewright_tests::numerics::{HostTensor, Random, dense, tolerance};
+use tilewright_tests::on_device::{ALIGNED_GAPS, Columns, DENSE, GAPS, STEPS, Spacing, check_matmul};
+
+/// GPU 0, for one test at a time: a fault stops everything that is under way, and should be told of the test that caused
+/// it.
+struct Gpu {
+    device: Device,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl std::ops::Deref for Gpu {
+    type Target = Device;
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// The GPU; `None`, with a line that says so, where there is no driver or no GPU. Any other trouble is a failure.
+fn gpu() -> Option<Gpu> {
+    static GPU: OnceLock<Option<Device>> = OnceLock::new();
+    static ALONE: Mutex<()> = Mutex::new(());
+    let gpu = GPU.get_or_init(|| match Device::cuda(0) {
+        Ok(device) => Some(device),
+        Err(error @ (Error::NoDriver { .. } | Error::NoSuchGpu { .. })) => {
+            let why = error.to_string();
+            // Not `println!`, which the test runner keeps to itself.
+            let _ = writeln!(std::io::stderr(), "skipped: {}", why.lines().next().unwrap_or_default());
+            None
+        }
+        Err(other) => panic!("{other}"),
+    });
+    let alone = ALONE.lock().unwrap_or_else(|failed| failed.into_inner());
+    gpu.clone().map(|device| Gpu { device, _alone: alone })
+}
+
+/// One, odd, prime, round in tens, and one more than a power of two.
+const LENGTHS: [usize; 5] = [1, 17, 127, 1000, 4097];
+
+/// All pairs of lengths, with gaps where that does not take long.
+fn each_shape(mut check: impl FnMut([usize; 2], Spacing)) {
+    for rows in LENGTHS {
+        for d in LENGTHS {
+            check([rows, d], DENSE);
+            if rows * d <= 200_000 {
+                check([rows, d], GAPS);
+                check([rows, d], STEPS);
+            }
+        }
+    }
+    // Shapes and strides that are multiples of 16 are compiled as such.
+    check([64, 256], DENSE);
+    check([128, 1024], ALIGNED_GAPS);
+}
+
+#[test]
+fn column_sum() {
+    let Some(gpu) = gpu() else { return };
+    each_shape(|shape, spacing| for_types!(check_column_sum(&gpu, shape, spacing)));
+}
+
+#[test]
+fn weighted_sum_and_its_gradients() {
+    let Some(gpu) = gpu() else { return };
+    each_shape(|shape, spacing| for_types!(check_weighted_sum(&gpu, shape, spacing)));
+}
+
+#[test]
+fn softmax_of_rows() {
+    let Some(gpu) = gpu() else { return };
+    each_shape(|shape, spacing| for_types!(check_softmax(&gpu, shape, spacing)));
+    // The widest row that one tile holds, and wider ones.
+    for d in [16384, 16385, 50_000] {
+        for_types!(check_softmax(&gpu, [3, d], GAPS));
+    }
+}
+
+#[test]
+fn rms_norm_and_its_gradients() {
+    let Some(gpu) = gpu() else { return };
+    each_shape(|shape, spacing| for_types!(check_rms_norm(&gpu, shape, spacing)));
+    for d in [8192, 8193, 20_000] {
+        for_types!(check_rms_norm(&gpu, [3, d], GAPS));
+    }
+}
+
+#[test]
+fn matmul_of_any_shape() {
+    let Some(gpu) = gpu() else { return };
+    let plain = Columns::default();
+    for m in [1, 17, 127, 1000] {
+        for n in [1, 17, 127, 1000] {
+            for k in [1, 17, 127, 1000] {
+                for_types!(check_matmul(&gpu, [m, n, k], DENSE, plain, Options::default()));
+            }
+        }
+    }
+    for shape in [[4097, 127, 17], [17, 4097, 127], [127, 17, 4097], [512, 768, 256]] {
+        for_types!(check_matmul(&gpu, shape, DENSE, plain, Options::default()));
+        for_types!(check_matmul(&gpu, shape, GAPS, plain, Options::default()));
+    }
+}
+
+#[test]
+fn matmul_of_any_strides() {
+    let Some(gpu) = gpu() else { return };
+    for bits in 0..8 {
+        let columns = Columns { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
+        for spacing in [DENSE, GAPS, ALIGNED_GAPS, STEPS] {
+            for_types!(check_matmul(&gpu, [127, 65, 100], spacing, columns, Options::default()));
+            for_types!(check_matmul(&gpu, [256, 128, 192], spacing, columns, Options::default()));
+        }
+    }
+}
+
+#[test]
+fn matmul_with_activations_and_precisions() {
+    let Some(gpu) = gpu() else { return };
+    for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+        let options = Options { activation, ..Options::default() };
+        for_types!(check_matmul(&gpu, [200, 150, 100], DENSE, Columns::default(), options));
+    }
+    for precision in [Precision::Tf32, Precision::Tf32x3] {
+        let options = Options { precision, ..Options::default() };
+        for shape in [[1, 1, 1], [127, 65, 100], [256, 128, 192], [1000, 127, 1000]] {
+            for columns in [Columns::default(), Columns { a: true, b: true, c: false }] {
+                check_matmul::<f32>(&gpu, shape, DENSE, columns, options);
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_tensors_are_nothing_special() {
+    let Some(gpu) = gpu() else { return };
+    for shape in [[0, 5], [5, 0], [0, 0]] {
+        for_types!(check_column_sum(&gpu, shape, DENSE));
+        for_types!(check_weighted_sum(&gpu, shape, DENSE));
+        for_types!(check_softmax(&gpu, shape, DENSE));
+    }
+    for_types!(check_rms_norm(&gpu, [0, 5], DENSE));
+    for shape in [[0, 5, 3], [5, 0, 3], [5, 3, 0]] {
+        for_types!(check_matmul(&gpu, shape, DENSE, Columns::default(), Options::default()));
+    }
+}
+
+/// Rows so far apart that the last one starts beyond element 2³¹.
+const FAR: usize = (1 << 30) + 24;
+
+/// Three rows of `values` in a buffer of more than 2³¹ elements, the rest poison.
+fn far_rows(gpu: &Device, values: &HostTensor) -> Buffer<bf16> {
+    let d = values.shape[1];
+    let mut buffer = Buffer::poisoned(gpu, 2 * FAR + d).unwrap();
+    for (r, row) in values.values().chunks(d).enumerate() {
+        let row: Vec<bf16> = row.iter().map(|&x| bf16::from_f64(x)).collect();
+        buffer.slice_mut(r * FAR..r * FAR + d).unwrap().copy_from_slice(&row).unwrap();
+    }
+    buffer
+}
+
+/// The three rows of a buffer that [`far_rows`] or a kernel filled.
+fn read_rows(buffer: &Buffer<bf16>, d: usize) -> HostTensor {
+    let rows = (0..3).flat_map(|r| buffer.slice(r * FAR..r * FAR + d).unwrap().to_vec().unwrap());
+    let values: Vec<f64> = rows.map(f64::from).collect();
+    HostTensor::of(DType::BF16, &[3, d], &[d, 1], &values)
+}
+
+#[test]
+fn more_than_two_to_the_31_elements() {
+    let Some(gpu) = gpu() else { return };
+    let (d, strides) = (136, [FAR as i64, 1]);
+    let x = HostTensor::random(DType::BF16, &[3, d], &dense(&[3, d]), &mut Random::new(8));
+    let far = far_rows(&gpu, &x);
+    let input = || Tensor::strided(far.view(), [3, d], strides).unwrap();
+
+    let mut y = Buffer::<bf16>::poisoned(&gpu, 2 * FAR + d).unwrap();
+    softmax::forward(&gpu, input(), TensorMut::strided(y.view_mut(), [3, d], strides).unwrap()).unwrap();
+    let want = softmax::reference(&x.values(), d);
+    read_rows(&y, d).check("softmax of rows far apart", &want, tolerance(DType::BF16));
+
+    // x · xᵀ: both operands reach beyond 2³¹.
+    let mut c = Buffer::<bf16>::poisoned(&gpu, 9).unwrap();
+    let out = TensorMut::dense(c.view_mut(), [3, 3]).unwrap();
+    matmul::multiply(&gpu, input(), input().transposed(0, 1), out, Options::default()).unwrap();
+    let (xs, mut want) = (x.values(), vec![0.0; 9]);
+    for (i, sum) in want.iter_mut().enumerate() {
+        *sum = (0..d).map(|j| xs[i / 3 * d + j] * xs[i % 3 * d + j]).sum();
+    }
+    let got: Vec<f64> = c.to_vec().unwrap().into_iter().map(f64::from).collect();
+    HostTensor::of(DType::BF16, &[9], &[1], &got).check("product of rows far apart", &want, tolerance(DType::BF16));
+}
