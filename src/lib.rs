@@ -12,3 +12,8 @@ pub use tilewright_kernels as kernels;
 
 // `#[kernel]` names this crate from inside it too.
 extern crate self as tilewright;
+
+/// The examples of the language reference compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/language.md")]
+struct LanguageReference;

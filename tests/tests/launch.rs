@@ -98,3 +98,19 @@ fn a_second_launch_is_cheap() {
     assert!(each.as_micros() < 100, "{each:?} for each lookup");
     println!("lookup of a compiled variant: {each:?}");
 }
+
+#[test]
+fn a_kernel_compiles_ahead_of_time() {
+    use tilewright::codegen::ir::DType;
+    use tilewright::codegen::lang::kernel::Specialization;
+    use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
+    let target = Target::Nvptx(GpuArch::Sm90a);
+    let spec = Specialization::aligned(&AXPY);
+    let artifact =
+        tilewright::kernel::compile(&AXPY, &[DType::BF16], &[], &spec, &target, &CompileOptions::default()).unwrap();
+    let names: Vec<&str> = artifact.manifest.args.iter().map(|a| a.name.as_str()).collect();
+    assert_eq!(names, ["x", "y", "a", "n"]);
+    assert_eq!(artifact.manifest.args[0].divisible_by, 16);
+    let Code::Ptx(ptx) = artifact.code else { panic!("expected PTX") };
+    assert!(ptx.contains(".entry axpy"), "{ptx}");
+}

@@ -1,14 +1,14 @@
-//! Arithmetic, comparison and logic: the meaning of the operators in kernel code.
+//! Arithmetic: the meaning of the operators in kernel code. Comparisons are in [`super::compare`].
 //!
 //! `#[kernel]` turns `a + b` into [`add`]`(a, b)` and so on, so that one rule ([`Combine`]) types them all:
 //! tile with tile, scalar, or Rust number gives a tile; scalar with scalar or number gives a scalar; Rust numbers among
 //! themselves stay Rust numbers. `i32` and `i64` may be mixed and give `i64`.
 
-use super::dtype::{Dtype, Int, Num};
+use super::dtype::{Dtype, Int};
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
 use super::operand::{FloatLit, HostNum, IntLit, Number, Operand, Raw, broadcast, common_shape, materialise, meet_all};
 use super::record::{emit, fail, mistake, shape};
-use crate::ir::{BinaryOp, CmpOp, DType, Value};
+use crate::ir::{BinaryOp, DType, Value};
 
 /// Pairs that the arithmetic operators accept.
 #[diagnostic::on_unimplemented(
@@ -140,20 +140,6 @@ macro_rules! widening {
                 $out::from_value(ceil_div(a.raw(), b.raw(), DType::I64))
             }
         }
-        impl CompareEq<$b> for $a {
-            type Output = $out<bool>;
-            #[track_caller]
-            fn compare_eq(self, rhs: $b, op: CmpOp) -> $out<bool> {
-                let (a, b) = (self.to::<i64>(), rhs.to::<i64>());
-                $out::from_value(comparison(op, a.raw(), b.raw(), DType::I64))
-            }
-        }
-        impl CompareOrd<$b> for $a {
-            #[track_caller]
-            fn compare_ord(self, rhs: $b, op: CmpOp) -> $out<bool> {
-                self.compare_eq(rhs, op)
-            }
-        }
     };
 }
 widening! {
@@ -217,32 +203,6 @@ macro_rules! host_left {
                 Scalar::from_value(ceil_div(Operand::<T>::raw(self), rhs.raw(), T::dtype()))
             }
         }
-        impl<T: Dtype> CompareEq<Tile<T>> for $ty where $ty: HostNum<T> {
-            type Output = Tile<bool>;
-            #[track_caller]
-            fn compare_eq(self, rhs: Tile<T>, op: CmpOp) -> Tile<bool> {
-                Tile::from_value(comparison(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
-            }
-        }
-        impl<T: Dtype> CompareEq<Scalar<T>> for $ty where $ty: HostNum<T> {
-            type Output = Scalar<bool>;
-            #[track_caller]
-            fn compare_eq(self, rhs: Scalar<T>, op: CmpOp) -> Scalar<bool> {
-                Scalar::from_value(comparison(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
-            }
-        }
-        impl<T: Dtype> CompareOrd<Tile<T>> for $ty where $ty: HostNum<T> {
-            #[track_caller]
-            fn compare_ord(self, rhs: Tile<T>, op: CmpOp) -> Tile<bool> {
-                self.compare_eq(rhs, op)
-            }
-        }
-        impl<T: Dtype> CompareOrd<Scalar<T>> for $ty where $ty: HostNum<T> {
-            #[track_caller]
-            fn compare_ord(self, rhs: Scalar<T>, op: CmpOp) -> Scalar<bool> {
-                self.compare_eq(rhs, op)
-            }
-        }
     )* };
 }
 host_left!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
@@ -304,7 +264,6 @@ macro_rules! host_pairs {
             $ty, a: $ty = a, b: IntLit = literal_as(b, stringify!($ty)), int;
             $ty, a: IntLit = literal_as(a, stringify!($ty)), b: $ty = b, int;
         }
-        host_pairs!(@compare $ty, IntLit, |lit: IntLit, x: $ty| lit.0.cmp(&(x as i128)));
     )* };
     (float: $($ty:ident),*) => { $(
         host_pair! {
@@ -312,47 +271,11 @@ macro_rules! host_pairs {
             $ty, a: $ty = a, b: FloatLit = b.0 as $ty, float;
             $ty, a: FloatLit = a.0 as $ty, b: $ty = b, float;
         }
-        host_pairs!(@compare $ty, FloatLit, |lit: FloatLit, x: $ty| lit.0.total_cmp(&(x as f64)));
     )* };
-    (@compare $ty:ident, $lit:ident, $order:expr) => {
-        impl CompareEq<$lit> for $ty {
-            type Output = bool;
-            fn compare_eq(self, rhs: $lit, op: CmpOp) -> bool {
-                holds(op, $order(rhs, self).reverse())
-            }
-        }
-        impl CompareOrd<$lit> for $ty {
-            fn compare_ord(self, rhs: $lit, op: CmpOp) -> bool {
-                self.compare_eq(rhs, op)
-            }
-        }
-        impl CompareEq<$ty> for $lit {
-            type Output = bool;
-            fn compare_eq(self, rhs: $ty, op: CmpOp) -> bool {
-                holds(op, $order(self, rhs))
-            }
-        }
-        impl CompareOrd<$ty> for $lit {
-            fn compare_ord(self, rhs: $ty, op: CmpOp) -> bool {
-                self.compare_eq(rhs, op)
-            }
-        }
-    };
 }
 host_pairs!(int: i8, i16, i32, i64, u8, u16, u32, u64, usize);
 host_pairs!(float: f32, f64);
 host_pair! { i128, a: i128 = a, b: i128 = b, int; }
-
-fn holds(op: CmpOp, order: std::cmp::Ordering) -> bool {
-    match op {
-        CmpOp::Eq => order.is_eq(),
-        CmpOp::Ne => order.is_ne(),
-        CmpOp::Lt => order.is_lt(),
-        CmpOp::Le => order.is_le(),
-        CmpOp::Gt => order.is_gt(),
-        CmpOp::Ge => order.is_ge(),
-    }
-}
 
 impl Combine<bool> for bool {
     type Output = bool;
@@ -552,168 +475,6 @@ operators! {
 #[track_caller]
 pub fn cdiv<A: Combine<B>, B>(a: A, b: B) -> A::Output {
     a.cdiv(b)
-}
-
-#[track_caller]
-pub(crate) fn comparison(op: CmpOp, a: Raw, b: Raw, dtype: DType) -> Value {
-    let [a, b] = meet_all([a, b], dtype, "a comparison");
-    emit(|builder| builder.cmp(op, a, b))
-}
-
-/// Pairs that `==` and `!=` accept.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` and `{R}` cannot be compared",
-    label = "no comparison between `{Self}` and `{R}`",
-    note = "element types do not mix silently: convert one side with `.to::<…>()`"
-)]
-pub trait CompareEq<R> {
-    type Output;
-    #[doc(hidden)]
-    #[track_caller]
-    fn compare_eq(self, rhs: R, op: CmpOp) -> Self::Output;
-}
-
-/// Pairs that `<`, `<=`, `>` and `>=` accept.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` and `{R}` cannot be compared",
-    label = "no order between `{Self}` and `{R}`",
-    note = "element types do not mix silently: convert one side with `.to::<…>()`"
-)]
-pub trait CompareOrd<R>: CompareEq<R> {
-    #[doc(hidden)]
-    #[track_caller]
-    fn compare_ord(self, rhs: R, op: CmpOp) -> Self::Output;
-}
-
-impl<T: Dtype, R: Operand<T>> CompareEq<R> for Tile<T> {
-    type Output = Tile<bool>;
-    #[track_caller]
-    fn compare_eq(self, rhs: R, op: CmpOp) -> Tile<bool> {
-        Tile::from_value(comparison(op, self.raw(), rhs.raw(), T::dtype()))
-    }
-}
-
-impl<T: Num, R: Operand<T>> CompareOrd<R> for Tile<T> {
-    #[track_caller]
-    fn compare_ord(self, rhs: R, op: CmpOp) -> Tile<bool> {
-        self.compare_eq(rhs, op)
-    }
-}
-
-impl<T: Dtype, R: Operand<T>> CompareEq<R> for Scalar<T> {
-    type Output = <R::WithScalar as Data>::As<bool>;
-    #[track_caller]
-    fn compare_eq(self, rhs: R, op: CmpOp) -> Self::Output {
-        Data::from_value(comparison(op, self.raw(), rhs.raw(), T::dtype()))
-    }
-}
-
-impl<T: Num, R: Operand<T>> CompareOrd<R> for Scalar<T> {
-    #[track_caller]
-    fn compare_ord(self, rhs: R, op: CmpOp) -> Self::Output {
-        self.compare_eq(rhs, op)
-    }
-}
-
-/// Rust values among themselves compare as in Rust.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! compare_host {
-    (eq: $($ty:ty),*) => { $(
-        impl $crate::lang::arith::CompareEq<$ty> for $ty {
-            type Output = bool;
-            fn compare_eq(self, rhs: $ty, op: $crate::ir::CmpOp) -> bool {
-                if op == $crate::ir::CmpOp::Ne { self != rhs } else { self == rhs }
-            }
-        }
-    )* };
-    (ord: $($ty:ty),*) => { $(
-        $crate::compare_host!(eq: $ty);
-        impl $crate::lang::arith::CompareOrd<$ty> for $ty {
-            fn compare_ord(self, rhs: $ty, op: $crate::ir::CmpOp) -> bool {
-                match op {
-                    CmpOp::Lt => self < rhs,
-                    CmpOp::Le => self <= rhs,
-                    CmpOp::Gt => self > rhs,
-                    CmpOp::Ge => self >= rhs,
-                    CmpOp::Eq => self == rhs,
-                    CmpOp::Ne => self != rhs,
-                }
-            }
-        }
-    )* };
-}
-compare_host!(ord: i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64);
-compare_host!(ord: IntLit, FloatLit);
-compare_host!(eq: bool, &str, DType, crate::ir::Precision);
-
-macro_rules! comparisons {
-    ($($name:ident, $trait:ident, $method:ident, $op:ident;)*) => { $(
-        #[doc(hidden)]
-        #[track_caller]
-        pub fn $name<A: $trait<B>, B>(a: A, b: B) -> A::Output {
-            a.$method(b, CmpOp::$op)
-        }
-    )* };
-}
-comparisons! {
-    eq, CompareEq, compare_eq, Eq;
-    ne, CompareEq, compare_eq, Ne;
-    lt, CompareOrd, compare_ord, Lt;
-    le, CompareOrd, compare_ord, Le;
-    gt, CompareOrd, compare_ord, Gt;
-    ge, CompareOrd, compare_ord, Ge;
-}
-
-/// Conditions that `&&` and `||` accept. The right side is always evaluated where either side is a run-time value: it
-/// has no effects.
-#[diagnostic::on_unimplemented(message = "`&&` and `||` need conditions, found `{Self}` and `{R}`")]
-pub trait Logic<R> {
-    type Output;
-    #[doc(hidden)]
-    #[track_caller]
-    fn logic(self, rhs: impl FnOnce() -> R, op: BinaryOp) -> Self::Output;
-}
-
-impl Logic<bool> for bool {
-    type Output = bool;
-    fn logic(self, rhs: impl FnOnce() -> bool, op: BinaryOp) -> bool {
-        if op == BinaryOp::And { self && rhs() } else { self || rhs() }
-    }
-}
-
-macro_rules! logic {
-    ($($left:ty, $right:ty => $out:ty;)*) => { $(
-        impl Logic<$right> for $left {
-            type Output = $out;
-            #[track_caller]
-            fn logic(self, rhs: impl FnOnce() -> $right, op: BinaryOp) -> $out {
-                <$out>::from_value(binary(op, Operand::<bool>::raw(self), Operand::<bool>::raw(rhs()), DType::Bool))
-            }
-        }
-    )* };
-}
-logic! {
-    bool, Scalar<bool> => Scalar<bool>;
-    bool, Tile<bool> => Tile<bool>;
-    Scalar<bool>, bool => Scalar<bool>;
-    Scalar<bool>, Scalar<bool> => Scalar<bool>;
-    Scalar<bool>, Tile<bool> => Tile<bool>;
-    Tile<bool>, bool => Tile<bool>;
-    Tile<bool>, Scalar<bool> => Tile<bool>;
-    Tile<bool>, Tile<bool> => Tile<bool>;
-}
-
-#[doc(hidden)]
-#[track_caller]
-pub fn and<A: Logic<B>, B>(a: A, b: impl FnOnce() -> B) -> A::Output {
-    a.logic(b, BinaryOp::And)
-}
-
-#[doc(hidden)]
-#[track_caller]
-pub fn or<A: Logic<B>, B>(a: A, b: impl FnOnce() -> B) -> A::Output {
-    a.logic(b, BinaryOp::Or)
 }
 
 /// Rust's own operators, for code outside `#[kernel]` and `#[device_fn]`.

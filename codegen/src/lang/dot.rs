@@ -13,20 +13,20 @@ use crate::ir::{DType, Type, Value};
     label = "expected a tile",
     note = "products of floats accumulate in f32, products of 8-bit integers in i32"
 )]
-pub trait Accumulator<T: Num> {
+pub trait Accumulator<T: Dtype> {
     type Elem: Dtype;
     #[doc(hidden)]
     fn accumulator(self) -> Option<Value>;
 }
 
-impl<T: Num> Accumulator<T> for Unset {
+impl<T: Dtype> Accumulator<T> for Unset {
     type Elem = T::Acc;
     fn accumulator(self) -> Option<Value> {
         None
     }
 }
 
-impl<T: Num, A: Num> Accumulator<T> for Tile<A> {
+impl<T: Dtype, A: Num> Accumulator<T> for Tile<A> {
     type Elem = A;
     fn accumulator(self) -> Option<Value> {
         Some(self.value())
@@ -36,7 +36,7 @@ impl<T: Num, A: Num> Accumulator<T> for Tile<A> {
 /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. Without `acc` the product alone, in f32 for floats and i32 for
 /// integers. `input_precision` says how f32 operands multiply: `ieee` (exactly, the default), `tf32` or `tf32x3`.
 #[track_caller]
-pub fn dot<T: Num, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_precision: Precision) -> Tile<A::Elem> {
+pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_precision: Precision) -> Tile<A::Elem> {
     let (from, to) = (T::dtype(), A::Elem::dtype());
     let (sa, sb) = (shape(a.value()), shape(b.value()));
     check_operands(&sa, &sb);

@@ -4,7 +4,7 @@
 //! shapes while recording, with messages that name the user's line ([`crate::diag`]). Names are Triton's.
 //!
 //! Reading order: [`record`](mod@record) (where ops go), [`dtype`] (element types), [`handle`] (tiles, scalars, pointers),
-//! [`operand`] (what may stand beside a tile, and how shapes meet), [`arith`] (operators), [`carried`] and [`control`]
+//! [`operand`] (what may stand beside a tile, and how shapes meet), [`arith`] and [`compare`] (operators), [`carried`] and [`control`]
 //! (loops and branches), then the operations by group, and [`kernel`] (what a kernel tells the host side).
 //!
 //! Functions here take all their arguments in order; kernel code may name them and leave optional ones out, which the
@@ -12,6 +12,7 @@
 
 pub mod arith;
 pub mod carried;
+pub mod compare;
 pub mod control;
 pub mod create;
 pub mod debug;

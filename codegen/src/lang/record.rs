@@ -31,8 +31,7 @@ pub struct Recording {
     pub prints: Vec<String>,
 }
 
-/// Runs `body` and gives the function that it recorded. `body` declares arguments with [`super::args`] and then
-/// calls the language.
+/// Runs `body`, which calls the language, and gives the function that it recorded.
 ///
 /// # Errors
 /// The first mistake that `body` made. Other panics pass through.
@@ -41,7 +40,7 @@ pub fn record(name: &str, body: impl FnOnce()) -> Result<Func, Diagnostic> {
     record_generic(name, &[], body).map(|r| r.func)
 }
 
-/// As [`record`], with the element types that [`super::Generic`] parameters stand for.
+/// As [`record`], with the element types that type parameters (see [`super::dtype`]) stand for.
 ///
 /// # Errors
 /// The first mistake that `body` made. Other panics pass through.

@@ -164,6 +164,9 @@ impl Body {
                 let elems: Vec<TokenStream> = t.elems.iter().map(|e| self.place(e)).collect();
                 quote!((#(#elems,)*))
             }
+            Expr::Unary(unary) if matches!(unary.op, UnOp::Deref(_)) => {
+                self.reject(unary.op.span(), "memory is written with `store(pointer, value)`")
+            }
             other => self.reject(other.span(), "cannot assign to this: expected a variable, or a tuple of variables"),
         }
     }
@@ -323,18 +326,24 @@ impl Body {
             BinOp::BitXor(_) | BinOp::BitXorAssign(_) => "bitxor",
             BinOp::Shl(_) | BinOp::ShlAssign(_) => "shl",
             BinOp::Shr(_) | BinOp::ShrAssign(_) => "shr",
-            BinOp::Eq(_) => "eq",
-            BinOp::Ne(_) => "ne",
-            BinOp::Lt(_) => "lt",
-            BinOp::Le(_) => "le",
-            BinOp::Gt(_) => "gt",
-            BinOp::Ge(_) => "ge",
-            BinOp::And(_) => return quote_spanned!(span=> #lang::arith::and(#left, || #right)),
-            BinOp::Or(_) => return quote_spanned!(span=> #lang::arith::or(#left, || #right)),
+            BinOp::Eq(_) => return self.comparison("eq", span, left, right),
+            BinOp::Ne(_) => return self.comparison("ne", span, left, right),
+            BinOp::Lt(_) => return self.comparison("lt", span, left, right),
+            BinOp::Le(_) => return self.comparison("le", span, left, right),
+            BinOp::Gt(_) => return self.comparison("gt", span, left, right),
+            BinOp::Ge(_) => return self.comparison("ge", span, left, right),
+            BinOp::And(_) => return quote_spanned!(span=> #lang::compare::and(#left, || #right)),
+            BinOp::Or(_) => return quote_spanned!(span=> #lang::compare::or(#left, || #right)),
             _ => return self.reject(span, "this operator cannot be translated"),
         };
         let function = format_ident!("{name}", span = span);
         quote_spanned!(span=> #lang::arith::#function(#left, #right))
+    }
+
+    fn comparison(&mut self, name: &str, span: Span, left: TokenStream, right: TokenStream) -> TokenStream {
+        let lang = lang(span);
+        let function = format_ident!("{name}", span = span);
+        quote_spanned!(span=> #lang::compare::#function(#left, #right))
     }
 
     fn closure(&mut self, closure: &ExprClosure) -> TokenStream {

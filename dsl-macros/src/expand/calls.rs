@@ -93,6 +93,13 @@ impl Body {
             given[i] = Some(self.argument(f.params[i].kind, value));
         }
         let mut next = 0;
+        // `range(n)` counts from zero, as in Python.
+        let end = f.params.iter().position(|p| p.name == "end");
+        if let (1, Some(end), "range" | "static_range") = (positional.len(), end, f.name)
+            && given[end].is_none()
+        {
+            given[0] = Some(default_tokens(Missing::Start, name.span()));
+        }
         for arg in positional {
             while next < f.params.len() && given[next].is_some() && f.params[next].kind != Kind::Rest {
                 next += 1;
@@ -242,6 +249,7 @@ fn default_tokens(missing: Missing, span: Span) -> TokenStream {
         Missing::False => quote_spanned!(span=> false),
         Missing::True => quote_spanned!(span=> true),
         Missing::One => quote_spanned!(span=> #lang::IntLit(1)),
+        Missing::Start => quote_spanned!(span=> #lang::IntLit(0)),
         Missing::Ten => quote_spanned!(span=> 10),
         Missing::Zero => quote_spanned!(span=> 0),
         Missing::Text => quote_spanned!(span=> ""),

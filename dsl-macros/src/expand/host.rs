@@ -1,5 +1,6 @@
 //! The host side of a kernel: the struct of its arguments, with `launch`.
 
+use super::body::hidden;
 use super::private;
 use crate::parse::kernel::{Access, ParamKind, Signature};
 use proc_macro2::{Ident, TokenStream};
@@ -63,14 +64,17 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
         .unzip();
     let summary = format!("Arguments of the kernel `{}`, by name.", f.sig.ident);
     let paragraph = (!docs.is_empty()).then(|| quote!(#[doc = ""]));
+    // Constants keep the user's names, so ours must be of another kind.
+    let [key_list, value_list, consts, arg_list, device, config, grid] =
+        ["keys", "values", "consts", "args", "device", "config", "grid"].map(hidden);
     let start = |function: TokenStream| {
         quote! {
-            let keys = [#(#keys),*];
+            let #key_list = [#(#keys),*];
             let (#(#constants,)*) = (#(self.#constants,)*);
-            let values = || ::std::vec![#(#values),*];
-            let consts = #private::kernel::Consts { keys: &keys, values: &values };
-            let mut args = [#(#args),*];
-            #function(Self::DEF, device, config, &[#(<#names as #lang::Dtype>::dtype()),*], &mut args, consts)
+            let #value_list = || ::std::vec![#(#values),*];
+            let #consts = #private::kernel::Consts { keys: &#key_list, values: &#value_list };
+            let mut #arg_list = [#(#args),*];
+            #function(Self::DEF, #device, #config, &[#(<#names as #lang::Dtype>::dtype()),*], &mut #arg_list, #consts)
         }
     };
     let launch = start(quote!(#private::kernel::launch));
@@ -79,7 +83,7 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
         #[doc = #summary]
         #paragraph
         #(#docs)*
-        #[allow(non_snake_case)]
+        #[allow(non_snake_case, dead_code)]
         #vis struct #name<#lifetime #(#params),*> { #(#fields),* }
 
         #[allow(non_snake_case, unused_parens)]
@@ -95,10 +99,10 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
             #[allow(dead_code)]
             #vis fn launch(
                 &mut self,
-                device: &#private::Device,
-                grid: impl ::core::convert::Into<#private::Grid>,
+                #device: &#private::Device,
+                #grid: impl ::core::convert::Into<#private::Grid>,
             ) -> #private::Result<()> {
-                self.launch_with(device, &#private::LaunchConfig::new(grid))
+                self.launch_with(#device, &#private::LaunchConfig::new(#grid))
             }
 
             /// As `launch`, with options.
@@ -108,8 +112,8 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
             #[allow(dead_code)]
             #vis fn launch_with(
                 &mut self,
-                device: &#private::Device,
-                config: &#private::LaunchConfig,
+                #device: &#private::Device,
+                #config: &#private::LaunchConfig,
             ) -> #private::Result<()> {
                 #launch
             }
@@ -121,8 +125,8 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
             #[allow(dead_code)]
             #vis fn compile(
                 &mut self,
-                device: &#private::Device,
-                config: &#private::LaunchConfig,
+                #device: &#private::Device,
+                #config: &#private::LaunchConfig,
             ) -> #private::Result<#private::CompiledKernel> {
                 #prepare
             }

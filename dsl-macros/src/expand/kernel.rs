@@ -123,7 +123,8 @@ fn param_def(p: &Param, lang: &TokenStream) -> TokenStream {
 
 /// Declares the arguments, then runs the rewritten body on their handles.
 fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenStream) -> TokenStream {
-    let name = &f.sig.ident;
+    // Not the kernel's own name: the body may call a function of the language that is called the same.
+    let name = super::body::hidden("kernel_body");
     let generics = &f.sig.generics;
     let (mut inputs, mut types, mut args) = (Vec::new(), Vec::new(), Vec::new());
     let (mut run_time, mut constants) = (0usize, 0usize);

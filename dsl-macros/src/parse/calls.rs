@@ -55,6 +55,8 @@ pub enum Missing {
     False,
     True,
     One,
+    /// Zero, as an index.
+    Start,
     /// Rounds of the random generator.
     Ten,
     Zero,

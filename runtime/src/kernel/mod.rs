@@ -3,8 +3,8 @@
 //! The struct that `#[kernel]` makes lists its fields as [`KernelArg`]s and calls [`launch`]. A launch then
 //!
 //! 1. looks at the arguments: which device they are on, which are aligned, which integers are 1;
-//! 2. looks for the variant of the kernel that was compiled for that ([`variant`]); the first time it records the kernel
-//!    and compiles it ([`compile`](mod@compile)), through the cache on disk;
+//! 2. looks for the variant of the kernel that was compiled for that (`variant.rs`); the first time it records the kernel
+//!    and compiles it (`compile.rs`), through the cache on disk;
 //! 3. starts the grid.
 
 mod arg;

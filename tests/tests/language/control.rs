@@ -8,7 +8,7 @@ use tilewright::prelude::*;
 fn nested_loops(out: Out<i32>, n: i32) {
     let mut total = 0;
     let mut last = -1;
-    for i in range(0, n) {
+    for i in range(n) {
         let mut inner = i * 10;
         for j in range(0, i, 2) {
             inner += j;

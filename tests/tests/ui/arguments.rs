@@ -1,0 +1,16 @@
+//! Named arguments that do not exist, are missing, or have the wrong words.
+use tilewright::prelude::*;
+
+#[kernel]
+fn arguments(x: In<f32>, out: Out<f32>, n: i32) {
+    let block = make_block_ptr(x, shape = [n], strides = [1], block_shape = [64]);
+    let a = load(x, masks = n > 3);
+    let b = load(block, padding = "zero");
+    let c = dot(a, a, allow_tf32 = true);
+    let d = max(a, axis = 1, return_indices = true);
+    let e = zeros([64], dtype = f32);
+    let f = sum(a, axis = 0, axis = 1);
+    let g = where_(n > 3, a, a, a);
+}
+
+fn main() {}

@@ -1,0 +1,19 @@
+//! The argument struct: order, types and aliasing are rustc's business.
+use tilewright::prelude::*;
+
+#[kernel]
+fn copy<T: Float>(x: In<T>, y: Out<T>, n: i32) {
+    store(y + n, load(x + n));
+}
+
+fn main() {
+    let device = Device::cpu();
+    let mut a = Buffer::<f32>::zeros(&device, 4).unwrap();
+    let b = Buffer::<f16>::zeros(&device, 4).unwrap();
+    // Two element types.
+    Copy { x: &b, y: &mut a, n: 3 }.launch(&device, 1).unwrap();
+    // A shared borrow to write.
+    Copy { x: &b, y: &b, n: 3 }.launch(&device, 1).unwrap();
+    // A missing argument.
+    Copy { x: &a, y: &mut a }.launch(&device, 1).unwrap();
+}

@@ -1,0 +1,33 @@
+//! Signatures of kernels.
+use tilewright::prelude::*;
+
+#[kernel]
+fn returns(out: Out<f32>) -> i32 {
+    3
+}
+
+#[kernel]
+fn plain_types(x: &[f32], n: usize, m: String, k: Tile<f32>) {}
+
+#[kernel]
+fn elements(x: In<String>, y: Out, z: InOut<f32, f32>) {}
+
+#[kernel]
+fn generics<T, U: Copy, const N: usize, 'a, V: Float>(x: In<T>) {}
+
+#[kernel]
+fn unused<T: Float>(x: In<f32>) {}
+
+#[kernel]
+fn scalar_of_parameter<T: Float>(x: In<T>, s: T) {}
+
+#[kernel]
+async fn asynchronous(x: In<f32>) {}
+
+#[kernel(fast)]
+fn attributes(#[constexpr = [1, 2]] n: usize, #[fast] m: i32) {}
+
+#[kernel]
+struct NotAFunction;
+
+fn main() {}
