@@ -248,3 +248,21 @@ fn elementwise_functions_agree_with_rust() {
         }
     }
 }
+
+#[kernel]
+fn eight_bit(a: In<F8E4M3>, b: In<F8E5M2>, n: In<i8>, out: Out<f32>, ints: Out<i32>) {
+    let i = arange(0, 16).expand_dims(1) * 16 + arange(0, 16).expand_dims(0);
+    let x = load(a + i);
+    let narrow = load(b + i).to::<f32>().to::<F8E4M3>();
+    store(out + i, dot(x, narrow));
+    let k = load(n + i);
+    store(ints + i, dot(k, k.t(), zeros::<i32>([16, 16])));
+}
+
+#[test]
+fn eight_bit_products_accumulate_in_32_bits() {
+    let printed = text(&EIGHT_BIT, &[], &vec![]);
+    for part in [": tensor<16x16xf8e4m3>", "dot %", ": tensor<16x16xf32>", ": tensor<16x16xi32>"] {
+        assert!(printed.contains(part), "`{part}` is missing in\n{printed}");
+    }
+}
