@@ -12,6 +12,7 @@ const TARGET_PASSES: &[(&str, &str)] = &[
     ("assign_layouts", "give every tile a layout (stage laid; needs resolve_views)"),
     ("pipeline_loads", "run loads ahead of the loops that use them (stage async)"),
     ("gpu", "every pass of the GPU pipeline, in order"),
+    ("ptx", "all the way to PTX; gives the function back as it was, and fails where compiling does"),
 ];
 
 /// Names and summaries of all passes.
@@ -57,6 +58,11 @@ fn find(name: &str, arch: GpuArch, options: CompileOptions) -> Result<PassFn, St
         "assign_layouts" => Ok(Box::new(move |f| assign_layouts::run(f, arch, &options))),
         "pipeline_loads" => Ok(Box::new(move |f| pipeline_loads::run(f, arch, &options))),
         "gpu" => Ok(Box::new(move |f| *f = pipeline::gpu_ir(f, arch, &options, &mut ()))),
+        "ptx" => Ok(Box::new(move |f| {
+            if let Err(e) = pipeline::compile_gpu(f, arch, &options, &mut ()) {
+                panic!("{e}");
+            }
+        })),
         other => {
             let targeted: Vec<&str> = TARGET_PASSES.iter().map(|(name, _)| *name).collect();
             Err(format!("no pass is called `{other}`; there are {}, {}", super::pass_names(), targeted.join(", ")))

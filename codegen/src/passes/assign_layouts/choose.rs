@@ -18,7 +18,10 @@ pub fn coalesced(shape: &[usize], order: &[usize], vector: u64, num_warps: u32) 
     let threads = 32 * num_warps as usize;
     let per_thread = (shape.iter().product::<usize>() / threads).max(1) as u64;
     let mut size = vec![1; shape.len()];
-    size[order[0]] = vector.min(per_thread).min(shape[order[0]] as u64) as u32;
+    // A scalar, which `split` of two elements gives, has no dimension to spread over.
+    if let Some(&fastest) = order.first() {
+        size[fastest] = vector.min(per_thread).min(shape[fastest] as u64) as u32;
+    }
     LinearLayout::blocked_filling(&extents(shape), &size, num_warps, order)
 }
 
