@@ -93,7 +93,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
         other => return Err(format!("dtype={other}: expected bf16, f16 or f32").into()),
     };
     let arch: GpuArch = parsed(given, "arch", GpuArch::Sm90a)?;
-    let mut tiles = default_tiles(pass, d, dtype, &Target::Nvptx(arch));
+    let mut tiles = default_tiles(pass, d, dtype.bytes(), &Target::Nvptx(arch));
     tiles.q_tile = parsed(given, "q_tile", tiles.q_tile)?;
     tiles.k_tile = parsed(given, "k_tile", tiles.k_tile)?;
     tiles.num_warps = parsed(given, "warps", tiles.num_warps)?;

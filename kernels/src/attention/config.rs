@@ -1,6 +1,5 @@
 //! Tile sizes, warps and pipeline depth: the defaults per head dimension, element type and target.
 
-use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::Target;
 
 /// The parts of an attention that are kernels with tiles of their own.
@@ -38,8 +37,8 @@ pub fn d_tile(d: usize) -> usize {
 }
 
 /// The tiles that are used where the caller names none.
-pub fn default_tiles(pass: Pass, d: usize, dtype: DType, target: &Target) -> Tiles {
-    let wide = dtype.bytes() > 2;
+pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target) -> Tiles {
+    let wide = element_bytes > 2;
     match (target, pass) {
         (Target::Host(_), _) => Tiles::new(64, 64, 1, 1),
         // Products of f32 keep their operands in shared memory in twice the room.

@@ -1,0 +1,425 @@
+//! Attention from the host: checks, default tiles, launches.
+
+use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq, FlashAttentionBwdPreprocess};
+use super::config::{self, Pass, Tiles, d_tile};
+use super::forward::FlashAttentionFwd;
+use super::tensor::{Tensor, TensorMut};
+use tilewright_runtime::prelude::*;
+use tilewright_runtime::{Element, Stream};
+
+/// What an attention computes, and how.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Row i sees the keys j ≤ i + (n_k − n_q) only.
+    pub causal: bool,
+    /// Factor of the scores, positive; 1/√d by default.
+    pub scale: Option<f32>,
+    /// How f32 operands multiply: by default tf32x3 on a GPU, exactly on the CPU. Other types multiply exactly.
+    pub precision: Option<Precision>,
+    /// Tiles of the forward kernel; [`config::default_tiles`] by default, as for the next two.
+    pub forward_tiles: Option<Tiles>,
+    /// Tiles of the kernel that makes dK and dV.
+    pub key_tiles: Option<Tiles>,
+    /// Tiles of the kernel that makes dQ.
+    pub query_tiles: Option<Tiles>,
+    /// Where launches queue; the device's own stream by default.
+    pub stream: Option<Stream>,
+}
+
+impl Options {
+    /// Causal attention, or attention to all keys.
+    pub fn new(causal: bool) -> Options {
+        Options { causal, ..Options::default() }
+    }
+
+    fn tiles(&self, pass: Pass, d: usize, dtype: tilewright_runtime::Dtype, device: &Device) -> Tiles {
+        let chosen = match pass {
+            Pass::Forward => self.forward_tiles,
+            Pass::Keys => self.key_tiles,
+            Pass::Queries => self.query_tiles,
+        };
+        chosen.unwrap_or_else(|| config::default_tiles(pass, d, dtype.size(), &device.target()))
+    }
+
+    fn launch(&self, tiles: Tiles, grid: [usize; 3]) -> LaunchConfig {
+        let config = LaunchConfig::new(grid).num_warps(tiles.num_warps).num_stages(tiles.num_stages);
+        LaunchConfig { stream: self.stream.clone(), ..config }
+    }
+}
+
+/// The sizes of one attention, checked.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    heads_kv: usize,
+    n_q: usize,
+    n_k: usize,
+    d: usize,
+    group: usize,
+    scale: f32,
+    precision: Precision,
+}
+
+/// Largest number of rows: tile indices and causal differences stay far inside i32.
+const MAX_ROWS: usize = 1 << 30;
+/// Largest head dimension: a tile holds a whole row.
+const MAX_D: usize = 256;
+
+fn mistake<X>(name: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Result<X> {
+    Err(Error::Argument { kernel: "attention".into(), name, expected: expected.into(), found: found.into() })
+}
+
+fn expect_shape(name: &'static str, of: &str, expected: [usize; 4], found: [usize; 4]) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    mistake(name, format!("the shape {expected:?} of {of}"), format!("{found:?}"))
+}
+
+fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T>, options: &Options) -> Result<Sizes> {
+    let [batch, heads, n_q, d] = q.shape;
+    let [_, heads_kv, n_k, _] = k.shape;
+    if d == 0 || d > MAX_D {
+        return mistake("q", format!("a head dimension of 1 to {MAX_D}"), format!("shape {:?}", q.shape));
+    }
+    expect_shape("k", "the batch and head dimension of q", [batch, heads_kv, n_k, d], k.shape)?;
+    expect_shape("v", "k", k.shape, v.shape)?;
+    if heads_kv == 0 && heads > 0 || heads_kv > 0 && !heads.is_multiple_of(heads_kv) {
+        return mistake("k", "a number of heads that divides q's", format!("{heads_kv} heads where q has {heads}"));
+    }
+    if n_q.max(n_k) > MAX_ROWS {
+        return mistake("q", format!("at most {MAX_ROWS} rows, as for k"), format!("{n_q} rows, and {n_k} of k"));
+    }
+    let scale = options.scale.unwrap_or(1.0 / (d as f32).sqrt());
+    if !(scale > 0.0 && scale.is_finite()) {
+        return mistake("scale", "a positive number", format!("{scale}"));
+    }
+    let precision = match options.precision {
+        Some(precision) if T::DTYPE.size() == 4 => precision,
+        None if T::DTYPE.size() == 4 && device.is_cuda() => Precision::Tf32x3,
+        _ => Precision::Ieee,
+    };
+    let group = heads.checked_div(heads_kv).unwrap_or(1);
+    Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, group, scale, precision })
+}
+
+/// O and L of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d]: see
+/// [`flash_attention_fwd`](super::forward::FlashAttentionFwd). O is dense, in q's shape; L is [batch, heads, n_q].
+///
+/// # Errors
+/// Shapes that do not fit together, and everything that a launch can say.
+pub fn forward<T: Float + Element>(
+    device: &Device,
+    q: Tensor<T>,
+    k: Tensor<T>,
+    v: Tensor<T>,
+    options: &Options,
+) -> Result<(Buffer<T>, Buffer<f32>)> {
+    sizes(device, &q, &k, &v, options)?;
+    let mut o = Buffer::uninit(device, q.shape.iter().product())?;
+    let mut lse = Buffer::uninit(device, q.shape[..3].iter().product())?;
+    forward_into(device, q, k, v, TensorMut::dense(o.view_mut(), q.shape)?, lse.view_mut(), options)?;
+    Ok((o, lse))
+}
+
+/// As [`forward`], into memory of the caller: o in q's shape, lse dense [batch, heads, n_q].
+///
+/// # Errors
+/// As [`forward`].
+pub fn forward_into<T: Float + Element>(
+    device: &Device,
+    q: Tensor<T>,
+    k: Tensor<T>,
+    v: Tensor<T>,
+    mut o: TensorMut<T>,
+    mut lse: ViewMut<f32>,
+    options: &Options,
+) -> Result<()> {
+    let s = sizes(device, &q, &k, &v, options)?;
+    expect_shape("o", "q", q.shape, o.shape)?;
+    expect_rows("lse", &s, lse.len())?;
+    let tiles = options.tiles(Pass::Forward, s.d, T::DTYPE, device);
+    let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile.max(1)), s.heads, s.batch]);
+    FlashAttentionFwd {
+        q: &q.data,
+        k: &k.data,
+        v: &v.data,
+        o: &mut o.data,
+        lse: &mut lse,
+        q_stride_batch: q.strides[0],
+        q_stride_head: q.strides[1],
+        q_stride_row: q.strides[2],
+        q_stride_dim: q.strides[3],
+        k_stride_batch: k.strides[0],
+        k_stride_head: k.strides[1],
+        k_stride_row: k.strides[2],
+        k_stride_dim: k.strides[3],
+        v_stride_batch: v.strides[0],
+        v_stride_head: v.strides[1],
+        v_stride_row: v.strides[2],
+        v_stride_dim: v.strides[3],
+        o_stride_batch: o.strides[0],
+        o_stride_head: o.strides[1],
+        o_stride_row: o.strides[2],
+        o_stride_dim: o.strides[3],
+        n_q: s.n_q as i32,
+        n_k: s.n_k as i32,
+        scale: s.scale,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: tiles.q_tile,
+        k_tile: tiles.k_tile,
+        group: s.group,
+        causal: options.causal,
+        even_keys: s.n_k.is_multiple_of(tiles.k_tile.max(1)),
+        precision: s.precision,
+    }
+    .launch_with(device, &config)
+}
+
+fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
+    let expected = s.batch * s.heads * s.n_q;
+    if found >= expected {
+        return Ok(());
+    }
+    mistake(name, format!("{expected} numbers, one per row of q"), format!("{found}"))
+}
+
+/// What the backward pass reads: the forward pass's inputs and outputs, and the gradient of O.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a, T: Element> {
+    pub q: Tensor<'a, T>,
+    pub k: Tensor<'a, T>,
+    pub v: Tensor<'a, T>,
+    pub o: Tensor<'a, T>,
+    /// Dense [batch, heads, n_q].
+    pub lse: View<'a, f32>,
+    pub d_o: Tensor<'a, T>,
+}
+
+/// Number of f32 that [`backward_into`] needs to work with, for a q of this shape.
+pub fn backward_workspace(q_shape: [usize; 4]) -> usize {
+    2 * workspace_rows(q_shape)
+}
+
+/// Rows of one workspace vector, rounded up so that the second one is aligned as the first.
+fn workspace_rows(q_shape: [usize; 4]) -> usize {
+    q_shape[..3].iter().product::<usize>().next_multiple_of(64)
+}
+
+/// Gradients dq, dk and dv, dense, in the shapes of q, k and v.
+///
+/// # Errors
+/// Shapes that do not fit together, and everything that a launch can say.
+pub fn backward<T: Float + Element>(
+    device: &Device,
+    saved: Saved<T>,
+    options: &Options,
+) -> Result<(Buffer<T>, Buffer<T>, Buffer<T>)> {
+    sizes(device, &saved.q, &saved.k, &saved.v, options)?;
+    let (q_shape, k_shape) = (saved.q.shape, saved.k.shape);
+    let mut dq = Buffer::uninit(device, q_shape.iter().product())?;
+    let mut dk = Buffer::uninit(device, k_shape.iter().product())?;
+    let mut dv = Buffer::uninit(device, k_shape.iter().product())?;
+    let mut workspace = Buffer::uninit(device, backward_workspace(q_shape))?;
+    backward_into(
+        device,
+        saved,
+        TensorMut::dense(dq.view_mut(), q_shape)?,
+        TensorMut::dense(dk.view_mut(), k_shape)?,
+        TensorMut::dense(dv.view_mut(), k_shape)?,
+        workspace.view_mut(),
+        options,
+    )?;
+    Ok((dq, dk, dv))
+}
+
+/// As [`backward`], into memory of the caller. `workspace` has at least [`backward_workspace`] numbers.
+///
+/// # Errors
+/// As [`backward`].
+pub fn backward_into<T: Float + Element>(
+    device: &Device,
+    saved: Saved<T>,
+    mut dq: TensorMut<T>,
+    mut dk: TensorMut<T>,
+    mut dv: TensorMut<T>,
+    workspace: ViewMut<f32>,
+    options: &Options,
+) -> Result<()> {
+    let Saved { q, k, v, o, lse, d_o } = saved;
+    let s = sizes(device, &q, &k, &v, options)?;
+    expect_shape("o", "q", q.shape, o.shape)?;
+    expect_shape("d_o", "q", q.shape, d_o.shape)?;
+    expect_shape("dq", "q", q.shape, dq.shape)?;
+    expect_shape("dk", "k", k.shape, dk.shape)?;
+    expect_shape("dv", "v", v.shape, dv.shape)?;
+    expect_rows("lse", &s, lse.len())?;
+    let needed = backward_workspace(q.shape);
+    if workspace.len() < needed {
+        return mistake("workspace", format!("at least {needed} numbers"), format!("{}", workspace.len()));
+    }
+    let (mut delta, mut lse2) = workspace.split_at(workspace_rows(q.shape))?;
+
+    preprocess(device, &s, o, d_o, lse, &mut delta, &mut lse2, options)?;
+    let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
+    key_gradients(device, &s, saved, rows, &mut dk, &mut dv, options)?;
+    query_gradient(device, &s, saved, rows, &mut dq, options)
+}
+
+/// What preprocessing makes of each query row.
+#[derive(Clone, Copy)]
+struct RowVectors<'a> {
+    lse2: View<'a, f32>,
+    delta: View<'a, f32>,
+}
+
+/// Rows of a tile of the preprocessing kernel, which only reads and sums.
+const PREPROCESS_ROWS: usize = 32;
+
+fn preprocess<T: Float + Element>(
+    device: &Device,
+    s: &Sizes,
+    o: Tensor<T>,
+    d_o: Tensor<T>,
+    lse: View<f32>,
+    delta: &mut ViewMut<f32>,
+    lse2: &mut ViewMut<f32>,
+    options: &Options,
+) -> Result<()> {
+    let tiles = Tiles { q_tile: PREPROCESS_ROWS, k_tile: PREPROCESS_ROWS, num_warps: 4, num_stages: 1 };
+    let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile), s.heads, s.batch]);
+    FlashAttentionBwdPreprocess {
+        o: &o.data,
+        d_o: &d_o.data,
+        lse: &lse,
+        delta,
+        lse2,
+        o_stride_batch: o.strides[0],
+        o_stride_head: o.strides[1],
+        o_stride_row: o.strides[2],
+        o_stride_dim: o.strides[3],
+        do_stride_batch: d_o.strides[0],
+        do_stride_head: d_o.strides[1],
+        do_stride_row: d_o.strides[2],
+        do_stride_dim: d_o.strides[3],
+        n_q: s.n_q as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: tiles.q_tile,
+    }
+    .launch_with(device, &config)
+}
+
+fn key_gradients<T: Float + Element>(
+    device: &Device,
+    s: &Sizes,
+    Saved { q, k, v, d_o, .. }: Saved<T>,
+    rows: RowVectors,
+    dk: &mut TensorMut<T>,
+    dv: &mut TensorMut<T>,
+    options: &Options,
+) -> Result<()> {
+    let tiles = options.tiles(Pass::Keys, s.d, T::DTYPE, device);
+    let config = options.launch(tiles, [s.n_k.div_ceil(tiles.k_tile.max(1)), s.heads_kv, s.batch]);
+    FlashAttentionBwdDkdv {
+        q: &q.data,
+        k: &k.data,
+        v: &v.data,
+        d_o: &d_o.data,
+        lse2: &rows.lse2,
+        delta: &rows.delta,
+        dk: &mut dk.data,
+        dv: &mut dv.data,
+        q_stride_batch: q.strides[0],
+        q_stride_head: q.strides[1],
+        q_stride_row: q.strides[2],
+        q_stride_dim: q.strides[3],
+        k_stride_batch: k.strides[0],
+        k_stride_head: k.strides[1],
+        k_stride_row: k.strides[2],
+        k_stride_dim: k.strides[3],
+        v_stride_batch: v.strides[0],
+        v_stride_head: v.strides[1],
+        v_stride_row: v.strides[2],
+        v_stride_dim: v.strides[3],
+        do_stride_batch: d_o.strides[0],
+        do_stride_head: d_o.strides[1],
+        do_stride_row: d_o.strides[2],
+        do_stride_dim: d_o.strides[3],
+        dk_stride_batch: dk.strides[0],
+        dk_stride_head: dk.strides[1],
+        dk_stride_row: dk.strides[2],
+        dk_stride_dim: dk.strides[3],
+        dv_stride_batch: dv.strides[0],
+        dv_stride_head: dv.strides[1],
+        dv_stride_row: dv.strides[2],
+        dv_stride_dim: dv.strides[3],
+        n_q: s.n_q as i32,
+        n_k: s.n_k as i32,
+        scale: s.scale,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: tiles.q_tile,
+        k_tile: tiles.k_tile,
+        group: s.group,
+        causal: options.causal,
+        even_queries: s.n_q.is_multiple_of(tiles.q_tile.max(1)),
+        precision: s.precision,
+    }
+    .launch_with(device, &config)
+}
+
+fn query_gradient<T: Float + Element>(
+    device: &Device,
+    s: &Sizes,
+    Saved { q, k, v, d_o, .. }: Saved<T>,
+    rows: RowVectors,
+    dq: &mut TensorMut<T>,
+    options: &Options,
+) -> Result<()> {
+    let tiles = options.tiles(Pass::Queries, s.d, T::DTYPE, device);
+    let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile.max(1)), s.heads, s.batch]);
+    FlashAttentionBwdDq {
+        q: &q.data,
+        k: &k.data,
+        v: &v.data,
+        d_o: &d_o.data,
+        lse2: &rows.lse2,
+        delta: &rows.delta,
+        dq: &mut dq.data,
+        q_stride_batch: q.strides[0],
+        q_stride_head: q.strides[1],
+        q_stride_row: q.strides[2],
+        q_stride_dim: q.strides[3],
+        k_stride_batch: k.strides[0],
+        k_stride_head: k.strides[1],
+        k_stride_row: k.strides[2],
+        k_stride_dim: k.strides[3],
+        v_stride_batch: v.strides[0],
+        v_stride_head: v.strides[1],
+        v_stride_row: v.strides[2],
+        v_stride_dim: v.strides[3],
+        do_stride_batch: d_o.strides[0],
+        do_stride_head: d_o.strides[1],
+        do_stride_row: d_o.strides[2],
+        do_stride_dim: d_o.strides[3],
+        dq_stride_batch: dq.strides[0],
+        dq_stride_head: dq.strides[1],
+        dq_stride_row: dq.strides[2],
+        dq_stride_dim: dq.strides[3],
+        n_q: s.n_q as i32,
+        n_k: s.n_k as i32,
+        scale: s.scale,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: tiles.q_tile,
+        k_tile: tiles.k_tile,
+        group: s.group,
+        causal: options.causal,
+        even_keys: s.n_k.is_multiple_of(tiles.k_tile.max(1)),
+        precision: s.precision,
+    }
+    .launch_with(device, &config)
+}

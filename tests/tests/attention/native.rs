@@ -1,0 +1,131 @@
+//! The kernels as native code, at the default tiles and at small ones.
+
+use crate::case::{Case, Layout};
+use crate::device::check;
+use half::bf16;
+use tilewright::codegen::ir::DType;
+use tilewright::kernels::attention::{self, Options, Saved, Tensor, TensorMut, Tiles};
+use tilewright::prelude::{Buffer, Device, Precision};
+
+/// Tiles small enough for several of each kind in a small problem.
+fn small_tiles() -> Options {
+    let tiles = Some(Tiles { q_tile: 16, k_tile: 32, num_warps: 1, num_stages: 1 });
+    Options { forward_tiles: tiles, key_tiles: tiles, query_tiles: tiles, ..Options::default() }
+}
+
+#[test]
+fn every_type() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let case = Case::new(127, 127, 64).heads(1, 2, 2).dtype(dtype);
+        check(&Device::cpu(), case, &Options::default());
+        check(&Device::cpu(), case.causal(), &Options::default());
+    }
+}
+
+#[test]
+fn lengths() {
+    for (n_q, n_k) in [(1, 1), (17, 1000), (1000, 17), (127, 256), (256, 127)] {
+        let case = Case::new(n_q, n_k, 32).dtype(DType::F32);
+        check(&Device::cpu(), case, &Options::default());
+        check(&Device::cpu(), case.causal(), &Options::default());
+    }
+}
+
+#[test]
+fn head_dimensions() {
+    for d in [1, 16, 80, 96, 128, 256] {
+        check(&Device::cpu(), Case::new(40, 70, d).causal().dtype(DType::F32), &small_tiles());
+    }
+}
+
+#[test]
+fn groups_and_strides() {
+    for layout in [Layout::Dense, Layout::RowsFirst, Layout::Gaps] {
+        let case = Case::new(36, 70, 24).heads(2, 6, 2).layout(layout).dtype(DType::F32);
+        check(&Device::cpu(), case, &small_tiles());
+        check(&Device::cpu(), case.causal(), &Options::default());
+    }
+}
+
+#[test]
+fn empty_tensors() {
+    check(&Device::cpu(), Case::new(20, 0, 16).dtype(DType::F32), &Options::default());
+    check(&Device::cpu(), Case::new(0, 20, 16).dtype(DType::F32), &Options::default());
+    check(&Device::cpu(), Case::new(20, 20, 16).heads(0, 1, 1).dtype(DType::F32), &Options::default());
+}
+
+/// The functions that allocate, on dense tensors.
+#[test]
+fn buffers_are_made_for_the_caller() {
+    let device = Device::cpu();
+    let case = Case::new(33, 50, 16).heads(1, 2, 1).causal().dtype(DType::F32);
+    let inputs = case.inputs();
+    let expected = case.expected(&inputs);
+    let buffers = [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o]
+        .map(|t| Buffer::from_slice(&device, &t.memory.iter().map(|&x| x as f32).collect::<Vec<_>>()).unwrap());
+    let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| {
+        let shape = if i == 1 || i == 2 { case.key_shape() } else { case.query_shape() };
+        Tensor::dense(buffers[i].view(), shape).unwrap()
+    });
+    let options = Options::new(true);
+    let (o, lse) = attention::forward(&device, q, k, v, &options).unwrap();
+    let saved = Saved { q, k, v, o: Tensor::dense(o.view(), case.query_shape()).unwrap(), lse: lse.view(), d_o };
+    let (dq, dk, dv) = attention::backward(&device, saved, &options).unwrap();
+    let numbers = |b: &Buffer<f32>| b.to_vec().unwrap().into_iter().map(f64::from).collect::<Vec<_>>();
+    case.compare("o", &numbers(&o), &expected.o);
+    case.compare("dq", &numbers(&dq), &expected.gradients.dq);
+    case.compare("dk", &numbers(&dk), &expected.gradients.dk);
+    case.compare("dv", &numbers(&dv), &expected.gradients.dv);
+}
+
+#[test]
+fn mistakes_say_what_is_expected() {
+    let device = Device::cpu();
+    let buffer = Buffer::<bf16>::zeros(&device, 1 << 12).unwrap();
+    let tensor = |shape| Tensor::dense(buffer.view(), shape).unwrap();
+    let message = |q, k, v, options: Options| {
+        attention::forward(&device, tensor(q), tensor(k), tensor(v), &options).unwrap_err().to_string()
+    };
+    let shape = [1, 2, 8, 16];
+    let cases = [
+        (message([1, 2, 8, 32], shape, shape, Options::default()), vec!["`k`", "[1, 2, 8, 32]", "[1, 2, 8, 16]"]),
+        (message(shape, shape, [1, 2, 9, 16], Options::default()), vec!["`v`", "[1, 2, 8, 16]", "[1, 2, 9, 16]"]),
+        (message([1, 3, 8, 16], shape, shape, Options::default()), vec!["divides", "2 heads", "3"]),
+        (message([1, 1, 1, 512], shape, shape, Options::default()), vec!["1 to 256", "512"]),
+        (message(shape, shape, shape, Options { scale: Some(-1.0), ..Options::default() }), vec!["positive", "-1"]),
+        (
+            message(
+                shape,
+                shape,
+                shape,
+                Options {
+                    forward_tiles: Some(Tiles { q_tile: 48, k_tile: 64, num_warps: 4, num_stages: 2 }),
+                    ..Options::default()
+                },
+            ),
+            vec!["powers of two", "48"],
+        ),
+    ];
+    for (message, parts) in cases {
+        for part in parts {
+            assert!(message.contains(part), "expected `{part}` in: {message}");
+        }
+    }
+    let mut o = Buffer::<bf16>::zeros(&device, 1 << 12).unwrap();
+    let mut lse = Buffer::<f32>::zeros(&device, 15).unwrap();
+    let (q, o) = (tensor(shape), TensorMut::dense(o.view_mut(), shape).unwrap());
+    let short = attention::forward_into(&device, q, q, q, o, lse.view_mut(), &Options::default());
+    let message = short.unwrap_err().to_string();
+    assert!(message.contains("`lse` expects 16 numbers") && message.contains("found 15"), "{message}");
+}
+
+/// Precision is about f32 on GPUs; on the CPU every choice is at least as good as asked for.
+#[test]
+fn precisions() {
+    for precision in [Precision::Ieee, Precision::Tf32x3] {
+        let options = Options { precision: Some(precision), ..Options::default() };
+        check(&Device::cpu(), Case::new(30, 30, 16).causal().dtype(DType::F32), &options);
+    }
+    let options = Options { precision: Some(Precision::Tf32), ..Options::default() };
+    check(&Device::cpu(), Case::new(30, 30, 16).causal().dtype(DType::F32).within(5e-3), &options);
+}
