@@ -21,7 +21,7 @@ cuda-tools:
 	@scripts/cuda-tools.sh
 
 demo: setup
-	cargo run --release --bin tilewright -- demo
+	cargo run --release --bin tilewright -- demo --out build/demo
 
 test: setup cuda-tools
 	@if [ -x "$(PTXAS)" ]; then export TILEWRIGHT_PTXAS="$(PTXAS)"; fi; \

@@ -275,16 +275,38 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
     let mut files = Vec::new();
     for &kind in emit {
         let name = format!("{}.{}", request.def.name, kind.extension());
-        let path = dir.join(&name);
-        std::fs::write(&path, compiled.bytes(kind, &request.target)?)
-            .map_err(|error| CliError::file("write", &path, error))?;
+        write(&dir.join(&name), &compiled.bytes(kind, &request.target)?)?;
         files.push((kind.word(), name));
     }
     let path = dir.join("manifest.json");
-    let manifest = manifest::describe(request, &compiled.artifact, &files);
-    std::fs::write(&path, manifest).map_err(|error| CliError::file("write", &path, error))?;
+    write(&path, manifest::describe(request, &compiled.artifact, &files).as_bytes())?;
     let paths = files.iter().map(|(_, name)| dir.join(name));
     Ok(paths.chain([path]).collect())
+}
+
+/// Compiles, or takes the code from the cache, and writes it to `dir` with a manifest that has the kernel's name; gives the
+/// path of the code.
+///
+/// # Errors
+/// As [`compile_to`].
+pub fn compile_cached_to(request: &Request, dir: &Path) -> Result<PathBuf> {
+    let Request { def, dtypes, constants, specialization, target, options } = request;
+    let artifact = tilewright::kernel::compile(def, dtypes, constants, specialization, target, options)?;
+    std::fs::create_dir_all(dir).map_err(|error| CliError::file("make the folder", dir, error))?;
+    let (kind, code) = match &artifact.code {
+        Code::Ptx(ptx) => (Emit::Ptx, ptx.as_bytes()),
+        Code::Object(object) => (Emit::Obj, object.as_slice()),
+    };
+    let name = format!("{}.{}", def.name, kind.extension());
+    let path = dir.join(&name);
+    write(&path, code)?;
+    let manifest = manifest::describe(request, &artifact, &[(kind.word(), name)]);
+    write(&dir.join(format!("{}.json", def.name)), manifest.as_bytes())?;
+    Ok(path)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, bytes).map_err(|error| CliError::file("write", path, error))
 }
 
 /// Code, and what it was on its way.

@@ -9,6 +9,7 @@ mod bind;
 mod cache;
 mod choose;
 mod compile;
+mod demo;
 mod doctor;
 mod error;
 mod list;
@@ -36,6 +37,8 @@ struct Arguments {
 enum Command {
     /// Say what this machine offers, and what each missing part costs
     Doctor(doctor::Arguments),
+    /// Compile weighted sum and FlashAttention-2, run them, and check the results
+    Demo(demo::Arguments),
     /// Show the kernels and what each takes
     List(list::Arguments),
     /// Compile a kernel ahead of time: text, code, and a manifest for whoever launches it
@@ -71,6 +74,7 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
     match command {
         Command::Doctor(arguments) => doctor::run(&arguments, out),
+        Command::Demo(arguments) => demo::run(&arguments, out),
         Command::List(arguments) => list::run(&arguments, out),
         Command::Compile(arguments) => compile::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),

@@ -8,7 +8,7 @@ use clap::Args;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind};
 use tilewright::codegen::num;
-use tilewright::kernel::{KernelArg, launch_erased};
+use tilewright::kernel::launch_erased;
 use tilewright::{Device, LaunchArg, LaunchConfig};
 
 use super::bind::{self, Extents, Strides};
@@ -179,21 +179,8 @@ impl Job {
         config.debug_asserts = options.debug_asserts;
         config.max_registers = options.max_registers;
 
-        let mut places: BTreeMap<&str, &mut Box<dyn OnDevice>> =
-            buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
-        let mut args = Vec::new();
-        for param in self.def.params {
-            let memory = places.remove(param.name);
-            match (param.kind, memory) {
-                (ParamKind::In(_), Some(memory)) => args.push(KernelArg::In(&**memory)),
-                (ParamKind::Out(_) | ParamKind::InOut(_), Some(memory)) => args.push(KernelArg::Out(&mut **memory)),
-                (ParamKind::Scalar(_), _) => args.push(KernelArg::Scalar(self.scalars[param.name])),
-                (ParamKind::Constexpr { .. }, _) => {}
-                (ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_), None) => {
-                    unreachable!("internal error: `{}` has no memory; please report", param.name)
-                }
-            }
-        }
+        let mut places = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
+        let mut args = tensors::kernel_args(self.def, &mut places, &self.scalars);
         launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants)?;
         drop(args);
         device.synchronize()?;

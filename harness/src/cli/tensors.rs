@@ -1,12 +1,14 @@
 //! Tensors in safetensors files, and in the memory of a device.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use tilewright::codegen::ir::DType;
-use tilewright::kernel::MemoryMut;
-use tilewright::{Buffer, Device, Element, F8E4M3, F8E5M2};
+use tilewright::codegen::lang::kernel::{KernelDef, ParamKind};
+use tilewright::kernel::{KernelArg, MemoryMut};
+use tilewright::{Buffer, Device, Element, F8E4M3, F8E5M2, LaunchArg};
 
 use super::{CliError, Result};
 
@@ -20,7 +22,6 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    #[cfg(test)]
     /// Every element as f64, whatever the type.
     pub fn to_f64(&self) -> Vec<f64> {
         use tilewright::codegen::num;
@@ -37,7 +38,6 @@ impl Tensor {
         }
     }
 
-    #[cfg(test)]
     /// The numbers, each rounded to `dtype`, a float type.
     pub fn from_f64(dtype: DType, shape: &[usize], values: &[f64]) -> Tensor {
         use tilewright::codegen::num;
@@ -187,6 +187,28 @@ fn typed<T: Element>(device: &Device, contents: Contents<'_>) -> tilewright::Res
             Buffer::from_slice(device, &values)?
         }
     }))
+}
+
+/// The kernel's arguments in order, from memory and numbers by parameter name. A parameter without either is left out,
+/// which the launch reports.
+pub fn kernel_args<'a>(
+    def: &KernelDef,
+    memory: &mut BTreeMap<&str, &'a mut Box<dyn OnDevice>>,
+    scalars: &BTreeMap<&str, LaunchArg>,
+) -> Vec<KernelArg<'a>> {
+    let mut args = Vec::new();
+    for param in def.params {
+        let arg = match param.kind {
+            ParamKind::In(_) => memory.remove(param.name).map(|memory| KernelArg::In(&**memory)),
+            ParamKind::Out(_) | ParamKind::InOut(_) => {
+                memory.remove(param.name).map(|memory| KernelArg::Out(&mut **memory))
+            }
+            ParamKind::Scalar(_) => scalars.get(param.name).map(|value| KernelArg::Scalar(*value)),
+            ParamKind::Constexpr { .. } => None,
+        };
+        args.extend(arg);
+    }
+    args
 }
 
 #[cfg(test)]

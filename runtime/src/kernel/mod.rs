@@ -19,6 +19,7 @@ use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
 pub use compile::{compile, compile_func, explain, explain_failure};
 pub use config::{Grid, LaunchConfig};
+pub use variant::specialization;
 
 use crate::device::Device;
 use crate::element::{Dtype, F8E4M3, F8E5M2};

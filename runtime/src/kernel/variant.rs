@@ -41,7 +41,8 @@ fn passed(def: &KernelDef) -> impl Iterator<Item = bool> {
     def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.specialize)
 }
 
-fn specialization(def: &KernelDef, args: &[KernelArg]) -> Specialization {
+/// What a launch with these arguments compiles for.
+pub fn specialization(def: &KernelDef, args: &[KernelArg]) -> Specialization {
     let specs = passed(def).zip(args).map(|(specialize, arg)| match facts(arg) {
         (true, _) if specialize => ArgSpec { divisible_by: ALIGNMENT, equal_to: None },
         (_, true) if specialize => ArgSpec { divisible_by: 1, equal_to: Some(1) },

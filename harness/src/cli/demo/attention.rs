@@ -1,0 +1,211 @@
+//! The demo's FlashAttention-2, forward and backward.
+
+use std::collections::BTreeMap;
+
+use tilewright::LaunchArg;
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright::codegen::target::Target;
+use tilewright::kernels::attention::backward::{
+    FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ, FLASH_ATTENTION_BWD_PREPROCESS,
+};
+use tilewright::kernels::attention::config::{Pass, Tiles, d_tile, default_tiles};
+use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::kernels::attention::reference::{self, Problem};
+
+use super::case::{Call, Case, Launches, count, extent, tolerance};
+use super::inputs::Inputs;
+use crate::cli::tensors::Tensor;
+use crate::cli::{CliError, Result};
+
+/// O, L and the gradients dQ, dK, dV, if the file has q, k and v.
+///
+/// # Errors
+/// Shapes that do not fit each other.
+pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
+    let (Some(q), Some(k), Some(v)) = (inputs.get("q"), inputs.get("k"), inputs.get("v")) else {
+        return Ok(Vec::new());
+    };
+    let problem = problem(inputs, causal)?;
+    let d_o = inputs.get_or_ones("d_o", &q.shape)?;
+    let [q, k, v, d_o] = [q, k, v, &d_o].map(|tensor| tensor.rounded(dtype));
+    let [q64, k64, v64, d_o64] = [&q, &k, &v, &d_o].map(|tensor| tensor.to_f64());
+    warn_of_long_reference(&problem);
+    let (o64, lse64) = reference::forward(&problem, &q64, &k64, &v64);
+    let gradients = reference::backward(&problem, &q64, &k64, &v64, &d_o64);
+
+    let shape = problem_in_words(&problem);
+    let mask = if causal { "-causal" } else { "" };
+    let rows = vec![problem.batch, problem.heads_q, problem.n_q];
+    let o = (q.shape.clone(), dtype);
+    let forward = Case {
+        kernel: "attention".to_string(),
+        name: format!("attention{mask}.{dtype}"),
+        shape: shape.clone(),
+        dtype,
+        inputs: BTreeMap::from([("q", q.clone()), ("k", k.clone()), ("v", v.clone())]),
+        outputs: BTreeMap::from([("o", o.clone()), ("lse", (rows.clone(), DType::F32))]),
+        calls: Box::new(move |target| {
+            let calls = vec![Maker { problem, dtype, target }.forward()?];
+            Ok(Launches { calls, ..Launches::default() })
+        }),
+        expected: vec![("o", o64), ("lse", lse64)],
+        tolerance: tolerance(dtype),
+    };
+    let gradient = |tensor: &Tensor| (tensor.shape.clone(), dtype);
+    let backward = Case {
+        kernel: "attention backward".to_string(),
+        name: format!("attention-backward{mask}.{dtype}"),
+        shape,
+        dtype,
+        outputs: BTreeMap::from([
+            ("o", o),
+            ("lse", (rows.clone(), DType::F32)),
+            ("lse2", (rows.clone(), DType::F32)),
+            ("delta", (rows, DType::F32)),
+            ("dq", gradient(&q)),
+            ("dk", gradient(&k)),
+            ("dv", gradient(&v)),
+        ]),
+        inputs: BTreeMap::from([("q", q), ("k", k), ("v", v), ("d_o", d_o)]),
+        // The backward pass needs what the forward pass kept.
+        calls: Box::new(move |target| {
+            let maker = Maker { problem, dtype, target };
+            let calls = vec![maker.preprocess()?, maker.keys()?, maker.queries()?];
+            Ok(Launches { before: vec![maker.forward()?], calls })
+        }),
+        expected: vec![("dq", gradients.dq), ("dk", gradients.dk), ("dv", gradients.dv)],
+        tolerance: tolerance(dtype),
+    };
+    Ok(vec![forward, backward])
+}
+
+/// The sizes that the shapes say.
+fn problem(inputs: &Inputs, causal: bool) -> Result<Problem> {
+    let four = |name: &str| match inputs.get(name).map(|tensor| tensor.shape.as_slice()) {
+        Some(&[batch, heads, n, d]) => Ok([batch, heads, n, d]),
+        found => Err(CliError::Failure(format!("`{name}` has shape {found:?}: expected [batch, heads, length, d]"))),
+    };
+    let [batch, heads_q, n_q, d] = four("q")?;
+    let [_, heads_kv, n_k, _] = four("k")?;
+    inputs.expect_shape("k", &[batch, heads_kv, n_k, d])?;
+    inputs.expect_shape("v", &[batch, heads_kv, n_k, d])?;
+    if heads_kv == 0 || heads_q % heads_kv != 0 {
+        return Err(CliError::Failure(format!(
+            "`q` has {heads_q} heads and `k` has {heads_kv}: the first must be a multiple of the second"
+        )));
+    }
+    if d == 0 || d > 256 {
+        return Err(CliError::Failure(format!("the head dimension is {d}: expected 1 to 256")));
+    }
+    let scale = f64::from(1.0 / (d as f32).sqrt());
+    Ok(Problem { batch, heads_q, heads_kv, n_q, n_k, d, causal, scale })
+}
+
+/// The references are plain loops in f64: a note where they take longer than somebody who watches expects.
+fn warn_of_long_reference(p: &Problem) {
+    const OPERATIONS_PER_SECOND: f64 = 5e8;
+    let scores = [p.batch, p.heads_q, p.n_q, p.n_k, p.d].map(|n| n as f64).iter().product::<f64>();
+    let seconds = 10.0 * scores / OPERATIONS_PER_SECOND;
+    if seconds > 20.0 {
+        eprintln!("computing the f64 references of attention takes about {:.0} minutes", (seconds / 60.0).ceil());
+    }
+}
+
+/// `[batch, heads, length, d]`, with both numbers where queries and keys differ.
+fn problem_in_words(p: &Problem) -> String {
+    let heads = if p.heads_q == p.heads_kv { p.heads_q.to_string() } else { format!("{}/{}", p.heads_q, p.heads_kv) };
+    let length = if p.n_q == p.n_k { p.n_q.to_string() } else { format!("{}/{}", p.n_q, p.n_k) };
+    let mask = if p.causal { " causal" } else { "" };
+    format!("[{}, {heads}, {length}, {}]{mask}", p.batch, p.d)
+}
+
+/// Makes the launches of one attention.
+struct Maker<'a> {
+    problem: Problem,
+    dtype: DType,
+    target: &'a Target,
+}
+
+impl Maker<'_> {
+    fn tiles(&self, pass: Pass) -> Tiles {
+        default_tiles(pass, self.problem.d, self.dtype, self.target)
+    }
+
+    fn forward(&self) -> Result<Call> {
+        let tiles = self.tiles(Pass::Forward);
+        let even = ("even_keys", ConstValue::Bool(self.problem.n_k.is_multiple_of(tiles.k_tile)));
+        self.pass(&FLASH_ATTENTION_FWD, tiles, even, self.over_queries(tiles))
+    }
+
+    fn preprocess(&self) -> Result<Call> {
+        let tiles = self.tiles(Pass::Queries);
+        let p = &self.problem;
+        let constants = vec![count("d", p.d), count("d_tile", d_tile(p.d)), count("q_tile", tiles.q_tile)];
+        let scalars = vec![("n_q", extent("the length of q", p.n_q)?)];
+        Ok(self.call(&FLASH_ATTENTION_BWD_PREPROCESS, tiles, constants, scalars, self.over_queries(tiles)))
+    }
+
+    fn keys(&self) -> Result<Call> {
+        let (tiles, p) = (self.tiles(Pass::Keys), &self.problem);
+        let even = ("even_queries", ConstValue::Bool(p.n_q.is_multiple_of(tiles.q_tile)));
+        let grid = [p.n_k.div_ceil(tiles.k_tile), p.heads_kv, p.batch];
+        self.pass(&FLASH_ATTENTION_BWD_DKDV, tiles, even, grid)
+    }
+
+    fn queries(&self) -> Result<Call> {
+        let tiles = self.tiles(Pass::Queries);
+        let even = ("even_keys", ConstValue::Bool(self.problem.n_k.is_multiple_of(tiles.k_tile)));
+        self.pass(&FLASH_ATTENTION_BWD_DQ, tiles, even, self.over_queries(tiles))
+    }
+
+    fn over_queries(&self, tiles: Tiles) -> [usize; 3] {
+        [self.problem.n_q.div_ceil(tiles.q_tile), self.problem.heads_q, self.problem.batch]
+    }
+
+    /// A pass over the scores.
+    fn pass(
+        &self,
+        def: &'static KernelDef,
+        tiles: Tiles,
+        even: (&'static str, ConstValue),
+        grid: [usize; 3],
+    ) -> Result<Call> {
+        let p = &self.problem;
+        let constants = vec![
+            count("d", p.d),
+            count("d_tile", d_tile(p.d)),
+            count("q_tile", tiles.q_tile),
+            count("k_tile", tiles.k_tile),
+            count("group", p.heads_q / p.heads_kv),
+            ("causal", ConstValue::Bool(p.causal)),
+            even,
+        ];
+        let scalars = vec![
+            ("n_q", extent("the length of q", p.n_q)?),
+            ("n_k", extent("the length of k", p.n_k)?),
+            ("scale", LaunchArg::F32(p.scale as f32)),
+        ];
+        Ok(self.call(def, tiles, constants, scalars, grid))
+    }
+
+    fn call(
+        &self,
+        def: &'static KernelDef,
+        tiles: Tiles,
+        constants: Vec<(&'static str, ConstValue)>,
+        scalars: Vec<(&'static str, LaunchArg)>,
+        grid: [usize; 3],
+    ) -> Call {
+        Call {
+            def,
+            dtypes: vec![self.dtype],
+            constants,
+            renamed: Vec::new(),
+            scalars,
+            grid,
+            num_warps: tiles.num_warps,
+            num_stages: tiles.num_stages,
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! A case of the demo: inputs, the launches that make outputs of them, and what the outputs should be.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use tilewright::bench::do_bench;
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright::codegen::target::{CompileOptions, Target};
+use tilewright::kernel::{launch_erased, specialization};
+use tilewright::{Device, LaunchArg, LaunchConfig};
+
+use crate::cli::bind;
+use crate::cli::compile::{Request, compile_cached_to};
+use crate::cli::tensors::{self, Contents, OnDevice, Tensor};
+use crate::cli::{CliError, Result};
+
+/// One thing that the demo computes.
+pub struct Case {
+    /// As in the table's first column.
+    pub kernel: String,
+    /// With dtype and mask: different for every case.
+    pub name: String,
+    /// The problem in words, for the table.
+    pub shape: String,
+    pub dtype: DType,
+    pub inputs: BTreeMap<&'static str, Tensor>,
+    /// Outputs, and what passes from one launch to the next.
+    pub outputs: BTreeMap<&'static str, (Vec<usize>, DType)>,
+    /// The launches on a target, whose tiles may differ.
+    pub calls: Calls,
+    /// The outputs that are checked, and their values in f64.
+    pub expected: Vec<(&'static str, Vec<f64>)>,
+    /// Largest relative error, ‖found − expected‖ / ‖expected‖.
+    pub tolerance: f64,
+}
+
+/// Makes the launches for a target.
+pub type Calls = Box<dyn Fn(&Target) -> Result<Launches>>;
+
+/// The launches of a case.
+#[derive(Default)]
+pub struct Launches {
+    /// What must have run before, and is another case's concern.
+    pub before: Vec<Call>,
+    pub calls: Vec<Call>,
+}
+
+/// One launch.
+pub struct Call {
+    pub def: &'static KernelDef,
+    pub dtypes: Vec<DType>,
+    pub constants: Vec<(&'static str, ConstValue)>,
+    /// The tensor of each memory parameter that is not called as the parameter is.
+    pub renamed: Vec<(&'static str, &'static str)>,
+    /// Numbers that are no strides.
+    pub scalars: Vec<(&'static str, LaunchArg)>,
+    pub grid: [usize; 3],
+    pub num_warps: u32,
+    pub num_stages: u32,
+}
+
+/// What came out of a case.
+pub struct Outcome {
+    /// The largest relative error of its outputs, and whose it is.
+    pub error: f64,
+    pub worst: &'static str,
+    /// Median of one run of all launches, in milliseconds.
+    pub ms: f64,
+}
+
+type Buffers = BTreeMap<&'static str, Box<dyn OnDevice>>;
+
+impl Call {
+    /// The tensor that a memory parameter takes.
+    fn tensor_of(&self, parameter: &'static str) -> &'static str {
+        self.renamed.iter().find(|(name, _)| *name == parameter).map_or(parameter, |(_, tensor)| tensor)
+    }
+
+    /// All numbers that a launch passes.
+    fn scalars(&self, case: &Case) -> BTreeMap<&'static str, LaunchArg> {
+        let mut scalars: BTreeMap<&'static str, LaunchArg> = self.scalars.iter().copied().collect();
+        for (tensor, strides) in bind::strides(self.def) {
+            let dense = bind::dense_strides(case.shape_of(self.tensor_of(tensor)));
+            scalars.extend(strides.params.into_iter().zip(dense.into_iter().map(LaunchArg::I64)));
+        }
+        scalars
+    }
+
+    fn with_args<R>(
+        &self,
+        case: &Case,
+        buffers: &mut Buffers,
+        f: impl FnOnce(&mut [tilewright::kernel::KernelArg]) -> R,
+    ) -> R {
+        let parameter_of: BTreeMap<&str, &str> =
+            self.def.params.iter().map(|p| (self.tensor_of(p.name), p.name)).collect();
+        let mut memory: BTreeMap<&str, &mut Box<dyn OnDevice>> = buffers
+            .iter_mut()
+            .filter_map(|(tensor, buffer)| parameter_of.get(tensor).map(|parameter| (*parameter, buffer)))
+            .collect();
+        f(&mut tensors::kernel_args(self.def, &mut memory, &self.scalars(case)))
+    }
+
+    fn launch(&self, case: &Case, device: &Device, buffers: &mut Buffers) -> tilewright::Result<()> {
+        let [x, y, z] = self.grid;
+        let config = LaunchConfig::new([x, y, z]).num_warps(self.num_warps).num_stages(self.num_stages);
+        self.with_args(case, buffers, |args| {
+            launch_erased(self.def, device, &config, &self.dtypes, args, &self.constants)
+        })
+    }
+}
+
+impl Case {
+    fn shape_of(&self, tensor: &str) -> &[usize] {
+        let input = self.inputs.get(tensor).map(|tensor| tensor.shape.as_slice());
+        input.or_else(|| self.outputs.get(tensor).map(|(shape, _)| shape.as_slice())).unwrap_or_default()
+    }
+
+    /// The inputs on a device, and poisoned outputs.
+    fn upload(&self, device: &Device) -> Result<Buffers> {
+        let mut buffers = Buffers::new();
+        for (name, tensor) in &self.inputs {
+            buffers.insert(name, tensors::upload(device, tensor.dtype, Contents::Bytes(&tensor.bytes))?);
+        }
+        for (name, (shape, dtype)) in &self.outputs {
+            buffers.insert(name, tensors::upload(device, *dtype, Contents::Poison(shape.iter().product()))?);
+        }
+        Ok(buffers)
+    }
+
+    /// Runs all launches on poisoned outputs, checks what comes out, and times those that are this case's own.
+    ///
+    /// # Errors
+    /// What a compilation or a launch can say; a wrong result is no error here.
+    pub fn run(&self, device: &Device) -> Result<Outcome> {
+        let Launches { before, calls } = (self.calls)(&device.target())?;
+        let mut buffers = self.upload(device)?;
+        before.iter().chain(&calls).try_for_each(|call| call.launch(self, device, &mut buffers))?;
+        device.synchronize()?;
+        let (mut error, mut worst) = (0.0, "");
+        for (name, expected) in &self.expected {
+            let (shape, dtype) = &self.outputs[name];
+            let found = Tensor { dtype: *dtype, shape: shape.clone(), bytes: buffers[name].download()? };
+            let this = relative_error(&found.to_f64(), expected);
+            if worst.is_empty() || !(this <= error) {
+                (error, worst) = (this, name);
+            }
+        }
+        let timing =
+            do_bench(device, 5.0, 40.0, || calls.iter().try_for_each(|call| call.launch(self, device, &mut buffers)))?;
+        Ok(Outcome { error, worst, ms: timing.median })
+    }
+
+    /// Compiles the launches ahead of time for `target`; gives where the code of each lies inside `dir`.
+    ///
+    /// # Errors
+    /// What a compilation can say, and a folder that cannot be written to.
+    pub fn compile(&self, target: &Target, dir: &Path) -> Result<Vec<PathBuf>> {
+        // What the code may assume follows from real arguments.
+        let mut buffers = self.upload(&Device::cpu())?;
+        let folder = dir.join(&self.name).join(target.to_string());
+        let compile = |call: Call| {
+            let request = Request {
+                def: call.def,
+                dtypes: call.dtypes.clone(),
+                constants: call.constants.clone(),
+                specialization: call.with_args(self, &mut buffers, |args| specialization(call.def, args)),
+                target: target.clone(),
+                options: CompileOptions {
+                    num_warps: call.num_warps,
+                    num_stages: call.num_stages,
+                    ..CompileOptions::default()
+                },
+            };
+            compile_cached_to(&request, &folder)
+        };
+        (self.calls)(target)?.calls.into_iter().map(compile).collect()
+    }
+}
+
+/// ‖found − expected‖ / ‖expected‖; NaN where anything is NaN that should not be.
+pub fn relative_error(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len(), "internal error: an output of another size; please report");
+    // Infinities are right where both have them: −∞ is the log-sum-exp of a row that sees no key.
+    let difference = |(&f, &e): (&f64, &f64)| if f == e { 0.0 } else { (f - e).powi(2) };
+    let norm: f64 = expected.iter().filter(|e| e.is_finite()).map(|e| e * e).sum();
+    let distance: f64 = found.iter().zip(expected).map(difference).sum();
+    match (distance, norm) {
+        (0.0, _) => 0.0,
+        (distance, norm) => (distance / norm).sqrt(),
+    }
+}
+
+/// The largest error that rounding explains, of results in `dtype` summed in f32.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 1e-2,
+        DType::F16 => 2e-3,
+        _ => 1e-5,
+    }
+}
+
+/// A constant that counts.
+pub fn count(name: &'static str, n: usize) -> (&'static str, ConstValue) {
+    (name, ConstValue::Int(n as i64))
+}
+
+/// An extent as kernels take it.
+///
+/// # Errors
+/// More than an i32 can count.
+pub fn extent(what: &str, n: usize) -> Result<LaunchArg> {
+    let extent = i32::try_from(n).map_err(|_| CliError::Failure(format!("{what} is {n}: at most {}", i32::MAX)))?;
+    Ok(LaunchArg::I32(extent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_relative_and_nan_is_never_small() {
+        assert_eq!(relative_error(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
+        assert!((relative_error(&[3.0, 4.5], &[3.0, 4.0]) - 0.1).abs() < 1e-12);
+        assert!(relative_error(&[f64::NAN], &[1.0]).is_nan());
+        assert!(relative_error(&[0.1], &[0.0]).is_infinite());
+        assert_eq!(relative_error(&[f64::NEG_INFINITY, 1.0], &[f64::NEG_INFINITY, 1.0]), 0.0);
+        assert!(!(relative_error(&[0.0, 1.0], &[f64::NEG_INFINITY, 1.0]) < 1.0));
+        assert_eq!(relative_error(&[], &[]), 0.0);
+    }
+}

@@ -1,0 +1,61 @@
+//! The demo's inputs, from its own file or the user's.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tilewright::codegen::ir::DType;
+
+use super::data::SHIPPED;
+use crate::cli::tensors::{self, Tensor};
+use crate::cli::{CliError, Result};
+
+/// Named float tensors.
+pub struct Inputs(BTreeMap<String, Tensor>);
+
+impl Inputs {
+    /// Reads the user's file, or the one that ships.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn read(path: Option<&Path>) -> Result<Inputs> {
+        let tensors = match path {
+            Some(path) => tensors::read(path)?,
+            None => tensors::parse(SHIPPED).map_err(CliError::Failure)?,
+        };
+        Ok(Inputs(tensors.into_iter().collect()))
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.0.get(name)
+    }
+
+    /// The tensor, which must have this shape.
+    ///
+    /// # Errors
+    /// Both shapes, where they differ.
+    pub fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
+        match self.get(name) {
+            Some(tensor) if tensor.shape != shape => Err(CliError::Failure(format!(
+                "`{name}` has shape {:?}: the other tensors ask for {shape:?}",
+                tensor.shape
+            ))),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The tensor, or ones: the gradient of a sum of all results.
+    ///
+    /// # Errors
+    /// A tensor of another shape.
+    pub fn get_or_ones(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.expect_shape(name, shape)?;
+        let ones = || Tensor::from_f64(DType::F32, shape, &vec![1.0; shape.iter().product()]);
+        Ok(self.get(name).cloned().unwrap_or_else(ones))
+    }
+
+    /// The names, for messages.
+    pub fn names(&self) -> String {
+        let names: Vec<&str> = self.0.keys().map(String::as_str).collect();
+        if names.is_empty() { "no tensor".to_string() } else { names.join(", ") }
+    }
+}

@@ -1,0 +1,93 @@
+//! The demo's weighted sum, forward and backward.
+
+use std::collections::BTreeMap;
+
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::KernelDef;
+use tilewright::kernels::column_sum::COLUMN_SUM;
+use tilewright::kernels::weighted_sum::{WEIGHTED_SUM_BWD, WEIGHTED_SUM_FWD, reference};
+
+use super::case::{Call, Case, Launches, count, extent, tolerance};
+use super::inputs::Inputs;
+use crate::cli::tensors::Tensor;
+use crate::cli::{CliError, Result};
+
+const ROWS_TILE: usize = 32;
+const D_TILE: usize = 64;
+
+/// y = x·w and its gradients, if the file has x and w.
+///
+/// # Errors
+/// Shapes that do not fit each other.
+pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
+    let (Some(x), Some(w)) = (inputs.get("x"), inputs.get("w")) else { return Ok(Vec::new()) };
+    let &[rows, d] = x.shape.as_slice() else {
+        return Err(CliError::Failure(format!("`x` has shape {:?}: expected [rows, d]", x.shape)));
+    };
+    inputs.expect_shape("w", &[d])?;
+    let grad_y = inputs.get_or_ones("grad_y", &[rows])?;
+
+    let (x, w) = (x.rounded(dtype), w.rounded(dtype));
+    let grad_y = grad_y.rounded(DType::F32);
+    let (x64, w64, grad64) = (x.to_f64(), w.to_f64(), grad_y.to_f64());
+    let programs = rows.div_ceil(ROWS_TILE);
+    let shape = format!("[{rows}, {d}]");
+    let forward = Case {
+        kernel: "weighted sum".to_string(),
+        name: format!("weighted-sum.{dtype}"),
+        shape: shape.clone(),
+        dtype,
+        inputs: BTreeMap::from([("x", x.clone()), ("w", w.clone())]),
+        outputs: BTreeMap::from([("y", (vec![rows], DType::F32))]),
+        calls: Box::new(move |_| {
+            let calls = vec![call(&WEIGHTED_SUM_FWD, vec![dtype], [rows, d], programs)?];
+            Ok(Launches { calls, ..Launches::default() })
+        }),
+        expected: vec![("y", reference::forward(&x64, &w64, rows))],
+        // Inputs are exact and sums are in f32, whatever the type.
+        tolerance: tolerance(DType::F32),
+    };
+    let (grad_x, grad_w) = reference::backward(&x64, &w64, &grad64);
+    let backward = Case {
+        kernel: "weighted sum backward".to_string(),
+        name: format!("weighted-sum-backward.{dtype}"),
+        shape,
+        dtype,
+        inputs: BTreeMap::from([("x", x), ("w", w), ("grad_y", grad_y)]),
+        outputs: BTreeMap::from([
+            ("grad_x", (vec![rows, d], dtype)),
+            ("partial_grad_w", (vec![programs, d], DType::F32)),
+            ("grad_w", (vec![d], DType::F32)),
+        ]),
+        calls: Box::new(move |_| {
+            let gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [rows, d], programs)?;
+            let mut sum = call(&COLUMN_SUM, vec![DType::F32, DType::F32], [programs, d], d.div_ceil(D_TILE))?;
+            sum.renamed = vec![("x", "partial_grad_w"), ("y", "grad_w")];
+            Ok(Launches { calls: vec![gradients, sum], ..Launches::default() })
+        }),
+        expected: vec![("grad_x", grad_x), ("grad_w", grad_w)],
+        tolerance: tolerance(dtype),
+    };
+    Ok(vec![forward, backward])
+}
+
+/// A launch over a matrix of rows.
+fn call(def: &'static KernelDef, dtypes: Vec<DType>, [rows, d]: [usize; 2], programs: usize) -> Result<Call> {
+    Ok(Call {
+        def,
+        dtypes,
+        constants: vec![count("rows_tile", ROWS_TILE), count("d_tile", D_TILE)],
+        renamed: Vec::new(),
+        scalars: vec![("rows", extent("rows", rows)?), ("d", extent("d", d)?)],
+        grid: [programs, 1, 1],
+        num_warps: 4,
+        num_stages: 3,
+    })
+}
+
+impl Tensor {
+    /// The same numbers in another float type.
+    pub fn rounded(&self, dtype: DType) -> Tensor {
+        Tensor::from_f64(dtype, &self.shape, &self.to_f64())
+    }
+}
