@@ -1,6 +1,8 @@
-//! What the tests share: tensors with gaps and poison, errors against f64 references, and kernels in the
-//! interpreter and on devices.
+//! What the tests share: tensors with gaps and poison, errors against f64 references, kernels in the interpreter and on
+//! devices, and the assembler of PTX.
 
+pub mod configurations;
 pub mod interpret;
 pub mod numerics;
 pub mod on_device;
+pub mod ptxas;

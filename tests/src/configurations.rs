@@ -1,0 +1,105 @@
+//! One configuration of every kernel: what is compiled for snapshots, and assembled.
+
+use crate::consts;
+use tilewright::kernels::attention::config::{Pass, default_tiles};
+use tilewright::kernels::matmul::Activation;
+use tilewright::kernels::{KERNELS, attention, column_sum, matmul, rms_norm, softmax, weighted_sum};
+use tilewright::prelude::Precision;
+use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
+
+/// The PTX version of everything that is compared or assembled.
+pub const PTX_VERSION: u32 = 83;
+
+/// A kernel with all that its compilation needs.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    pub def: &'static KernelDef,
+    pub dtypes: Vec<DType>,
+    pub consts: Vec<(&'static str, ConstValue)>,
+    pub options: CompileOptions,
+}
+
+/// What a launch with well-aligned, dense tensors may assume: pointers and extents are multiples of 16, innermost strides
+/// are 1.
+pub fn well_aligned(def: &KernelDef) -> Specialization {
+    let innermost = |name: &str| {
+        ["_stride", "_stride_d", "_stride_dim", "a_stride_k", "b_stride_n", "c_stride_n"]
+            .iter()
+            .any(|end| name.ends_with(end))
+    };
+    let args = def.params.iter().filter_map(|p| match p.kind {
+        ParamKind::Constexpr { .. } => None,
+        _ if !p.specialize => Some(ArgSpec::default()),
+        ParamKind::Scalar(elem) if !elem.resolve(&[]).is_some_and(DType::is_int) => Some(ArgSpec::default()),
+        ParamKind::Scalar(_) if innermost(p.name) => Some(ArgSpec { divisible_by: 1, equal_to: Some(1) }),
+        ParamKind::Scalar(_) | ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) => {
+            Some(ArgSpec { divisible_by: 16, equal_to: None })
+        }
+    });
+    Specialization { args: args.collect() }
+}
+
+impl Configuration {
+    /// The kernel as IR.
+    pub fn record(&self, specialization: &Specialization) -> Func {
+        let result = self.def.record(&self.dtypes, &self.consts, specialization);
+        result.unwrap_or_else(|d| panic!("{}: {d}", self.def.name))
+    }
+}
+
+/// Tiles, constants and warps of one kernel, as its host side chooses them for large inputs.
+fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
+    let rows = |rows_tile: usize, d_tile: usize| consts! { rows_tile = rows_tile, d_tile = d_tile }.to_vec();
+    let norm = |rows_tile: usize, d_tile: usize| {
+        consts! { rows_tile = rows_tile, d_tile = d_tile, whole_rows = true }.to_vec()
+    };
+    let is = |other: &'static KernelDef| std::ptr::eq(def, other);
+    let (consts, num_warps, num_stages) = if is(&column_sum::COLUMN_SUM) {
+        (rows(64, 32), 4, 3)
+    } else if is(&weighted_sum::WEIGHTED_SUM_FWD) || is(&weighted_sum::WEIGHTED_SUM_BWD) || is(&softmax::SOFTMAX_ROWS) {
+        (rows(8, 1024), 8, 3)
+    } else if is(&softmax::SOFTMAX_WIDE_ROWS) {
+        (rows(2, 4096), 8, 3)
+    } else if is(&rms_norm::RMS_NORM_FWD) || is(&rms_norm::RMS_NORM_BWD) {
+        (norm(8, 1024), 8, 3)
+    } else if is(&matmul::MATMUL) {
+        let (tile, k_tile, warps, stages) = if dtype.bytes() == 2 { (128usize, 64usize, 8, 4) } else { (64, 16, 4, 3) };
+        let consts = consts! {
+            m_tile = tile, n_tile = tile, k_tile = k_tile, activation = Activation::None, precision = Precision::Ieee,
+        };
+        (consts.to_vec(), warps, stages)
+    } else {
+        attention_configuration(def, dtype)
+    };
+    let dtypes = if is(&column_sum::COLUMN_SUM) { vec![DType::F32, dtype] } else { vec![dtype] };
+    let options = CompileOptions { num_warps, num_stages, ptx_version: PTX_VERSION, ..CompileOptions::default() };
+    Configuration { def, dtypes, consts, options }
+}
+
+/// Causal attention with head dimension 64.
+fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'static str, ConstValue)>, u32, u32) {
+    let is = |other: &'static KernelDef| std::ptr::eq(def, other);
+    let pass = if is(&attention::forward::FLASH_ATTENTION_FWD) {
+        Pass::Forward
+    } else if is(&attention::backward::FLASH_ATTENTION_BWD_DKDV) {
+        Pass::Keys
+    } else if is(&attention::backward::FLASH_ATTENTION_BWD_DQ) {
+        Pass::Queries
+    } else if is(&attention::backward::FLASH_ATTENTION_BWD_PREPROCESS) {
+        return (consts! { d = 64usize, d_tile = 64usize, q_tile = 64usize }.to_vec(), 4, 1);
+    } else {
+        panic!("`{}` is in KERNELS: give it a configuration in tests/src/configurations.rs", def.name);
+    };
+    let tiles = default_tiles(pass, 64, dtype.bytes(), &Target::Nvptx(GpuArch::Sm90a));
+    let consts = consts! {
+        d = 64usize, d_tile = 64usize, q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
+    };
+    (consts.to_vec(), tiles.num_warps, tiles.num_stages)
+}
+
+/// Every kernel, for that element type.
+pub fn configurations(dtype: DType) -> Vec<Configuration> {
+    KERNELS.iter().map(|def| configuration(def, dtype)).collect()
+}

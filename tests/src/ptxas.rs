@@ -1,0 +1,57 @@
+//! The assembler of PTX, where there is one.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// What `ptxas -v` says of one kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of registers that did not fit, written and read.
+    pub spills: u32,
+}
+
+/// The `ptxas` that `TILEWRIGHT_PTXAS` names, or the first on `PATH`; `None`, with a line that says so, where there is
+/// none.
+pub fn find() -> Option<PathBuf> {
+    let named = std::env::var_os("TILEWRIGHT_PTXAS").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = named.or_else(|| std::env::split_paths(&path).map(|dir| dir.join("ptxas")).find(|file| file.is_file()));
+    if found.is_none() {
+        // Not `println!`, which the test runner keeps to itself.
+        let _ = writeln!(std::io::stderr(), "skipped: there is no ptxas: `make cuda-tools` fetches one");
+    }
+    found
+}
+
+/// Assembles PTX.
+///
+/// # Errors
+/// What `ptxas` says, where it rejects the text.
+pub fn assemble(ptxas: &PathBuf, ptx: &str, arch: &str) -> Result<Resources, String> {
+    let mut file = tempfile::Builder::new().suffix(".ptx").tempfile().map_err(|e| e.to_string())?;
+    file.write_all(ptx.as_bytes()).map_err(|e| e.to_string())?;
+    let output = Command::new(ptxas)
+        .args(["-v", "-arch", arch, "-o", "/dev/null"])
+        .arg(file.path())
+        .output()
+        .map_err(|e| format!("{} does not start: {e}", ptxas.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        return Err(said);
+    }
+    let number = |after: &str, before: &str| {
+        let start = said.find(after)? + after.len();
+        let end = start + said[start..].find(before)?;
+        said[start..end].trim().parse::<u32>().ok()
+    };
+    let resources = (|| {
+        Some(Resources {
+            registers: number(" Used ", " registers")?,
+            spills: number("stack frame, ", " bytes spill stores")? + number("spill stores, ", " bytes spill loads")?,
+        })
+    })();
+    resources.ok_or_else(|| format!("ptxas says nothing of registers and spills:\n{said}"))
+}
