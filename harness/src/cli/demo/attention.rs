@@ -129,7 +129,7 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn tiles(&self, pass: Pass) -> Tiles {
-        default_tiles(pass, self.problem.d, self.dtype, self.target)
+        default_tiles(pass, self.problem.d, self.dtype.bytes(), self.target)
     }
 
     fn forward(&self) -> Result<Call> {
