@@ -53,9 +53,9 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             _ => Tiles::new(16, 16, 4, 2),
         },
         (Target::Nvptx(_), Pass::Forward) => match d_tile(d) {
-            ..=64 => Tiles::new(64, 64, 4, 3),
-            128 => Tiles::new(64, 64, 4, 2),
-            _ => Tiles::new(64, 32, 4, 2),
+            ..=64 => Tiles::new(64, 128, 4, 2),
+            128 => Tiles::new(128, 128, 8, 2),
+            _ => Tiles::new(128, 64, 8, 2),
         },
         (Target::Nvptx(_), Pass::Keys) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),

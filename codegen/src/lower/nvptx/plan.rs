@@ -5,7 +5,8 @@
 //! an access that overlaps an earlier one, of which at least one writes, needs a barrier in between. Loops are walked
 //! again with what their end leaves open, until nothing changes.
 //!
-//! Rings (buffers that asynchronous copies fill) are left alone: the pass that made them placed their barriers.
+//! Of rings (buffers that asynchronous copies fill) the pass that made them placed the barriers; here they only wait for
+//! what used their memory before.
 
 use crate::ir::{BlockId, Effects, Elem, Func, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim};
@@ -189,6 +190,15 @@ impl SharedPlan {
             pending.unfenced.clear();
             return;
         }
+        if let Op::AsyncCopy { .. } = data.op {
+            let ring = self.bytes_of(func, data.operands[1]);
+            if ring.is_some_and(|w| pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(w))) {
+                self.barriers.insert(id);
+                pending.reads.clear();
+                pending.writes.clear();
+            }
+            return;
+        }
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         match &data.op {
             Op::LocalAlloc if !data.operands.is_empty() => writes.extend(self.range(func, data.results[0])),
@@ -230,9 +240,12 @@ impl SharedPlan {
     fn range(&self, func: &Func, v: Value) -> Option<Range> {
         let Type::Shared { .. } = func.ty(v) else { return None };
         let id = root(func, v)?;
-        if func.op(id).operands.is_empty() {
-            return None;
-        }
+        if func.op(id).operands.is_empty() { None } else { self.bytes_of(func, v) }
+    }
+
+    /// Bytes of the buffer or ring that a value is (a part of).
+    fn bytes_of(&self, func: &Func, v: Value) -> Option<Range> {
+        let id = root(func, v)?;
         let ty = func.ty(func.result(id));
         let Type::Shared { elem, .. } = ty else { return None };
         let start = self.offsets[&id];
