@@ -346,15 +346,23 @@ impl<'f> Lowering<'f> {
             }
             Op::Join => {
                 let operands = [self.regs(data.operands[0]), self.regs(data.operands[1])];
-                let join = self.tile_layout(data.operands[0]).join();
-                join.registers.iter().map(|&(i, r)| operands[i][r].clone()).collect()
+                match self.layout(data.operands[0]) {
+                    Some(half) => half.join().registers.iter().map(|&(i, r)| operands[i][r].clone()).collect(),
+                    // Two scalars: the coordinate chooses, and it is the same in every thread.
+                    None => {
+                        let to = self.tile_layout(result);
+                        let at = |r: usize| to.apply(r as u32, 0, 0, 0)[0] as usize;
+                        (0..to.num_registers()).map(|r| operands[at(r)][0].clone()).collect()
+                    }
+                }
             }
             Op::Split => {
                 let whole = self.regs(data.operands[0]);
                 let split = self.tile_layout(data.operands[0]).split();
                 let split = split.expect("internal compiler error: a split across threads");
                 for (&result, registers) in data.results.iter().zip(&split.registers) {
-                    self.set(result, registers.iter().map(|&r| whole[r].clone()).collect());
+                    let count = self.layout(result).map_or(1, LinearLayout::num_registers);
+                    self.set(result, registers[..count].iter().map(|&r| whole[r].clone()).collect());
                 }
                 return;
             }

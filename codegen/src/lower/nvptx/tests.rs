@@ -5,7 +5,7 @@ use crate::pipeline::{self, Observer, gpu_ir};
 use crate::target::{Code, CompileOptions, GpuArch};
 use crate::testgen::{self, Options};
 
-const PROGRAMS: u64 = 60;
+const PROGRAMS: u64 = 300;
 
 fn options(seed: u64) -> CompileOptions {
     CompileOptions { num_warps: 1 << (seed % 4), num_stages: 1 + (seed % 3) as u32, ..CompileOptions::default() }
