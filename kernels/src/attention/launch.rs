@@ -3,9 +3,14 @@
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq, FlashAttentionBwdPreprocess};
 use super::config::{self, Pass, Tiles, d_tile};
 use super::forward::FlashAttentionFwd;
-use super::tensor::{Tensor, TensorMut};
+use crate::tensor::{self, FloatElement};
+use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
-use tilewright_runtime::{Element, Stream};
+
+/// A tensor [batch, heads, rows, d] that is read.
+pub type Tensor<'a, T> = tensor::Tensor<'a, T, 4>;
+/// A tensor [batch, heads, rows, d] that is written.
+pub type TensorMut<'a, T> = tensor::TensorMut<'a, T, 4>;
 
 /// What an attention computes, and how.
 #[derive(Clone, Default)]
@@ -70,21 +75,18 @@ fn mistake<X>(name: &'static str, expected: impl Into<String>, found: impl Into<
     Err(Error::Argument { kernel: "attention".into(), name, expected: expected.into(), found: found.into() })
 }
 
-fn expect_shape(name: &'static str, of: &str, expected: [usize; 4], found: [usize; 4]) -> Result<()> {
-    if expected == found {
-        return Ok(());
-    }
-    mistake(name, format!("the shape {expected:?} of {of}"), format!("{found:?}"))
+fn expect_shape(name: &'static str, found: [usize; 4], expected: [usize; 4]) -> Result<()> {
+    tensor::expect_shape("attention", name, found, expected)
 }
 
 fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T>, options: &Options) -> Result<Sizes> {
-    let [batch, heads, n_q, d] = q.shape;
-    let [_, heads_kv, n_k, _] = k.shape;
+    let [batch, heads, n_q, d] = q.shape();
+    let [_, heads_kv, n_k, _] = k.shape();
     if d == 0 || d > MAX_D {
-        return mistake("q", format!("a head dimension of 1 to {MAX_D}"), format!("shape {:?}", q.shape));
+        return mistake("q", format!("a head dimension of 1 to {MAX_D}"), format!("shape {:?}", q.shape()));
     }
-    expect_shape("k", "the batch and head dimension of q", [batch, heads_kv, n_k, d], k.shape)?;
-    expect_shape("v", "k", k.shape, v.shape)?;
+    expect_shape("k", k.shape(), [batch, heads_kv, n_k, d])?;
+    expect_shape("v", v.shape(), k.shape())?;
     if heads_kv == 0 && heads > 0 || heads_kv > 0 && !heads.is_multiple_of(heads_kv) {
         return mistake("k", "a number of heads that divides q's", format!("{heads_kv} heads where q has {heads}"));
     }
@@ -109,7 +111,7 @@ fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T
 ///
 /// # Errors
 /// Shapes that do not fit together, and everything that a launch can say.
-pub fn forward<T: Float + Element>(
+pub fn forward<T: FloatElement>(
     device: &Device,
     q: Tensor<T>,
     k: Tensor<T>,
@@ -117,9 +119,9 @@ pub fn forward<T: Float + Element>(
     options: &Options,
 ) -> Result<(Buffer<T>, Buffer<f32>)> {
     sizes(device, &q, &k, &v, options)?;
-    let mut o = Buffer::uninit(device, q.shape.iter().product())?;
-    let mut lse = Buffer::uninit(device, q.shape[..3].iter().product())?;
-    forward_into(device, q, k, v, TensorMut::dense(o.view_mut(), q.shape)?, lse.view_mut(), options)?;
+    let mut o = Buffer::uninit(device, q.shape().iter().product())?;
+    let mut lse = Buffer::uninit(device, q.shape()[..3].iter().product())?;
+    forward_into(device, q, k, v, TensorMut::dense(o.view_mut(), q.shape())?, lse.view_mut(), options)?;
     Ok((o, lse))
 }
 
@@ -127,7 +129,7 @@ pub fn forward<T: Float + Element>(
 ///
 /// # Errors
 /// As [`forward`].
-pub fn forward_into<T: Float + Element>(
+pub fn forward_into<T: FloatElement>(
     device: &Device,
     q: Tensor<T>,
     k: Tensor<T>,
@@ -137,32 +139,33 @@ pub fn forward_into<T: Float + Element>(
     options: &Options,
 ) -> Result<()> {
     let s = sizes(device, &q, &k, &v, options)?;
-    expect_shape("o", "q", q.shape, o.shape)?;
+    expect_shape("o", o.shape(), q.shape())?;
     expect_rows("lse", &s, lse.len())?;
     let tiles = options.tiles(Pass::Forward, s.d, T::DTYPE, device);
     let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile.max(1)), s.heads, s.batch]);
+    let [q_strides, k_strides, v_strides, o_strides] = [q.strides(), k.strides(), v.strides(), o.strides()];
     FlashAttentionFwd {
         q: &q.data,
         k: &k.data,
         v: &v.data,
         o: &mut o.data,
         lse: &mut lse,
-        q_stride_batch: q.strides[0],
-        q_stride_head: q.strides[1],
-        q_stride_row: q.strides[2],
-        q_stride_dim: q.strides[3],
-        k_stride_batch: k.strides[0],
-        k_stride_head: k.strides[1],
-        k_stride_row: k.strides[2],
-        k_stride_dim: k.strides[3],
-        v_stride_batch: v.strides[0],
-        v_stride_head: v.strides[1],
-        v_stride_row: v.strides[2],
-        v_stride_dim: v.strides[3],
-        o_stride_batch: o.strides[0],
-        o_stride_head: o.strides[1],
-        o_stride_row: o.strides[2],
-        o_stride_dim: o.strides[3],
+        q_stride_batch: q_strides[0],
+        q_stride_head: q_strides[1],
+        q_stride_row: q_strides[2],
+        q_stride_dim: q_strides[3],
+        k_stride_batch: k_strides[0],
+        k_stride_head: k_strides[1],
+        k_stride_row: k_strides[2],
+        k_stride_dim: k_strides[3],
+        v_stride_batch: v_strides[0],
+        v_stride_head: v_strides[1],
+        v_stride_row: v_strides[2],
+        v_stride_dim: v_strides[3],
+        o_stride_batch: o_strides[0],
+        o_stride_head: o_strides[1],
+        o_stride_row: o_strides[2],
+        o_stride_dim: o_strides[3],
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
@@ -212,13 +215,13 @@ fn workspace_rows(q_shape: [usize; 4]) -> usize {
 ///
 /// # Errors
 /// Shapes that do not fit together, and everything that a launch can say.
-pub fn backward<T: Float + Element>(
+pub fn backward<T: FloatElement>(
     device: &Device,
     saved: Saved<T>,
     options: &Options,
 ) -> Result<(Buffer<T>, Buffer<T>, Buffer<T>)> {
     sizes(device, &saved.q, &saved.k, &saved.v, options)?;
-    let (q_shape, k_shape) = (saved.q.shape, saved.k.shape);
+    let (q_shape, k_shape) = (saved.q.shape(), saved.k.shape());
     let mut dq = Buffer::uninit(device, q_shape.iter().product())?;
     let mut dk = Buffer::uninit(device, k_shape.iter().product())?;
     let mut dv = Buffer::uninit(device, k_shape.iter().product())?;
@@ -239,7 +242,7 @@ pub fn backward<T: Float + Element>(
 ///
 /// # Errors
 /// As [`backward`].
-pub fn backward_into<T: Float + Element>(
+pub fn backward_into<T: FloatElement>(
     device: &Device,
     saved: Saved<T>,
     mut dq: TensorMut<T>,
@@ -250,17 +253,17 @@ pub fn backward_into<T: Float + Element>(
 ) -> Result<()> {
     let Saved { q, k, v, o, lse, d_o } = saved;
     let s = sizes(device, &q, &k, &v, options)?;
-    expect_shape("o", "q", q.shape, o.shape)?;
-    expect_shape("d_o", "q", q.shape, d_o.shape)?;
-    expect_shape("dq", "q", q.shape, dq.shape)?;
-    expect_shape("dk", "k", k.shape, dk.shape)?;
-    expect_shape("dv", "v", v.shape, dv.shape)?;
+    expect_shape("o", o.shape(), q.shape())?;
+    expect_shape("d_o", d_o.shape(), q.shape())?;
+    expect_shape("dq", dq.shape(), q.shape())?;
+    expect_shape("dk", dk.shape(), k.shape())?;
+    expect_shape("dv", dv.shape(), v.shape())?;
     expect_rows("lse", &s, lse.len())?;
-    let needed = backward_workspace(q.shape);
+    let needed = backward_workspace(q.shape());
     if workspace.len() < needed {
         return mistake("workspace", format!("at least {needed} numbers"), format!("{}", workspace.len()));
     }
-    let (mut delta, mut lse2) = workspace.split_at(workspace_rows(q.shape))?;
+    let (mut delta, mut lse2) = workspace.split_at(workspace_rows(q.shape()))?;
 
     preprocess(device, &s, o, d_o, lse, &mut delta, &mut lse2, options)?;
     let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
@@ -278,7 +281,7 @@ struct RowVectors<'a> {
 /// Rows of a tile of the preprocessing kernel, which only reads and sums.
 const PREPROCESS_ROWS: usize = 32;
 
-fn preprocess<T: Float + Element>(
+fn preprocess<T: FloatElement>(
     device: &Device,
     s: &Sizes,
     o: Tensor<T>,
@@ -290,20 +293,21 @@ fn preprocess<T: Float + Element>(
 ) -> Result<()> {
     let tiles = Tiles { q_tile: PREPROCESS_ROWS, k_tile: PREPROCESS_ROWS, num_warps: 4, num_stages: 1 };
     let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile), s.heads, s.batch]);
+    let [o_strides, d_o_strides] = [o.strides(), d_o.strides()];
     FlashAttentionBwdPreprocess {
         o: &o.data,
         d_o: &d_o.data,
         lse: &lse,
         delta,
         lse2,
-        o_stride_batch: o.strides[0],
-        o_stride_head: o.strides[1],
-        o_stride_row: o.strides[2],
-        o_stride_dim: o.strides[3],
-        do_stride_batch: d_o.strides[0],
-        do_stride_head: d_o.strides[1],
-        do_stride_row: d_o.strides[2],
-        do_stride_dim: d_o.strides[3],
+        o_stride_batch: o_strides[0],
+        o_stride_head: o_strides[1],
+        o_stride_row: o_strides[2],
+        o_stride_dim: o_strides[3],
+        do_stride_batch: d_o_strides[0],
+        do_stride_head: d_o_strides[1],
+        do_stride_row: d_o_strides[2],
+        do_stride_dim: d_o_strides[3],
         n_q: s.n_q as i32,
         d: s.d,
         d_tile: d_tile(s.d),
@@ -312,7 +316,7 @@ fn preprocess<T: Float + Element>(
     .launch_with(device, &config)
 }
 
-fn key_gradients<T: Float + Element>(
+fn key_gradients<T: FloatElement>(
     device: &Device,
     s: &Sizes,
     Saved { q, k, v, d_o, .. }: Saved<T>,
@@ -323,6 +327,8 @@ fn key_gradients<T: Float + Element>(
 ) -> Result<()> {
     let tiles = options.tiles(Pass::Keys, s.d, T::DTYPE, device);
     let config = options.launch(tiles, [s.n_k.div_ceil(tiles.k_tile.max(1)), s.heads_kv, s.batch]);
+    let [q_strides, k_strides, v_strides, d_o_strides, dk_strides, dv_strides] =
+        [q.strides(), k.strides(), v.strides(), d_o.strides(), dk.strides(), dv.strides()];
     FlashAttentionBwdDkdv {
         q: &q.data,
         k: &k.data,
@@ -332,30 +338,30 @@ fn key_gradients<T: Float + Element>(
         delta: &rows.delta,
         dk: &mut dk.data,
         dv: &mut dv.data,
-        q_stride_batch: q.strides[0],
-        q_stride_head: q.strides[1],
-        q_stride_row: q.strides[2],
-        q_stride_dim: q.strides[3],
-        k_stride_batch: k.strides[0],
-        k_stride_head: k.strides[1],
-        k_stride_row: k.strides[2],
-        k_stride_dim: k.strides[3],
-        v_stride_batch: v.strides[0],
-        v_stride_head: v.strides[1],
-        v_stride_row: v.strides[2],
-        v_stride_dim: v.strides[3],
-        do_stride_batch: d_o.strides[0],
-        do_stride_head: d_o.strides[1],
-        do_stride_row: d_o.strides[2],
-        do_stride_dim: d_o.strides[3],
-        dk_stride_batch: dk.strides[0],
-        dk_stride_head: dk.strides[1],
-        dk_stride_row: dk.strides[2],
-        dk_stride_dim: dk.strides[3],
-        dv_stride_batch: dv.strides[0],
-        dv_stride_head: dv.strides[1],
-        dv_stride_row: dv.strides[2],
-        dv_stride_dim: dv.strides[3],
+        q_stride_batch: q_strides[0],
+        q_stride_head: q_strides[1],
+        q_stride_row: q_strides[2],
+        q_stride_dim: q_strides[3],
+        k_stride_batch: k_strides[0],
+        k_stride_head: k_strides[1],
+        k_stride_row: k_strides[2],
+        k_stride_dim: k_strides[3],
+        v_stride_batch: v_strides[0],
+        v_stride_head: v_strides[1],
+        v_stride_row: v_strides[2],
+        v_stride_dim: v_strides[3],
+        do_stride_batch: d_o_strides[0],
+        do_stride_head: d_o_strides[1],
+        do_stride_row: d_o_strides[2],
+        do_stride_dim: d_o_strides[3],
+        dk_stride_batch: dk_strides[0],
+        dk_stride_head: dk_strides[1],
+        dk_stride_row: dk_strides[2],
+        dk_stride_dim: dk_strides[3],
+        dv_stride_batch: dv_strides[0],
+        dv_stride_head: dv_strides[1],
+        dv_stride_row: dv_strides[2],
+        dv_stride_dim: dv_strides[3],
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
@@ -371,7 +377,7 @@ fn key_gradients<T: Float + Element>(
     .launch_with(device, &config)
 }
 
-fn query_gradient<T: Float + Element>(
+fn query_gradient<T: FloatElement>(
     device: &Device,
     s: &Sizes,
     Saved { q, k, v, d_o, .. }: Saved<T>,
@@ -381,6 +387,8 @@ fn query_gradient<T: Float + Element>(
 ) -> Result<()> {
     let tiles = options.tiles(Pass::Queries, s.d, T::DTYPE, device);
     let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile.max(1)), s.heads, s.batch]);
+    let [q_strides, k_strides, v_strides, d_o_strides, dq_strides] =
+        [q.strides(), k.strides(), v.strides(), d_o.strides(), dq.strides()];
     FlashAttentionBwdDq {
         q: &q.data,
         k: &k.data,
@@ -389,26 +397,26 @@ fn query_gradient<T: Float + Element>(
         lse2: &rows.lse2,
         delta: &rows.delta,
         dq: &mut dq.data,
-        q_stride_batch: q.strides[0],
-        q_stride_head: q.strides[1],
-        q_stride_row: q.strides[2],
-        q_stride_dim: q.strides[3],
-        k_stride_batch: k.strides[0],
-        k_stride_head: k.strides[1],
-        k_stride_row: k.strides[2],
-        k_stride_dim: k.strides[3],
-        v_stride_batch: v.strides[0],
-        v_stride_head: v.strides[1],
-        v_stride_row: v.strides[2],
-        v_stride_dim: v.strides[3],
-        do_stride_batch: d_o.strides[0],
-        do_stride_head: d_o.strides[1],
-        do_stride_row: d_o.strides[2],
-        do_stride_dim: d_o.strides[3],
-        dq_stride_batch: dq.strides[0],
-        dq_stride_head: dq.strides[1],
-        dq_stride_row: dq.strides[2],
-        dq_stride_dim: dq.strides[3],
+        q_stride_batch: q_strides[0],
+        q_stride_head: q_strides[1],
+        q_stride_row: q_strides[2],
+        q_stride_dim: q_strides[3],
+        k_stride_batch: k_strides[0],
+        k_stride_head: k_strides[1],
+        k_stride_row: k_strides[2],
+        k_stride_dim: k_strides[3],
+        v_stride_batch: v_strides[0],
+        v_stride_head: v_strides[1],
+        v_stride_row: v_strides[2],
+        v_stride_dim: v_strides[3],
+        do_stride_batch: d_o_strides[0],
+        do_stride_head: d_o_strides[1],
+        do_stride_row: d_o_strides[2],
+        do_stride_dim: d_o_strides[3],
+        dq_stride_batch: dq_strides[0],
+        dq_stride_head: dq_strides[1],
+        dq_stride_row: dq_strides[2],
+        dq_stride_dim: dq_strides[3],
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,

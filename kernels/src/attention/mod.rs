@@ -13,8 +13,8 @@ pub mod config;
 pub mod forward;
 mod launch;
 pub mod reference;
-mod tensor;
 
 pub use config::Tiles;
-pub use launch::{Options, Saved, backward, backward_into, backward_workspace, forward, forward_into};
-pub use tensor::{Tensor, TensorMut};
+pub use launch::{
+    Options, Saved, Tensor, TensorMut, backward, backward_into, backward_workspace, forward, forward_into,
+};
