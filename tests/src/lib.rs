@@ -1,6 +1,7 @@
 //! What the tests share: tensors with gaps and poison, errors against f64 references, kernels in the interpreter and on
 //! devices, and the assembler of PTX.
 
+pub mod attention;
 pub mod configurations;
 pub mod interpret;
 pub mod numerics;

@@ -3,6 +3,9 @@
 //! This binary needs no file beside it: `make gpu-test` packs it to carry to a GPU machine. Without a GPU each test says
 //! that it was skipped, and passes.
 
+#[path = "gpu/attention.rs"]
+mod attention;
+
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use tilewright::codegen::ir::DType;

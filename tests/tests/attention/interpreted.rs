@@ -1,83 +1,33 @@
-//! The kernels' meaning: what the interpreter makes of them, on small and odd shapes.
+//! The kernels' meaning: what the interpreter makes of them, on small and odd shapes, as recorded and after the passes
+//! for GPUs.
 
-use crate::case::{Case, Expected, Inputs, Layout, Tensor};
-use tilewright::codegen::interp::{self, ArgValue, Memory};
-use tilewright::codegen::ir::{DType, Func};
-use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
-use tilewright::codegen::num;
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::ConstValue;
+use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::backward::{
     FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ, FLASH_ATTENTION_BWD_PREPROCESS,
 };
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
+use tilewright_tests::consts;
+use tilewright_tests::interpret::{Arg, FORMS, Form, interpret};
+use tilewright_tests::numerics::HostTensor;
 
-fn to_bytes(dtype: DType, values: &[f64]) -> Vec<u8> {
-    let width = dtype.bytes();
-    values.iter().flat_map(|&x| num::encode(dtype, x).to_le_bytes()[..width].to_vec()).collect()
+/// Tiles of one run.
+#[derive(Clone, Copy)]
+struct Tiles {
+    q: usize,
+    k: usize,
 }
 
-fn from_bytes(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    let width = dtype.bytes();
-    let number = |chunk: &[u8]| {
-        let mut word = [0; 8];
-        word[..width].copy_from_slice(chunk);
-        num::decode(dtype, u64::from_le_bytes(word))
-    };
-    bytes.chunks(width).map(number).collect()
-}
+/// Several of each kind in a small problem.
+const SMALL: Tiles = Tiles { q: 16, k: 32 };
 
-/// A launch under construction: arguments in order.
-struct Launch<'m> {
-    memory: &'m mut Memory,
-    dtype: DType,
-    args: Vec<ArgValue>,
-    strides: Vec<ArgValue>,
-}
-
-impl<'m> Launch<'m> {
-    fn new(memory: &'m mut Memory, dtype: DType) -> Launch<'m> {
-        Launch { memory, dtype, args: Vec::new(), strides: Vec::new() }
-    }
-
-    fn tensor(&mut self, tensor: &Tensor) -> interp::BufferId {
-        let id = self.memory.add(to_bytes(self.dtype, &tensor.memory));
-        self.args.push(id.into());
-        self.strides.extend(tensor.strides.map(ArgValue::Int));
-        id
-    }
-
-    fn vector(&mut self, values: &[f64]) -> interp::BufferId {
-        let id = self.memory.add(to_bytes(DType::F32, values));
-        self.args.push(id.into());
-        id
-    }
-
-    fn run(mut self, func: &Func, scalars: &[ArgValue], grid: [usize; 3]) {
-        self.args.append(&mut self.strides);
-        self.args.extend(scalars);
-        let outcome = interp::run(func, &self.args, grid.map(|n| n as u32), self.memory);
-        outcome.unwrap_or_else(|e| panic!("{e}"));
-    }
-}
-
-fn record(def: &KernelDef, case: &Case, consts: &[(&str, ConstValue)]) -> Func {
-    let func = def.record(&[case.dtype], consts, &Specialization::default());
-    func.unwrap_or_else(|d| panic!("{d}"))
-}
-
-const Q_TILE: usize = 16;
-const K_TILE: usize = 32;
-
-fn consts(case: &Case) -> Vec<(&'static str, ConstValue)> {
+fn common(case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValue)> {
     let p = &case.problem;
-    let int = |n: usize| ConstValue::Int(n as i64);
-    vec![
-        ("d", int(p.d)),
-        ("d_tile", int(p.d.next_power_of_two().max(16))),
-        ("q_tile", int(Q_TILE)),
-        ("k_tile", int(K_TILE)),
-        ("group", int(p.heads_q / p.heads_kv)),
-        ("causal", ConstValue::Bool(p.causal)),
-    ]
+    let d_tile = p.d.next_power_of_two().max(16);
+    let group = p.heads_q / p.heads_kv;
+    consts! { d = p.d, d_tile = d_tile, q_tile = tiles.q, k_tile = tiles.k, group = group, causal = p.causal }.to_vec()
 }
 
 fn with(
@@ -89,92 +39,88 @@ fn with(
     consts
 }
 
-fn int(n: usize) -> ArgValue {
-    ArgValue::Int(n as i64)
+fn grid(extents: [usize; 3]) -> [u32; 3] {
+    extents.map(|n| n as u32)
 }
 
-fn check_forward(case: Case, inputs: &Inputs, expected: &Expected) {
-    let p = &case.problem;
-    let mut memory = Memory::new();
-    let mut launch = Launch::new(&mut memory, case.dtype);
-    let mut o = Tensor::poisoned(case.query_shape(), case.layout);
-    for t in [&inputs.q, &inputs.k, &inputs.v] {
-        launch.tensor(t);
-    }
-    let o_id = launch.tensor(&o);
-    let lse_id = launch.vector(&vec![f64::NAN; expected.lse.len()]);
-    let func = record(&FLASH_ATTENTION_FWD, &case, &with(consts(&case), "even_keys", p.n_k.is_multiple_of(K_TILE)));
-    let scalars = [int(p.n_q), int(p.n_k), ArgValue::Float(p.scale)];
-    launch.run(&func, &scalars, [p.n_q.div_ceil(Q_TILE), p.heads_q, p.batch]);
-    o.memory = from_bytes(case.dtype, memory.bytes(o_id));
-    o.check_gaps("o");
-    case.compare("o", &o.dense(), &expected.o);
-    let lse = from_bytes(DType::F32, memory.bytes(lse_id));
-    case.compare_lse(&lse, &expected.lse);
+/// Memory first, then the strides of every tensor of four dimensions, then the numbers.
+fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
+    let strides: Vec<usize> = tensors
+        .iter()
+        .filter_map(|arg| match arg {
+            Arg::In(t) => Some(&t.strides),
+            Arg::Out(t) => Some(&t.strides),
+            Arg::Int(_) | Arg::Float(_) => None,
+        })
+        .filter(|strides| strides.len() == 4)
+        .flatten()
+        .copied()
+        .collect();
+    tensors.into_iter().chain(strides.into_iter().map(Arg::from)).chain(numbers).collect()
 }
 
-fn check_backward(case: Case, inputs: &Inputs, expected: &Expected) {
+fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
     let p = &case.problem;
+    let mut o = case.poisoned(case.query_shape());
+    let mut lse = poisoned_rows(expected.lse.len());
+    let tensors =
+        vec![Arg::In(&inputs.q), Arg::In(&inputs.k), Arg::In(&inputs.v), Arg::Out(&mut o), Arg::Out(&mut lse)];
+    let mut args = arguments(tensors, vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)]);
+    let consts = with(common(&case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
+    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype], &consts, programs, &mut args);
+    case.check("o", &o, &expected.o);
+    case.check_lse(&lse, &expected.lse);
+}
+
+fn check_backward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
+    let p = &case.problem;
+    let dtypes = [case.dtype];
     let rows = expected.lse.len();
+    let Inputs { q, k, v, d_o } = inputs;
     // The kernels see O as the forward pass rounds it.
-    let o = Tensor::new(case.query_shape(), case.layout, &expected.o);
-    let mut memory = Memory::new();
-    let mut launch = Launch::new(&mut memory, case.dtype);
-    launch.tensor(&o);
-    launch.tensor(&inputs.d_o);
-    launch.vector(&expected.lse);
-    let delta = launch.vector(&vec![f64::NAN; rows]);
-    let lse2 = launch.vector(&vec![f64::NAN; rows]);
-    let func = record(&FLASH_ATTENTION_BWD_PREPROCESS, &case, &{
-        let mut consts = consts(&case);
-        consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
-        consts
-    });
-    launch.run(&func, &[int(p.n_q)], [p.n_q.div_ceil(Q_TILE), p.heads_q, p.batch]);
+    let o = case.tensor(case.query_shape(), &expected.o);
+    let lse = HostTensor::of(DType::F32, &[rows], &[1], &expected.lse);
+    let (mut delta, mut lse2) = (poisoned_rows(rows), poisoned_rows(rows));
+    let tensors = vec![Arg::In(&o), Arg::In(d_o), Arg::In(&lse), Arg::Out(&mut delta), Arg::Out(&mut lse2)];
+    let mut args = arguments(tensors, vec![p.n_q.into()]);
+    let mut few = common(&case, tiles);
+    few.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
+    let query_programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
+    interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes, &few, query_programs, &mut args);
 
-    let [delta, lse2] = [delta, lse2].map(|id| from_bytes(DType::F32, memory.bytes(id)));
-    let scalars = [int(p.n_q), int(p.n_k), ArgValue::Float(p.scale)];
-    let gradient = |shape| Tensor::poisoned(shape, case.layout);
-    let read = |memory: &Memory, id, shape, what: &str| {
-        let mut tensor = gradient(shape);
-        tensor.memory = from_bytes(case.dtype, memory.bytes(id));
-        tensor.check_gaps(what);
-        tensor.dense()
-    };
+    let numbers = || vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)];
+    let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.key_shape()));
+    let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
+    let mut tensors = read();
+    tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv)]);
+    let mut args = arguments(tensors, numbers());
+    let consts = with(common(&case, tiles), "even_queries", p.n_q.is_multiple_of(tiles.q));
+    let key_programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch]);
+    interpret(form, &FLASH_ATTENTION_BWD_DKDV, &dtypes, &consts, key_programs, &mut args);
+    case.check("dk", &dk, &expected.gradients.dk);
+    case.check("dv", &dv, &expected.gradients.dv);
 
-    let mut launch = Launch::new(&mut memory, case.dtype);
-    for t in [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o] {
-        launch.tensor(t);
-    }
-    launch.vector(&lse2);
-    launch.vector(&delta);
-    let dk = launch.tensor(&gradient(case.key_shape()));
-    let dv = launch.tensor(&gradient(case.key_shape()));
-    let even = with(consts(&case), "even_queries", p.n_q.is_multiple_of(Q_TILE));
-    let func = record(&FLASH_ATTENTION_BWD_DKDV, &case, &even);
-    launch.run(&func, &scalars, [p.n_k.div_ceil(K_TILE), p.heads_kv, p.batch]);
-    case.compare("dk", &read(&memory, dk, case.key_shape(), "dk"), &expected.gradients.dk);
-    case.compare("dv", &read(&memory, dv, case.key_shape(), "dv"), &expected.gradients.dv);
-
-    let mut launch = Launch::new(&mut memory, case.dtype);
-    for t in [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o] {
-        launch.tensor(t);
-    }
-    launch.vector(&lse2);
-    launch.vector(&delta);
-    let dq = launch.tensor(&gradient(case.query_shape()));
-    let even = with(consts(&case), "even_keys", p.n_k.is_multiple_of(K_TILE));
-    let func = record(&FLASH_ATTENTION_BWD_DQ, &case, &even);
-    launch.run(&func, &scalars, [p.n_q.div_ceil(Q_TILE), p.heads_q, p.batch]);
-    case.compare("dq", &read(&memory, dq, case.query_shape(), "dq"), &expected.gradients.dq);
+    let mut dq = case.poisoned(case.query_shape());
+    let mut tensors = read();
+    tensors.push(Arg::Out(&mut dq));
+    let mut args = arguments(tensors, numbers());
+    let consts = with(common(&case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    interpret(form, &FLASH_ATTENTION_BWD_DQ, &dtypes, &consts, query_programs, &mut args);
+    case.check("dq", &dq, &expected.gradients.dq);
 }
 
-/// Forward and backward.
+/// Forward and backward, in every form.
+fn check_inputs(case: Case, tiles: Tiles, inputs: &Inputs) {
+    let expected = case.expected(inputs);
+    for form in FORMS {
+        check_forward(form, case, tiles, inputs, &expected);
+        check_backward(form, case, tiles, inputs, &expected);
+    }
+}
+
 fn check(case: Case) {
-    let inputs = case.inputs();
-    let expected = case.expected(&inputs);
-    check_forward(case, &inputs, &expected);
-    check_backward(case, &inputs, &expected);
+    check_inputs(case, SMALL, &case.inputs());
 }
 
 #[test]
@@ -182,6 +128,19 @@ fn tiles_of_keys_that_all_rows_see() {
     check(Case::new(32, 64, 16));
     check(Case::new(32, 64, 16).dtype(DType::F32));
     check(Case::new(32, 64, 16).dtype(DType::F16));
+}
+
+/// Tiles that fill the instructions of tensor cores.
+#[test]
+fn large_tiles() {
+    let tiles = Tiles { q: 64, k: 64 };
+    for case in [Case::new(128, 128, 32).causal(), Case::new(150, 130, 64)] {
+        let inputs = case.inputs();
+        let expected = case.expected(&inputs);
+        let form = Form::Gpu(GpuArch::Sm90a);
+        check_forward(form, case, tiles, &inputs, &expected);
+        check_backward(form, case, tiles, &inputs, &expected);
+    }
 }
 
 #[test]
@@ -202,8 +161,7 @@ fn the_causal_diagonal_ends_in_the_corner() {
 fn rows_without_keys_give_zeros() {
     for (n_q, n_k) in [(70, 20), (64, 32), (50, 1), (33, 32)] {
         let case = Case::new(n_q, n_k, 16).causal().dtype(DType::F32);
-        let expected = case.expected(&case.inputs());
-        assert_eq!(expected.lse[0], f64::NEG_INFINITY);
+        assert_eq!(case.expected(&case.inputs()).lse[0], f64::NEG_INFINITY);
         check(case);
     }
 }
@@ -242,11 +200,10 @@ fn large_scores_do_not_overflow() {
         // Scores of 400 are off by 1.5e-5, P by as much, and in dQ and dK nearly equal terms of size 10 cancel.
         let case = Case::new(20, 36, 16).dtype(DType::F32).within(1e-2);
         let mut inputs = case.inputs();
-        inputs.q.memory.fill(10.0);
-        inputs.k.memory.iter_mut().enumerate().for_each(|(i, x)| *x = sign * (10.0 + (i / 16 % 3) as f64 / 8.0));
-        let expected = case.expected(&inputs);
-        assert!(expected.lse[0].abs() > 300.0);
-        check_forward(case, &inputs, &expected);
-        check_backward(case, &inputs, &expected);
+        let keys: Vec<f64> = (0..36 * 16).map(|i| sign * (10.0 + (i / 16 % 3) as f64 / 8.0)).collect();
+        inputs.q = case.tensor(case.query_shape(), &[10.0; 20 * 16]);
+        inputs.k = case.tensor(case.key_shape(), &keys);
+        assert!(case.expected(&inputs).lse[0].abs() > 300.0);
+        check_inputs(case, SMALL, &inputs);
     }
 }

@@ -1,11 +1,11 @@
 //! The kernels as native code, at the default tiles and at small ones.
 
-use crate::case::{Case, Layout};
-use crate::device::check;
 use half::bf16;
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::attention::{self, Options, Saved, Tensor, TensorMut, Tiles};
 use tilewright::prelude::{Buffer, Device, Precision};
+use tilewright_tests::attention::{Case, Inputs, Layout, check};
+use tilewright_tests::numerics::HostTensor;
 
 /// Tiles small enough for several of each kind in a small problem.
 fn small_tiles() -> Options {
@@ -61,21 +61,25 @@ fn buffers_are_made_for_the_caller() {
     let case = Case::new(33, 50, 16).heads(1, 2, 1).causal().dtype(DType::F32);
     let inputs = case.inputs();
     let expected = case.expected(&inputs);
-    let buffers = [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o]
-        .map(|t| Buffer::from_slice(&device, &t.memory.iter().map(|&x| x as f32).collect::<Vec<_>>()).unwrap());
-    let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| {
-        let shape = if i == 1 || i == 2 { case.key_shape() } else { case.query_shape() };
-        Tensor::dense(buffers[i].view(), shape).unwrap()
-    });
+    let Inputs { q, k, v, d_o } = &inputs;
+    let (query, key) = (case.query_shape(), case.key_shape());
+    let buffers = [q, k, v, d_o].map(|t| t.upload::<f32>(&device));
+    let tensor = |i: usize, shape| Tensor::dense(buffers[i].view(), shape).unwrap();
+    let [q, k, v, d_o] = [tensor(0, query), tensor(1, key), tensor(2, key), tensor(3, query)];
     let options = Options::new(true);
     let (o, lse) = attention::forward(&device, q, k, v, &options).unwrap();
-    let saved = Saved { q, k, v, o: Tensor::dense(o.view(), case.query_shape()).unwrap(), lse: lse.view(), d_o };
+    let saved = Saved { q, k, v, o: Tensor::dense(o.view(), query).unwrap(), lse: lse.view(), d_o };
     let (dq, dk, dv) = attention::backward(&device, saved, &options).unwrap();
-    let numbers = |b: &Buffer<f32>| b.to_vec().unwrap().into_iter().map(f64::from).collect::<Vec<_>>();
-    case.compare("o", &numbers(&o), &expected.o);
-    case.compare("dq", &numbers(&dq), &expected.gradients.dq);
-    case.compare("dk", &numbers(&dk), &expected.gradients.dk);
-    case.compare("dv", &numbers(&dv), &expected.gradients.dv);
+    let check = |what, buffer: &Buffer<f32>, shape: [usize; 4], want: &[f64]| {
+        let numbers: Vec<f64> = buffer.to_vec().unwrap().into_iter().map(f64::from).collect();
+        case.check(what, &case.tensor(shape, &numbers), want);
+    };
+    check("o", &o, query, &expected.o);
+    check("dq", &dq, query, &expected.gradients.dq);
+    check("dk", &dk, key, &expected.gradients.dk);
+    check("dv", &dv, key, &expected.gradients.dv);
+    let numbers: Vec<f64> = lse.to_vec().unwrap().into_iter().map(f64::from).collect();
+    case.check_lse(&HostTensor::of(DType::F32, &[numbers.len()], &[1], &numbers), &expected.lse);
 }
 
 #[test]

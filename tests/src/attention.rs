@@ -1,0 +1,242 @@
+//! FlashAttention-2 against its definition: problems, inputs and expectations that the tests of the interpreter, the CPU
+//! and GPUs share.
+
+use crate::numerics::{HostTensor, Random, relative_error, tolerance};
+use half::{bf16, f16};
+use tilewright::codegen::ir::DType;
+use tilewright::kernels::FloatElement;
+use tilewright::kernels::attention::reference::{self, Gradients, Problem};
+use tilewright::kernels::attention::{self, Options, Saved, Tensor, TensorMut};
+use tilewright::prelude::{Buffer, Device};
+
+/// How the tensors lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Layout {
+    /// [batch, heads, rows, d], dense.
+    Dense,
+    /// [batch, rows, heads, d], dense: what a projection of all heads at once gives.
+    RowsFirst,
+    /// Rows, heads and batches with unused memory between them, and every second number of a row.
+    Gaps,
+}
+
+impl Layout {
+    fn strides(self, [_, heads, rows, d]: [usize; 4]) -> [usize; 4] {
+        match self {
+            Layout::Dense => [heads * rows * d, rows * d, d, 1],
+            Layout::RowsFirst => [rows * heads * d, d, heads * d, 1],
+            Layout::Gaps => {
+                let row = 2 * d + 3;
+                let head = rows * row + 5;
+                [heads * head + 7, head, row, 2]
+            }
+        }
+    }
+}
+
+/// A problem, the type of its tensors, and their layout.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub problem: Problem,
+    pub dtype: DType,
+    pub layout: Layout,
+    /// Replaces what the type explains.
+    pub tolerance: Option<f64>,
+}
+
+/// Inputs, rounded to the type.
+pub struct Inputs {
+    pub q: HostTensor,
+    pub k: HostTensor,
+    pub v: HostTensor,
+    pub d_o: HostTensor,
+}
+
+/// What the definition gives for them.
+pub struct Expected {
+    pub o: Vec<f64>,
+    pub lse: Vec<f64>,
+    pub gradients: Gradients,
+}
+
+impl Case {
+    /// One batch entry and one head, not causal, dense bf16.
+    pub fn new(n_q: usize, n_k: usize, d: usize) -> Case {
+        let scale = 1.0 / (d as f64).sqrt();
+        let problem = Problem { batch: 1, heads_q: 1, heads_kv: 1, n_q, n_k, d, causal: false, scale };
+        Case { problem, dtype: DType::BF16, layout: Layout::Dense, tolerance: None }
+    }
+
+    pub fn causal(mut self) -> Case {
+        self.problem.causal = true;
+        self
+    }
+
+    pub fn dtype(mut self, dtype: DType) -> Case {
+        self.dtype = dtype;
+        self
+    }
+
+    pub fn layout(mut self, layout: Layout) -> Case {
+        self.layout = layout;
+        self
+    }
+
+    pub fn within(mut self, tolerance: f64) -> Case {
+        self.tolerance = Some(tolerance);
+        self
+    }
+
+    pub fn heads(mut self, batch: usize, heads_q: usize, heads_kv: usize) -> Case {
+        self.problem = Problem { batch, heads_q, heads_kv, ..self.problem };
+        self
+    }
+
+    /// Shape of q, o and their gradients.
+    pub fn query_shape(&self) -> [usize; 4] {
+        let p = &self.problem;
+        [p.batch, p.heads_q, p.n_q, p.d]
+    }
+
+    /// Shape of k, v and their gradients.
+    pub fn key_shape(&self) -> [usize; 4] {
+        let p = &self.problem;
+        [p.batch, p.heads_kv, p.n_k, p.d]
+    }
+
+    /// A tensor of these values, in the case's type and layout.
+    pub fn tensor(&self, shape: [usize; 4], values: &[f64]) -> HostTensor {
+        HostTensor::of(self.dtype, &shape, &self.layout.strides(shape), values)
+    }
+
+    /// An output before the launch.
+    pub fn poisoned(&self, shape: [usize; 4]) -> HostTensor {
+        HostTensor::poisoned(self.dtype, &shape, &self.layout.strides(shape))
+    }
+
+    /// Numbers of mean 0 and variance 1.
+    pub fn inputs(&self) -> Inputs {
+        let mut random = Random::new(9);
+        let mut tensor = |shape: [usize; 4]| {
+            let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.number() * 3f64.sqrt()).collect();
+            self.tensor(shape, &values)
+        };
+        let (query, key) = (self.query_shape(), self.key_shape());
+        Inputs { q: tensor(query), k: tensor(key), v: tensor(key), d_o: tensor(query) }
+    }
+
+    pub fn expected(&self, inputs: &Inputs) -> Expected {
+        let [q, k, v, d_o] = [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o].map(HostTensor::values);
+        let (o, lse) = reference::forward(&self.problem, &q, &k, &v);
+        let gradients = reference::backward(&self.problem, &q, &k, &v, &d_o);
+        Expected { o, lse, gradients }
+    }
+
+    /// Fails unless the tensor agrees, and its gaps are as they were.
+    #[track_caller]
+    pub fn check(&self, what: &str, found: &HostTensor, want: &[f64]) {
+        let norm: f64 = want.iter().map(|x| x * x).sum();
+        let got = found.values();
+        // Where the true result is zero (a row with one key has no gradient of its score), rounding of numbers of size 1
+        // is what is left.
+        let zero = norm < 1e-20 * want.len() as f64;
+        let (got, want): (Vec<f64>, Vec<f64>) =
+            if zero { got.iter().map(|x| (1.0 + x, 1.0)).unzip() } else { (got, want.to_vec()) };
+        self.check_error(what, relative_error(&got, &want), self.tolerance.unwrap_or(tolerance(self.dtype)));
+        found.check_gaps(what);
+    }
+
+    /// As [`Case::check`], for the logarithms L: near zero their absolute error is what counts.
+    #[track_caller]
+    pub fn check_lse(&self, found: &HostTensor, want: &[f64]) {
+        let finite = |x: f64| if x == f64::NEG_INFINITY { None } else { Some(1.0 + x.abs()) };
+        let (mut got, mut wanted) = (Vec::new(), Vec::new());
+        for (i, (x, y)) in found.values().into_iter().zip(want).enumerate() {
+            match (finite(x), finite(*y)) {
+                (Some(_), Some(size)) => {
+                    got.push(size + (x - y));
+                    wanted.push(size);
+                }
+                (None, None) => {}
+                _ => panic!("lse of {self:?}: row {i} has {x}, expected {y}"),
+            }
+        }
+        self.check_error("lse", relative_error(&got, &wanted), self.tolerance.unwrap_or(1e-5));
+        found.check_gaps("lse");
+    }
+
+    #[track_caller]
+    fn check_error(&self, what: &str, error: f64, tolerance: f64) {
+        assert!(
+            error <= tolerance,
+            "{what} of {self:?}: relative error {error:.3e}, at most {tolerance:.1e} is allowed"
+        );
+    }
+}
+
+/// A dense f32 vector without values.
+pub fn poisoned_rows(rows: usize) -> HostTensor {
+    HostTensor::poisoned(DType::F32, &[rows], &[1])
+}
+
+/// Runs forward and backward on the device, with the options' tiles and precision, and compares with the definition.
+pub fn check(device: &Device, case: Case, options: &Options) {
+    match case.dtype {
+        DType::BF16 => check_typed::<bf16>(device, case, options),
+        DType::F16 => check_typed::<f16>(device, case, options),
+        DType::F32 => check_typed::<f32>(device, case, options),
+        other => panic!("attention does not compute in {other}"),
+    }
+}
+
+fn array(list: &[usize]) -> [usize; 4] {
+    list.try_into().expect("four dimensions")
+}
+
+fn input<'a, T: FloatElement>(buffer: &'a Buffer<T>, like: &HostTensor) -> Tensor<'a, T> {
+    let strides = array(&like.strides).map(|s| s as i64);
+    Tensor::strided(buffer.view(), array(&like.shape), strides).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn output<'a, T: FloatElement>(buffer: &'a mut Buffer<T>, like: &HostTensor) -> TensorMut<'a, T> {
+    let strides = array(&like.strides).map(|s| s as i64);
+    TensorMut::strided(buffer.view_mut(), array(&like.shape), strides).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) {
+    let options = Options { causal: case.problem.causal, scale: Some(case.problem.scale as f32), ..options.clone() };
+    let inputs = case.inputs();
+    let expected = case.expected(&inputs);
+    let Inputs { q, k, v, d_o } = &inputs;
+    let [q_buffer, k_buffer, v_buffer, do_buffer] = [q, k, v, d_o].map(|t| t.upload::<T>(device));
+    let (q_in, k_in, v_in) = (input(&q_buffer, q), input(&k_buffer, k), input(&v_buffer, v));
+    let fetched = |mut host: HostTensor, buffer: &Buffer<T>| {
+        host.download(buffer);
+        host
+    };
+
+    let mut o = case.poisoned(case.query_shape());
+    let mut lse = poisoned_rows(expected.lse.len());
+    let (mut o_buffer, mut lse_buffer) = (o.upload::<T>(device), lse.upload::<f32>(device));
+    let o_out = output(&mut o_buffer, &o);
+    attention::forward_into(device, q_in, k_in, v_in, o_out, lse_buffer.view_mut(), &options)
+        .unwrap_or_else(|e| panic!("{case:?}: {e}"));
+    o = fetched(o, &o_buffer);
+    lse.download(&lse_buffer);
+    case.check("o", &o, &expected.o);
+    case.check_lse(&lse, &expected.lse);
+
+    let (query, key) = (case.poisoned(case.query_shape()), case.poisoned(case.key_shape()));
+    let mut dq = query.upload::<T>(device);
+    let [mut dk, mut dv] = [0, 1].map(|_| key.upload::<T>(device));
+    let workspace = attention::backward_workspace(case.query_shape());
+    let mut workspace = Buffer::<f32>::poisoned(device, workspace).unwrap_or_else(|e| panic!("{e}"));
+    let (o_in, do_in) = (input(&o_buffer, &o), input(&do_buffer, d_o));
+    let saved = Saved { q: q_in, k: k_in, v: v_in, o: o_in, lse: lse_buffer.view(), d_o: do_in };
+    let (dq_out, dk_out, dv_out) = (output(&mut dq, &query), output(&mut dk, &key), output(&mut dv, &key));
+    attention::backward_into(device, saved, dq_out, dk_out, dv_out, workspace.view_mut(), &options)
+        .unwrap_or_else(|e| panic!("{case:?}: {e}"));
+    case.check("dv", &fetched(key.clone(), &dv), &expected.gradients.dv);
+    case.check("dk", &fetched(key.clone(), &dk), &expected.gradients.dk);
+    case.check("dq", &fetched(query, &dq), &expected.gradients.dq);
+}

@@ -1,0 +1,81 @@
+//! FlashAttention-2 on GPU 0.
+
+use super::gpu;
+use tilewright::codegen::ir::DType;
+use tilewright::kernels::attention::Options;
+use tilewright::prelude::Precision;
+use tilewright_tests::attention::{Case, Layout, check};
+use tilewright_tests::numerics::TF32_TOLERANCE;
+
+const DTYPES: [DType; 3] = [DType::BF16, DType::F16, DType::F32];
+
+/// Causal and not, in every type.
+fn check_all(device: &tilewright::Device, case: Case) {
+    for dtype in DTYPES {
+        check(device, case.dtype(dtype), &Options::default());
+        check(device, case.dtype(dtype).causal(), &Options::default());
+    }
+}
+
+#[test]
+fn attention_of_any_length() {
+    let Some(gpu) = gpu() else { return };
+    for n in [1, 17, 127, 1000] {
+        check_all(&gpu, Case::new(n, n, 64));
+    }
+    for (n_q, n_k) in [(1, 1000), (1000, 1), (127, 300), (300, 127), (256, 512), (512, 256), (65, 64), (64, 65)] {
+        check_all(&gpu, Case::new(n_q, n_k, 64));
+    }
+    check(&gpu, Case::new(4097, 4097, 64).causal(), &Options::default());
+    check(&gpu, Case::new(4097, 1000, 64), &Options::default());
+}
+
+#[test]
+fn attention_of_any_head_dimension() {
+    let Some(gpu) = gpu() else { return };
+    for d in [1, 16, 32, 64, 80, 96, 128, 200, 256] {
+        check_all(&gpu, Case::new(192, 192, d));
+        check_all(&gpu, Case::new(150, 333, d));
+    }
+}
+
+#[test]
+fn attention_of_groups_of_heads() {
+    let Some(gpu) = gpu() else { return };
+    for (heads_q, heads_kv) in [(4, 4), (6, 2), (8, 1)] {
+        for layout in [Layout::Dense, Layout::RowsFirst] {
+            check_all(&gpu, Case::new(200, 200, 64).heads(2, heads_q, heads_kv).layout(layout));
+        }
+    }
+}
+
+#[test]
+fn attention_of_any_strides() {
+    let Some(gpu) = gpu() else { return };
+    for layout in [Layout::RowsFirst, Layout::Gaps] {
+        for d in [24, 64, 128] {
+            check_all(&gpu, Case::new(130, 70, d).heads(2, 2, 1).layout(layout));
+        }
+    }
+}
+
+#[test]
+fn attention_in_other_precisions() {
+    let Some(gpu) = gpu() else { return };
+    for d in [64, 128] {
+        let case = Case::new(130, 200, d).causal().dtype(DType::F32);
+        for precision in [Precision::Ieee, Precision::Tf32x3] {
+            check(&gpu, case, &Options { precision: Some(precision), ..Options::default() });
+        }
+        let fast = Options { precision: Some(Precision::Tf32), ..Options::default() };
+        check(&gpu, case.within(TF32_TOLERANCE), &fast);
+    }
+}
+
+#[test]
+fn attention_of_nothing() {
+    let Some(gpu) = gpu() else { return };
+    for (n_q, n_k) in [(20, 0), (0, 20), (0, 0)] {
+        check_all(&gpu, Case::new(n_q, n_k, 64));
+    }
+}
