@@ -20,8 +20,8 @@ pub fn kernel(name: &str) -> Result<&'static KernelDef> {
 /// `did you mean …` where a name is similar, and all names otherwise.
 pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
     let score = |name: &str| {
-        let contained = if name.contains(wrong) || wrong.contains(name) { 0.3 } else { 0.0 };
-        strsim::jaro_winkler(wrong, name) + contained
+        let contained = if name.contains(wrong) || wrong.contains(name) { 0.8 } else { 0.0 };
+        strsim::jaro_winkler(wrong, name).max(contained)
     };
     let best = names.iter().max_by(|a, b| score(a).total_cmp(&score(b)));
     let all = if names.is_empty() { "none".to_string() } else { names.join(", ") };

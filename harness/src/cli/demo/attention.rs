@@ -172,7 +172,13 @@ impl Maker<'_> {
         grid: [usize; 3],
     ) -> Result<Call> {
         let p = &self.problem;
+        // Tensor cores have no f32: three TF32 products keep its accuracy, as in the library's own launches.
+        let precision = match (self.target, self.dtype) {
+            (Target::Nvptx(_), DType::F32) => "tf32x3",
+            (Target::Nvptx(_) | Target::Host(_), _) => "ieee",
+        };
         let constants = vec![
+            ("precision", ConstValue::Word(precision.to_string())),
             count("d", p.d),
             count("d_tile", d_tile(p.d)),
             count("q_tile", tiles.q_tile),

@@ -1,0 +1,194 @@
+//! `compile`: files and manifests for every target.
+
+use crate::{tilewright, tilewright_with};
+use std::path::Path;
+
+const KERNEL: [&str; 5] = ["compile", "weighted_sum_fwd", "--dtype", "bf16", "--set"];
+
+fn compile(dir: &Path, more: &[&str]) -> crate::Ran {
+    tilewright(dir, &[&KERNEL[..], &["rows_tile=32,d_tile=64"], more].concat())
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn manifest(dir: &Path) -> serde_json::Value {
+    serde_json::from_str(&read(&dir.join("manifest.json"))).unwrap()
+}
+
+#[test]
+fn every_stage_of_a_gpu_kernel_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    for target in ["sm_80", "sm_90a"] {
+        let more = ["--target", target, "--emit", "tile,laid,async,llvm,ptx", "-o", target];
+        let listed = compile(dir.path(), &more).ok();
+        let out = dir.path().join(target);
+        for (extension, telling) in [
+            ("tile", "kernel @weighted_sum_fwd"),
+            ("laid.tile", "linear<"),
+            ("async.tile", "linear<"),
+            ("ll", "define ptx_kernel"),
+            ("ptx", ".visible .entry weighted_sum_fwd"),
+        ] {
+            let name = format!("weighted_sum_fwd.{extension}");
+            assert!(read(&out.join(&name)).contains(telling), "{name} has no `{telling}`");
+            assert!(listed.contains(&name), "{listed}");
+        }
+        assert!(read(&out.join("weighted_sum_fwd.ptx")).contains(&format!(".target {target}")));
+        let manifest = manifest(&out);
+        assert_eq!(manifest["target"], target);
+        assert_eq!(manifest["files"]["ptx"], "weighted_sum_fwd.ptx");
+    }
+}
+
+/// The Tile IR that is written parses and is the kernel.
+#[test]
+fn written_tile_ir_parses() {
+    use tilewright::codegen::text;
+    let dir = tempfile::tempdir().unwrap();
+    compile(dir.path(), &["--target", "sm_90a", "--emit", "tile,async", "-o", "x"]).ok();
+    for name in ["weighted_sum_fwd.tile", "weighted_sum_fwd.async.tile"] {
+        let written = read(&dir.path().join("x").join(name));
+        let func = text::parse(&written).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(text::print(&func), written, "{name}");
+    }
+}
+
+#[test]
+fn the_manifest_says_what_a_launch_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = ["--target", "sm_90a", "--assume", "x_stride_d=1,x_stride_row%16,w%4", "--num-warps", "8", "-o", "x"];
+    compile(dir.path(), &more).ok();
+    let manifest = manifest(&dir.path().join("x"));
+    assert_eq!((&manifest["format"], &manifest["threads"]), (&1.into(), &256.into()));
+    assert_eq!(manifest["constants"], serde_json::json!({ "rows_tile": 32, "d_tile": 64 }));
+    assert_eq!(manifest["types"], serde_json::json!({ "T": "bf16" }));
+    assert_eq!(manifest["memory"]["y"], serde_json::json!({ "access": "out", "type": "f32" }));
+    assert_eq!(manifest["memory"]["x"], serde_json::json!({ "access": "in", "type": "bf16" }));
+
+    let args = manifest["args"].as_array().unwrap();
+    let brief: Vec<String> = args
+        .iter()
+        .map(|arg| format!("{} {} {} {}", arg["name"], arg["ty"], arg["divisible_by"], arg["equal_to"]))
+        .map(|text| text.replace('"', ""))
+        .collect();
+    let expected = [
+        "x ptr 16 null",
+        "w ptr 4 null",
+        "y ptr 16 null",
+        "x_stride_row i64 16 null",
+        "x_stride_d i64 1 1",
+        "w_stride i64 1 null",
+        "y_stride i64 1 null",
+        "rows i32 1 null",
+        "d i32 1 null",
+    ];
+    assert_eq!(brief[..expected.len()], expected);
+
+    // The PTX entry has as many parameters, in this order and of these sizes.
+    let ptx = read(&dir.path().join("x/weighted_sum_fwd.ptx"));
+    let params: Vec<&str> = ptx.lines().filter(|line| line.trim_start().starts_with(".param .")).collect();
+    assert_eq!(params.len(), args.len(), "{params:?}");
+    for (param, arg) in params.iter().zip(args) {
+        let bits = match arg["ty"].as_str().unwrap() {
+            "ptr" | "i64" | "f64" => "64",
+            "i32" | "f32" => "32",
+            "tensormap" => "8",
+            other => panic!("{other}"),
+        };
+        assert!(param.split_whitespace().nth(1).unwrap().ends_with(bits), "{param} is not {arg}");
+    }
+}
+
+#[test]
+fn native_code_is_written_for_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    compile(dir.path(), &["--target", "host", "--emit", "tile,llvm,asm,obj", "-o", "x"]).ok();
+    let out = dir.path().join("x");
+    let manifest = manifest(&out);
+    let entry = manifest["entry"].as_str().unwrap();
+    assert!(read(&out.join("weighted_sum_fwd.s")).contains(&format!("{entry}:")));
+    let object = std::fs::read(out.join("weighted_sum_fwd.o")).unwrap();
+    assert_eq!(&object[..4], b"\x7fELF");
+    assert!(object.windows(entry.len()).any(|window| window == entry.as_bytes()));
+    assert_eq!((&manifest["target"], &manifest["threads"]), (&"host".into(), &1.into()));
+}
+
+/// Options of the compiler arrive there.
+#[test]
+fn the_ptx_version_is_the_one_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for version in ["8.0", "8.3", "8.6"] {
+        compile(dir.path(), &["--target", "sm_90a", "--ptx-version", version, "-o", "x"]).ok();
+        assert!(read(&dir.path().join("x/weighted_sum_fwd.ptx")).contains(&format!(".version {version}")));
+    }
+}
+
+/// A mistake that the kernel makes of bad constants names the line in the kernel.
+#[test]
+fn a_tile_that_is_no_power_of_two_names_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().display().to_string();
+    let arguments = [&KERNEL[..], &["rows_tile=48,d_tile=64", "--target", "sm_80", "-o", &out]].concat();
+    // From inside the sources, so that the line can be shown.
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let cache = dir.path().join("cache").display().to_string();
+    let message = tilewright_with(sources, &arguments, &[("TILEWRIGHT_CACHE", &cache)]).fails(1);
+    for part in ["powers of two", "48", "weighted_sum.rs:", "make_block_ptr", "use 64"] {
+        assert!(message.contains(part), "`{part}` is missing in:\n{message}");
+    }
+}
+
+#[test]
+fn tiles_that_do_not_fit_are_refused_with_both_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let message = tilewright(
+        dir.path(),
+        &[
+            "compile",
+            "matmul",
+            "--target",
+            "sm_80",
+            "--dtype",
+            "f32",
+            "--set",
+            "m_tile=256,n_tile=256,k_tile=128",
+            "-o",
+            "x",
+        ],
+    )
+    .fails(1);
+    assert!(message.contains("shared memory") && message.contains("166912"), "{message}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let message = compile(dir.path(), &["--target", "sm_80", "-o", "file/x"]).fails(1);
+    assert!(message.contains("file/x"), "{message}");
+}
+
+#[test]
+fn dumps_are_printed_for_the_stage_and_kernel_that_are_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let dump = |request: &str| {
+        let arguments = [&KERNEL[..], &["rows_tile=32,d_tile=64", "--target", "sm_90a", "-o", "x"]].concat();
+        let ran = tilewright_with(dir.path(), &arguments, &[("TILEWRIGHT_DUMP", request)]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        ran.err
+    };
+    for (request, telling) in [
+        ("tile", "make_view"),
+        ("laid:weighted_sum_fwd", "linear<"),
+        ("async", "linear<"),
+        ("cse", "kernel @weighted_sum_fwd"),
+        ("llvm", "define ptx_kernel"),
+        ("ptx", ".visible .entry"),
+    ] {
+        assert!(dump(request).contains(telling), "{request}");
+    }
+    assert_eq!(dump("ptx:matmul"), "");
+    assert!(dump("tile,ptx").contains("make_view") && dump("tile,ptx").contains(".visible .entry"));
+}

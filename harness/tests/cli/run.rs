@@ -1,0 +1,154 @@
+//! `run`: kernels on tensors from files, against arithmetic done here.
+
+use crate::tilewright;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::path::Path;
+
+pub struct Named {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// An f32 tensor.
+pub fn tensor(name: &str, shape: &[usize], values: &[f32]) -> Named {
+    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    Named { name: name.to_string(), dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+}
+
+/// The contents of a safetensors file.
+pub fn file(tensors: &[Named]) -> Vec<u8> {
+    let views = tensors.iter().map(|t| (&t.name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes).unwrap()));
+    safetensors::serialize(views, None).unwrap()
+}
+
+fn write(dir: &Path, tensors: &[Named]) {
+    std::fs::write(dir.join("in.safetensors"), file(tensors)).unwrap();
+}
+
+fn run(dir: &Path, kernel: &str, more: &[&str]) -> crate::Ran {
+    tilewright(dir, &[&["run", kernel, "-i", "in.safetensors", "-o", "out.safetensors"], more].concat())
+}
+
+/// An f32 tensor of the output file, with its shape.
+fn output(dir: &Path, name: &str) -> (Vec<usize>, Vec<f32>) {
+    let bytes = std::fs::read(dir.join("out.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let view = file.tensor(name).unwrap();
+    assert_eq!(view.dtype(), Dtype::F32);
+    let number = |chunk: &[u8]| f32::from_le_bytes(chunk.try_into().unwrap());
+    (view.shape().to_vec(), view.data().chunks_exact(4).map(number).collect())
+}
+
+/// Numbers that f32 sums exactly.
+fn small(n: usize) -> Vec<f32> {
+    (0..n).map(|i| (i * 7 % 11) as f32 - 5.0).collect()
+}
+
+const TILES: [&str; 4] = ["--set", "rows_tile=16,d_tile=32", "--grid", "rows/rows_tile"];
+
+#[test]
+fn weighted_sum_gets_all_its_numbers_from_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (rows, d) = (37, 45);
+    let (x, w) = (small(rows * d), small(d));
+    write(dir.path(), &[tensor("x", &[rows, d], &x), tensor("w", &[d], &w)]);
+    let text = run(dir.path(), "weighted_sum_fwd", &[&TILES[..], &["--shape", "y=rows"]].concat()).ok();
+    assert!(text.contains("grid (3, 1, 1)") && text.contains("y: f32 [37]"), "{text}");
+    let expected: Vec<f32> = (0..rows).map(|r| (0..d).map(|j| x[r * d + j] * w[j]).sum()).collect();
+    assert_eq!(output(dir.path(), "y"), (vec![rows], expected));
+}
+
+#[test]
+fn outputs_of_named_dimensions_need_no_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let (m, n, k) = (20, 33, 17);
+    let (a, b) = (small(m * k), small(k * n));
+    write(dir.path(), &[tensor("a", &[m, k], &a), tensor("b", &[k, n], &b)]);
+    run(dir.path(), "matmul", &["--set", "m_tile=16,n_tile=16,k_tile=16", "--grid", "m/m_tile*3"]).ok();
+    let expected: Vec<f32> = (0..m * n).map(|at| (0..k).map(|i| a[at / n * k + i] * b[i * n + at % n]).sum()).collect();
+    assert_eq!(output(dir.path(), "c"), (vec![m, n], expected));
+}
+
+#[test]
+fn strides_can_be_given() {
+    let dir = tempfile::tempdir().unwrap();
+    // Every row is the first one.
+    write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &[1.0; 4])]);
+    let more = [&TILES[..], &["--shape", "y=rows", "--arg", "x_stride_row=0"]].concat();
+    run(dir.path(), "weighted_sum_fwd", &more).ok();
+    assert_eq!(output(dir.path(), "y").1, [small(4).iter().sum::<f32>(); 3]);
+}
+
+#[test]
+fn empty_tensors_run_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[tensor("x", &[0, 4], &[]), tensor("w", &[4], &small(4))]);
+    let text = run(dir.path(), "weighted_sum_fwd", &[&TILES[..], &["--shape", "y=rows"]].concat()).ok();
+    assert!(text.contains("grid (0, 1, 1)"), "{text}");
+    assert_eq!(output(dir.path(), "y"), (vec![0], vec![]));
+}
+
+#[test]
+fn what_follows_from_nothing_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mistake = |kernel: &str, more: &[&str], parts: &[&str]| {
+        let message = run(dir.path(), kernel, more).fails(2);
+        for part in parts {
+            assert!(message.contains(part), "`{part}` is missing in:\n{message}");
+        }
+        assert!(!dir.path().join("out.safetensors").exists());
+    };
+    write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &small(4))]);
+    mistake("weighted_sum_fwd", &TILES, &["shape of `y`", "--shape y="]);
+    mistake("weighted_sum_fwd", &["--grid", "1"], &["rows_tile", "d_tile", "--set"]);
+    mistake("weighted_sum_fwd", &["--set", "rows_tile=16,d_tile=16"], &["--grid"]);
+    mistake(
+        "weighted_sum_fwd",
+        &["--set", "rows_tile=16,d_tile=16", "--shape", "y=rows", "--grid", "row/rowtile"],
+        &["`rowtile`", "did you mean `rows_tile`"],
+    );
+    mistake("weighted_sum_fwd", &[&TILES[..], &["--arg", "row=1"]].concat(), &["`row`", "did you mean `rows`"]);
+    mistake("weighted_sum_fwd", &[&TILES[..], &["--arg", "d_tile=1"]].concat(), &["--set d_tile"]);
+    mistake("weighted_sum_fwd", &[&TILES[..], &["--shape", "z=rows"]].concat(), &["`z`"]);
+    mistake(
+        "weighted_sum_fwd",
+        &[&TILES[..], &["--shape", "y=rows", "--arg", "rows=4294967296"]].concat(),
+        &["`rows`", "i32"],
+    );
+    mistake("matmul", &["--set", "m_tile=16,n_tile=16,k_tile=16", "--grid", "1"], &["tensor `a`", "x"]);
+    mistake(
+        "rms_norm_fwd",
+        &["--set", "rows_tile=16,d_tile=16,whole_rows=true", "--shape", "rstd=rows", "--grid", "1"],
+        &["--arg eps=…"],
+    );
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_kernel_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = [&TILES[..], &["--shape", "y=rows"]].concat();
+    let refuse = |tensors: &[Named], parts: &[&str]| {
+        write(dir.path(), tensors);
+        let message = run(dir.path(), "weighted_sum_fwd", &more).fails(2);
+        for part in parts {
+            assert!(message.contains(part), "`{part}` is missing in:\n{message}");
+        }
+    };
+    let w = || tensor("w", &[4], &small(4));
+    refuse(&[tensor("x", &[12], &small(12)), w()], &["`x`", "1 dimensions", "2 strides"]);
+    let half = Named { name: "w".into(), dtype: Dtype::F16, shape: vec![4], bytes: vec![0; 8] };
+    refuse(&[tensor("x", &[3, 4], &small(12)), half], &["`w`", "f16", "f32"]);
+    let ints = Named { name: "x".into(), dtype: Dtype::I32, shape: vec![3, 4], bytes: vec![0; 48] };
+    refuse(&[ints, w()], &["i32", "f16, bf16, f32"]);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_said_so() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &small(4))]);
+    let more = [&TILES[..], &["--shape", "y=rows", "--device", "cuda:99"]].concat();
+    let message = run(dir.path(), "weighted_sum_fwd", &more).fails(1);
+    assert!(message.contains("CUDA") || message.contains("GPU 99"), "{message}");
+}
