@@ -18,6 +18,7 @@ fn main() {
     for (m, n, k) in [(64, 64, 64), (128, 128, 64), (64, 128, 128), (128, 64, 32)] {
         product(&cpu, peak, m, n, k);
     }
+    product_by_pointers(&cpu, peak);
     for transposed in [true, false] {
         for causal in [false, true] {
             attention(&cpu, peak, DType::F32, transposed, causal);
@@ -143,6 +144,16 @@ fn product(cpu: &HostCpu, peak: f64, bm: usize, bn: usize, bk: usize) {
         100.0 * flops / peak,
         kernel.compile.as_secs_f64() * 1e3
     );
+}
+
+fn product_by_pointers(cpu: &HostCpu, peak: f64) {
+    let n = 512;
+    let mut kernel = Kernel::new(&kernels::matmul_by_pointers(64, 64, 64), cpu);
+    let (mut a, mut b, mut c) = (noise(n * n), noise(n * n), vec![0f32; n * n]);
+    let slots = [address(&mut a), address(&mut b), address(&mut c), n as u64, n as u64, n as u64];
+    let seconds = kernel.time(&slots, [(n / 64) as i32, (n / 64) as i32, 1]);
+    let flops = (2 * n * n * n) as f64 / seconds;
+    println!("matmul 512³ through pointer tiles: {:.1} GFLOP/s, {:.0} % of peak", flops / 1e9, 100.0 * flops / peak);
 }
 
 fn attention(cpu: &HostCpu, peak: f64, elem: DType, transposed: bool, causal: bool) {

@@ -4,7 +4,8 @@ use crate::ir::{Func, Stage};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
-    assign_layouts, canonicalize, carried, cse, dce, delay_waits, hoist_buffers, licm, pipeline_loads, resolve_views,
+    assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, hoist_buffers, licm, pipeline_loads,
+    resolve_views,
 };
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
@@ -141,6 +142,9 @@ pub fn compile_host(
     observer: &mut dyn Observer,
 ) -> Result<Artifact, CompileError> {
     let mut p = Pipeline { func: func.clone(), observer };
+    p.pass("carried_offsets", Stage::Tile, |f| {
+        carried_offsets::run(f);
+    });
     p.tile_passes();
     let module = lower::host::lower(&p.func, cpu, options)?;
     p.observer.llvm_ir(&module.llvm_ir);

@@ -13,6 +13,8 @@ use inkwell::llvm_sys::core::{
 use inkwell::llvm_sys::error_handling::LLVMInstallFatalErrorHandler;
 use inkwell::llvm_sys::ir_reader::LLVMParseIRInContext2;
 use inkwell::llvm_sys::prelude::LLVMDiagnosticInfoRef;
+#[cfg(target_arch = "x86_64")]
+use inkwell::llvm_sys::support::LLVMParseCommandLineOptions;
 use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::{
@@ -39,7 +41,20 @@ pub(super) fn initialise_targets() {
             .unwrap_or_else(|e| panic!("internal compiler error: LLVM was built without this CPU as a target: {e}"));
         // SAFETY: the handler is a plain function that lives for the whole process.
         unsafe { LLVMInstallFatalErrorHandler(Some(report_fatal_error)) };
+        #[cfg(target_arch = "x86_64")]
+        disable_store_forwarding_pass();
     });
+}
+
+/// Turns off LLVM's pass "X86 Avoid Store Forwarding Blocks". In LLVM 22 it takes masked vector loads, whose size in
+/// memory is unknown, for accesses of a known size: it then aborts ("cannot implicitly convert a scalable size") or
+/// splits copies wrongly.
+#[cfg(target_arch = "x86_64")]
+fn disable_store_forwarding_pass() {
+    let args = [c"tilewright".as_ptr(), c"-x86-disable-avoid-SFB".as_ptr()];
+    // SAFETY: both arrays hold zero-terminated strings that live for the whole process; the option exists since the x86
+    // target is initialised.
+    unsafe { LLVMParseCommandLineOptions(args.len() as i32, args.as_ptr(), std::ptr::null()) };
 }
 
 /// LLVM aborts the process after a fatal error (for example an instruction that it cannot select), because its state is

@@ -284,3 +284,24 @@ fn many_threads_compile_and_load_at_once() {
 fn linked_llvm_is_22() {
     assert_eq!(version().0, 22);
 }
+
+/// LLVM 22's pass against blocked store forwarding aborts on this; see `disable_store_forwarding_pass`.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn masked_loads_compile_without_avx512() {
+    let text = r#"
+declare <8 x double> @llvm.masked.load.v8f64.p0(ptr, <8 x i1>, <8 x double>)
+define void @f(ptr %p, i64 %x, ptr %o) {
+  %c = icmp eq i64 %x, 0
+  %a = insertelement <8 x i1> poison, i1 %c, i64 0
+  %b = shufflevector <8 x i1> %a, <8 x i1> poison, <8 x i32> zeroinitializer
+  %m = and <8 x i1> %b, <i1 false, i1 false, i1 true, i1 false, i1 false, i1 false, i1 false, i1 false>
+  %v = call <8 x double> @llvm.masked.load.v8f64.p0(ptr align 8 %p, <8 x i1> %m, <8 x double> zeroinitializer)
+  store <8 x double> %v, ptr %o, align 8
+  ret void
+}
+"#;
+    let cpu = HostCpu { cpu: "x86-64-v3".into(), features: "+avx2,+fma".into(), ..HostCpu::native() };
+    let assembly = asm(text, &cpu, &Opt::host()).unwrap().code;
+    assert!(assembly.contains("vmaskmovpd"), "{assembly}");
+}

@@ -3,6 +3,7 @@
 pub mod assign_layouts;
 pub mod canonicalize;
 pub mod carried;
+pub mod carried_offsets;
 pub mod cse;
 pub mod dce;
 pub mod delay_waits;
@@ -37,6 +38,13 @@ pub const PASSES: &[Pass] = &[
         summary: "take values out of loops and branches that carry them without need",
         run: |f| {
             carried::run(f);
+        },
+    },
+    Pass {
+        name: "carried_offsets",
+        summary: "carry how far a tile of pointers has moved instead of the tile",
+        run: |f| {
+            carried_offsets::run(f);
         },
     },
     Pass {

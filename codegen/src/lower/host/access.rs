@@ -237,6 +237,7 @@ impl Lowering<'_> {
                 let x = self.w.inst(format!("load {ty}, ptr {p}, align 1"));
                 self.w.inst(format!("select i1 {m}, {ty} {x}, {ty} {zero}"))
             }
+            (place, mask) if !self.vectors.masks => self.read_lanes(place, mask.as_deref(), memory, lanes, align),
             (Place::Contiguous(p), Some(m)) => {
                 let callee = format!("@llvm.masked.load.{}.p0", vector_suffix(memory, lanes));
                 let mask = vector("i1", lanes);
@@ -263,6 +264,60 @@ impl Lowering<'_> {
         }
     }
 
+    /// Address of one lane.
+    fn lane_address(&mut self, place: &Place, memory: &str, lanes: usize, lane: usize) -> String {
+        match place {
+            Place::Contiguous(p) => self.w.inst(format!("getelementptr {memory}, ptr {p}, i64 {lane}")),
+            Place::Scattered(p) => self.w.inst(format!("extractelement {} {p}, i64 {lane}", vector("ptr", lanes))),
+        }
+    }
+
+    /// Reads a vector lane by lane; lanes outside the mask are zero.
+    fn read_lanes(&mut self, place: &Place, mask: Option<&str>, memory: &str, lanes: usize, align: usize) -> String {
+        let (ty, cond) = (vector(memory, lanes), vector("i1", lanes));
+        let mut all = "poison".to_string();
+        for lane in 0..lanes {
+            let mut p = self.lane_address(place, memory, lanes, lane);
+            let mut align = align;
+            if let Some(m) = mask {
+                let inside = self.w.inst(format!("extractelement {cond} {m}, i64 {lane}"));
+                p = self.w.inst(format!("select i1 {inside}, ptr {p}, ptr %arena"));
+                align = 1;
+            }
+            let x = self.w.inst(format!("load {memory}, ptr {p}, align {align}"));
+            all = self.w.inst(format!("insertelement {ty} {all}, {memory} {x}, i64 {lane}"));
+        }
+        match mask {
+            Some(m) => self.w.inst(format!("select {cond} {m}, {ty} {all}, {ty} zeroinitializer")),
+            None => all,
+        }
+    }
+
+    /// Writes the lanes of a vector that the mask lets through, in order.
+    fn write_lanes(&mut self, place: &Place, mask: Option<&str>, memory: &str, lanes: usize, value: &str, align: &str) {
+        let (ty, cond) = (vector(memory, lanes), vector("i1", lanes));
+        for lane in 0..lanes {
+            let p = self.lane_address(place, memory, lanes, lane);
+            let x = self.w.inst(format!("extractelement {ty} {value}, i64 {lane}"));
+            match mask {
+                Some(m) => {
+                    let inside = self.w.inst(format!("extractelement {cond} {m}, i64 {lane}"));
+                    self.write_one(&p, &inside, memory, &x, align);
+                }
+                None => self.w.line(format!("store {memory} {x}, ptr {p}, align {align}")),
+            }
+        }
+    }
+
+    /// Writes one element if the mask is true.
+    fn write_one(&mut self, p: &str, mask: &str, memory: &str, value: &str, align: &str) {
+        let (ty, cond) = (format!("<1 x {memory}>"), "<1 x i1>");
+        let value = self.w.inst(format!("insertelement {ty} poison, {memory} {value}, i64 0"));
+        let mask = self.w.inst(format!("insertelement {cond} poison, i1 {mask}, i64 0"));
+        let callee = format!("@llvm.masked.store.{}.p0", vector_suffix(memory, 1));
+        self.w.call_void(&callee, &[(&ty, &value), ("ptr", p), ("i32", align), (cond, &mask)]);
+    }
+
     /// Writes a register value with the access's lanes to global memory in the selected section.
     pub fn write_memory(&mut self, access: &Access, value: &str) {
         let (memory, lanes) = (in_memory(access.elem), access.lanes);
@@ -270,17 +325,14 @@ impl Lowering<'_> {
         let value = to_memory(&mut self.w, access.elem, lanes, value);
         match (&access.place, &access.mask) {
             (Place::Contiguous(p), None) => self.w.line(format!("store {ty} {value}, ptr {p}, align {align}")),
+            (Place::Contiguous(p), Some(m)) if lanes == 1 => self.write_one(p, m, memory, &value, &align),
+            (place, mask) if !self.vectors.masks => {
+                self.write_lanes(place, mask.as_deref(), memory, lanes, &value, &align);
+            }
             (Place::Contiguous(p), Some(m)) => {
-                let (ty, value, m) = if lanes > 1 {
-                    (ty, value, m.clone())
-                } else {
-                    let value = self.w.inst(format!("insertelement <1 x {memory}> poison, {memory} {value}, i64 0"));
-                    let m = self.w.inst(format!("insertelement <1 x i1> poison, i1 {m}, i64 0"));
-                    (format!("<1 x {memory}>"), value, m)
-                };
                 let callee = format!("@llvm.masked.store.{}.p0", vector_suffix(memory, lanes));
-                let mask = format!("<{lanes} x i1>");
-                self.w.call_void(&callee, &[(&ty, &value), ("ptr", p), ("i32", &align), (&mask, &m)]);
+                let mask = vector("i1", lanes);
+                self.w.call_void(&callee, &[(&ty, &value), ("ptr", p), ("i32", &align), (&mask, m)]);
             }
             (Place::Scattered(p), m) => {
                 let callee =

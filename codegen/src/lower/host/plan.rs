@@ -8,11 +8,14 @@
 //! - it is repeated along a dimension (`broadcast`), and it is not cheap: computing it once per row instead of once per
 //!   element is the point of a smaller tile; it gets loops of its own.
 
-use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, UnaryOp, Value};
+use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, UnaryOp, Value};
 use std::collections::BTreeSet;
 
 /// Cost up to which a value is computed again by each consumer. An integer operation costs 1.
 const CHEAP: u32 = 10;
+/// The same for indices and pointers: most of their arithmetic depends on one dimension and leaves the innermost loop,
+/// and what an address is made of must be seen to read contiguous memory as such.
+const CHEAP_INDEX: u32 = 40;
 const EXPENSIVE: u32 = 1000;
 
 /// A place in a block where a root evaluates operands: the op's index, and the operand for ops that evaluate each on
@@ -151,7 +154,7 @@ impl Plan {
         let data = func.op(id);
         let result = data.results[0].0 as usize;
         let map = is_map(func, id);
-        if !map && self.cost(func, data.results[0]) > CHEAP {
+        if !map && !self.is_cheap(func, data.results[0]) {
             self.buffered[result] = self.own_loops[result] || self.roots[result].len() > 1;
         }
         let roots = self.roots[result].clone();
@@ -166,7 +169,7 @@ impl Plan {
             let source = map_source(func, data.operands[0]);
             let wider = func.ty(data.results[0]).numel() > func.ty(source).numel();
             let fused = func.def_op(source).is_some_and(|d| is_fused(func, d));
-            if wider && fused && self.cost(func, source) > CHEAP {
+            if wider && fused && !self.is_cheap(func, source) {
                 self.own_loops[source.0 as usize] = true;
             }
         }
@@ -212,6 +215,7 @@ impl Plan {
     }
 
     pub fn is_cheap(&mut self, func: &Func, v: Value) -> bool {
-        self.cost(func, v) <= CHEAP
+        let index = func.ty(v).dtype().is_none_or(DType::is_int);
+        self.cost(func, v) <= if index { CHEAP_INDEX } else { CHEAP }
     }
 }

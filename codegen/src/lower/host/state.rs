@@ -18,19 +18,22 @@ pub struct Vectors {
     pub lanes: usize,
     /// Vector registers.
     pub registers: usize,
+    /// The CPU has masked loads, stores and gathers of every element size (AVX-512). Without them, masked accesses are
+    /// written lane by lane: LLVM 22 loses part of the mask when it splits masked loads for AVX2.
+    pub masks: bool,
 }
 
 impl Vectors {
     pub fn of(cpu: &HostCpu) -> Vectors {
         let has = |feature: &str| cpu.features.split(',').any(|f| f.trim() == feature);
         if has("+avx512f") && has("+avx512vl") && has("+avx512bw") {
-            Vectors { lanes: 16, registers: 32 }
+            Vectors { lanes: 16, registers: 32, masks: true }
         } else if has("+avx2") {
-            Vectors { lanes: 8, registers: 16 }
+            Vectors { lanes: 8, registers: 16, masks: false }
         } else if cpu.triple.starts_with("aarch64") {
-            Vectors { lanes: 4, registers: 32 }
+            Vectors { lanes: 4, registers: 32, masks: false }
         } else {
-            Vectors { lanes: 4, registers: 16 }
+            Vectors { lanes: 4, registers: 16, masks: false }
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Whole kernels: fusion, buffers shared over time, carried tiles, masks at odd boundaries.
 
-use super::kernels::{attention, matmul, softmax, weighted_sum};
+use super::kernels::{attention, matmul, matmul_by_pointers, softmax, weighted_sum};
 use super::*;
+use crate::ir::{Func, Stage};
+use crate::pipeline::Observer;
 
 #[test]
 fn weighted_sum_at_odd_sizes() {
@@ -73,4 +75,28 @@ fn attention_with_and_without_mask() {
             }
         }
     }
+}
+
+/// Keeps the LLVM IR that a compilation passes on.
+struct KeepIr(String);
+
+impl Observer for KeepIr {
+    fn after(&mut self, _: &'static str, _: Stage, _: &Func) {}
+    fn llvm_ir(&mut self, text: &str) {
+        self.0 = text.to_string();
+    }
+}
+
+#[test]
+fn pointer_tiles_that_loops_move_stay_contiguous() {
+    let (m, n, k) = (32, 64, 48);
+    let buffers =
+        [Data::random(DType::F32, m * k, 4), Data::random(DType::F32, k * n, 5), Data::poison(DType::F32, m * n)];
+    let mut inputs: Vec<Input> = (0..3).map(Input::Buffer).collect();
+    inputs.extend([m, n, k].map(|x| Input::Int(x as i64)));
+    let func = matmul_by_pointers(16, 32, 16);
+    check_func(&func, &inputs, &buffers, [2, 2, 1], near(DType::F32));
+    let mut kept = KeepIr(String::new());
+    compile_host(&func, &HostCpu::native(), &CompileOptions::default(), &mut kept).unwrap_or_else(|e| panic!("{e}"));
+    assert!(!kept.0.contains("gather") && !kept.0.contains("scatter"), "{}", kept.0);
 }

@@ -47,3 +47,11 @@ proptest! {
         check_seed(seed, size).map_err(TestCaseError::fail)?;
     }
 }
+
+/// Programs that have been wrong once: masked vector loads on AVX2.
+#[test]
+fn programs_of_old_faults_agree() {
+    for (seed, size) in [(995, 39), (1785, 29)] {
+        check_seed(seed, size).unwrap_or_else(|e| panic!("{e}"));
+    }
+}

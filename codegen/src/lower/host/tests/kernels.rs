@@ -273,3 +273,49 @@ fn mask(
     let low = b.constant(Literal::Float(f64::NEG_INFINITY), Type::tensor(&[bq, bk], DType::F32));
     b.select(keep, s, low)
 }
+
+/// c = a · b through loop-carried pointer tiles; arguments a b c m n k, all multiples of the tiles.
+pub fn matmul_by_pointers(bm: usize, bn: usize, bk: usize) -> Func {
+    let mut kernel = Kernel::new("matmul_by_pointers");
+    let [a, bp, c] = ["a", "b", "c"].map(|n| kernel.ptr(n, DType::F32));
+    let [_m, n, k] = ["m", "n", "k"].map(|n| kernel.int(n));
+    kernel.build(|b| {
+        let (rm, rn) = (tile_start(b, 0, bm), tile_start(b, 1, bn));
+        let zero = i64_of(b, 0);
+        // base + (row + i) · width + (column + j)
+        let tile = |b: &mut Builder, base: Value, (row, rows): (Value, usize), (column, columns), width: Value| {
+            let index = |b: &mut Builder, from: Value, n: usize| {
+                let i = b.arange(0, n as i64);
+                let i = b.cast(i, DType::I64);
+                let from = b.splat(from, &[n]);
+                b.binary(BinaryOp::Add, from, i)
+            };
+            let shape = [rows, columns];
+            let (i, j) = (index(b, row, rows), index(b, column, columns));
+            let width = b.splat(width, &[rows]);
+            let i = b.binary(BinaryOp::Mul, i, width);
+            let (i, j) = (b.expand_dims(i, 1), b.expand_dims(j, 0));
+            let (i, j) = (b.broadcast(i, &shape), b.broadcast(j, &shape));
+            let offset = b.binary(BinaryOp::Add, i, j);
+            let base = b.splat(base, &shape);
+            b.ptr_add(base, offset)
+        };
+        let ap = tile(b, a, (rm, bm), (zero, bk), k);
+        let bq = tile(b, bp, (zero, bk), (rn, bn), n);
+        let acc = b.zero(Type::tensor(&[bm, bn], DType::F32));
+        let step = i64_of(b, bk as i64);
+        let out = b.for_loop(zero, k, step, &[acc, ap, bq], |b, _, c| {
+            let at = b.load(c[1], None, None, Eviction::Normal);
+            let bt = b.load(c[2], None, None, Eviction::Normal);
+            let acc = b.dot(at, bt, c[0], Precision::Ieee);
+            let a_step = b.constant(Literal::Int(bk as i64), Type::tensor(&[bm, bk], DType::I32));
+            let ap = b.ptr_add(c[1], a_step);
+            let width = i64_of(b, bk as i64);
+            let b_step = b.binary(BinaryOp::Mul, n, width);
+            let b_step = b.splat(b_step, &[bk, bn]);
+            vec![acc, ap, b.ptr_add(c[2], b_step)]
+        });
+        let cp = tile(b, c, (rm, bm), (rn, bn), n);
+        b.store(cp, out[0], None, Eviction::Normal);
+    })
+}

@@ -1,0 +1,148 @@
+//! Pointer and index tiles that loops move by one amount for all elements.
+//!
+//! Does: where a `for` carries a tile of pointers or integers to which each iteration adds the same number everywhere,
+//! carries that number's sum as a scalar, and adds it to the initial tile where the tile is used. How the elements of the
+//! tile follow each other is then visible inside the loop. Requires: a verified function of stage *tile*. Keeps: every
+//! computed value. Does not: look through anything but one `ptr_add` or `add` of a `splat` or constant.
+
+use super::carried::drop_for;
+use super::edit::terminator;
+use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, Literal, Op, OpId, Type, Value};
+
+/// Runs the pass; says whether it changed anything.
+pub fn run(func: &mut Func) -> bool {
+    let mut changed = false;
+    for id in func.walk().into_iter().rev() {
+        if let Op::For { .. } = func.op(id).op {
+            changed |= for_loop(func, id);
+        }
+    }
+    changed
+}
+
+/// What an iteration adds to a carried tile.
+#[derive(Clone, Copy)]
+enum Step {
+    Constant(i64),
+    Scalar(Value),
+}
+
+/// A carried tile that moves: its place among the carried values, the op that moves it, and by how much.
+struct Moving {
+    index: usize,
+    op: Op,
+    step: Step,
+    /// Type of the sum of steps.
+    sum: DType,
+}
+
+fn moving(func: &Func, id: OpId, index: usize) -> Option<Moving> {
+    let body = func.op(id).regions[0];
+    let param = func.block(body).params[1 + index];
+    let elem = func.ty(param).elem().filter(|_| func.ty(param).is_tensor())?;
+    let next = func.def_op(func.op(terminator(func, body)).operands[index])?;
+    let data = func.op(next);
+    let (step, sum) = match (&data.op, elem) {
+        (Op::PtrAdd, Elem::Ptr(_)) if data.operands[0] == param => (data.operands[1], DType::I64),
+        (Op::Binary(BinaryOp::Add), Elem::Num(d)) if d.is_int() && data.operands[0] == param => (data.operands[1], d),
+        (Op::Binary(BinaryOp::Add), Elem::Num(d)) if d.is_int() && data.operands[1] == param => (data.operands[0], d),
+        _ => return None,
+    };
+    let source = func.op(func.def_op(step)?);
+    let step = match source.op {
+        Op::Constant { value: Literal::Int(i) } => Step::Constant(i),
+        Op::Splat => Step::Scalar(source.operands[0]),
+        _ => return None,
+    };
+    Some(Moving { index, op: data.op.clone(), step, sum })
+}
+
+fn for_loop(func: &mut Func, id: OpId) -> bool {
+    let carried = func.op(id).results.len();
+    let found: Vec<Moving> = (0..carried).filter_map(|i| moving(func, id, i)).collect();
+    if found.is_empty() {
+        return false;
+    }
+    let outer = block_of(func, id);
+    let body = func.op(id).regions[0];
+    let data = func.op(id).clone();
+    let mut operands = data.operands.clone();
+    let mut types: Vec<Type> = data.results.iter().map(|&r| func.ty(r).clone()).collect();
+    let mut sums = Vec::new();
+    for m in &found {
+        let ty = Type::scalar(m.sum);
+        let at = place_of(func, outer, id);
+        operands.push(insert(func, outer, at, id, Op::Constant { value: Literal::Int(0) }, &[], ty.clone()));
+        sums.push(func.add_param(body, ty.clone()));
+        types.push(ty);
+    }
+    let new = func.create_op(data.op, operands, types, data.regions, data.loc);
+    let at = place_of(func, outer, id);
+    func.block_mut(outer).ops[at] = new;
+    for (k, &old) in data.results.iter().enumerate() {
+        let result = func.op(new).results[k];
+        func.replace_uses(old, result);
+    }
+    let mut keep = vec![true; carried + found.len()];
+    for (j, m) in found.iter().enumerate() {
+        let (init, param) = (data.operands[3 + m.index], func.block(body).params[1 + m.index]);
+        let (result, total) = (func.op(new).results[m.index], func.op(new).results[carried + j]);
+        let inside = moved(func, body, 0, new, m, init, sums[j]);
+        func.replace_uses(param, inside);
+        let after = place_of(func, outer, new) + 1;
+        let outside = moved(func, outer, after, new, m, init, total);
+        func.replace_uses(result, outside);
+        advance(func, body, new, m, sums[j]);
+        keep[m.index] = false;
+    }
+    drop_for(func, new, &keep);
+    true
+}
+
+/// `init` with `sum` added everywhere, in front of the op at place `at`.
+fn moved(func: &mut Func, block: BlockId, at: usize, loc: OpId, m: &Moving, init: Value, sum: Value) -> Value {
+    let ty = func.ty(init).clone();
+    let spread = insert(func, block, at, loc, Op::Splat, &[sum], ty.with_elem(m.sum));
+    insert(func, block, at + 1, loc, m.op.clone(), &[init, spread], ty)
+}
+
+/// Adds a step to the sum at the end of the body.
+fn advance(func: &mut Func, body: BlockId, loc: OpId, m: &Moving, sum: Value) {
+    let ty = Type::scalar(m.sum);
+    let end = |func: &Func| func.block(body).ops.len() - 1;
+    let mut step = match m.step {
+        Step::Constant(i) => {
+            let at = end(func);
+            insert(func, body, at, loc, Op::Constant { value: Literal::Int(i) }, &[], ty.clone())
+        }
+        Step::Scalar(v) => v,
+    };
+    if func.ty(step).dtype() != Some(m.sum) {
+        let at = end(func);
+        step = insert(func, body, at, loc, Op::Cast, &[step], ty.clone());
+    }
+    let at = end(func);
+    let next = insert(func, body, at, loc, Op::Binary(BinaryOp::Add), &[sum, step], ty);
+    let last = terminator(func, body);
+    func.op_mut(last).operands.push(next);
+}
+
+/// A new op with one result at a place of a block, from the same source line as `like`.
+fn insert(func: &mut Func, block: BlockId, at: usize, like: OpId, op: Op, operands: &[Value], ty: Type) -> Value {
+    let loc = func.op(like).loc.clone();
+    let id = func.create_op(op, operands.to_vec(), vec![ty], Vec::new(), loc);
+    func.block_mut(block).ops.insert(at, id);
+    func.result(id)
+}
+
+fn place_of(func: &Func, block: BlockId, id: OpId) -> usize {
+    let place = func.block(block).ops.iter().position(|&op| op == id);
+    place.expect("internal compiler error: an op left its block, please report")
+}
+
+fn block_of(func: &Func, id: OpId) -> BlockId {
+    let inner = func.walk().into_iter().flat_map(|op| func.op(op).regions.clone());
+    let mut blocks = std::iter::once(func.body).chain(inner);
+    let found = blocks.find(|&block| func.block(block).ops.contains(&id));
+    found.expect("internal compiler error: an op stands in no block, please report")
+}
