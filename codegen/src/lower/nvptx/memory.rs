@@ -519,18 +519,19 @@ impl<'f> Lowering<'f> {
     }
 
     fn atomic_add_asm(&mut self, elem: DType, p: &str, value: &str, predicate: Option<Val>) -> Val {
-        let (suffix, constraint, ty) = match elem {
-            DType::F64 => ("f64", "d", "double"),
-            DType::F16 => ("noftz.f16", "h", "i16"),
-            _ => ("f32", "f", "float"),
+        let (suffix, constraint, ty, zero) = match elem {
+            DType::F64 => ("f64", "d", "double", "mov.f64 $0, 0d0000000000000000;"),
+            DType::F16 => ("noftz.f16", "h", "i16", "mov.b16 $0, 0;"),
+            _ => ("f32", "f", "float", "mov.f32 $0, 0f00000000;"),
         };
         let value = if elem == DType::F16 { self.e.inst(format!("bitcast half {value} to i16")) } else { value.into() };
-        let (guard, more, arg) = match &predicate {
-            Some(p) => ("@$3 ", ",b", format!(", i1 {p}")),
-            None => ("", "", String::new()),
+        // Where the predicate does not hold the old value is zero, written before the operands are read.
+        let (before, output, more, arg) = match &predicate {
+            Some(p) => (format!("{zero} @$3 "), "=&", ",b", format!(", i1 {p}")),
+            None => (String::new(), "=", "", String::new()),
         };
         let old = self.e.inst(format!(
-            "call {ty} asm sideeffect \"{guard}atom.global.gpu.relaxed.add.{suffix} $0, [$1], $2;\", \"={constraint},l,{constraint}{more},~{{memory}}\"(ptr addrspace(1) {p}, {ty} {value}{arg})"
+            "call {ty} asm sideeffect \"{before}atom.global.gpu.relaxed.add.{suffix} $0, [$1], $2;\", \"{output}{constraint},l,{constraint}{more},~{{memory}}\"(ptr addrspace(1) {p}, {ty} {value}{arg})"
         ));
         if elem == DType::F16 { self.e.inst(format!("bitcast i16 {old} to half")) } else { old }
     }
