@@ -1,0 +1,454 @@
+//! Intrinsics, and the PTX that the lowering writes as inline assembly.
+
+use super::machine::{Block, Flight, Waiting};
+use super::matrix::{self, Descriptor};
+use super::memory::Global;
+use super::parse::{Operand, Ty};
+use super::value::{self, Value, f32_of, mask};
+
+/// The largest head of a `wait_group` text that is no number.
+const WAIT_WGMMA: &str = "wgmma.wait_group.sync.aligned ";
+const WAIT_COPY: &str = "cp.async.wait_group ";
+
+pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, String> {
+    if name.starts_with("llvm.nvvm.ff2") {
+        let element = if name.contains("bf16") { Ty::BFloat } else { Ty::Half };
+        let round = |i: usize| Value::Bits(value::float_bits(f64::from(f32_of(args[i].1)), &element));
+        // The first operand goes to the high half.
+        return Ok(Value::many(vec![round(1), round(0)]));
+    }
+    if name == "__assertfail" {
+        return Err("a device_assert failed".into());
+    }
+    let parts: Vec<&str> = name.split('.').collect();
+    if parts.get(2) == Some(&"sat") {
+        return Ok(Value::Bits(saturate(parts[1], ty, value::float(args[0].1, args[0].0))));
+    }
+    let f = |i: usize| value::float(args[i].1, args[i].0);
+    let out = |x: f64| Value::Bits(value::float_bits(x, ty));
+    let bits = (ty.bytes() * 8) as u32;
+    let s = |i: usize| value::signed(args[i].1, bits);
+    let int = |x: i64| Value::Bits(x as u64 & mask(bits));
+    Ok(match parts[1] {
+        "fma" if *ty == Ty::Float => {
+            Value::Bits(u64::from(f32_of(args[0].1).mul_add(f32_of(args[1].1), f32_of(args[2].1)).to_bits()))
+        }
+        "fma" => out(f(0).mul_add(f(1), f(2))),
+        "minnum" => out(f(0).min(f(1))),
+        "maxnum" => out(f(0).max(f(1))),
+        "fabs" => out(f(0).abs()),
+        "floor" => out(f(0).floor()),
+        "ceil" => out(f(0).ceil()),
+        "rint" => out(f(0).round_ties_even()),
+        "sqrt" => out(f(0).sqrt()),
+        "copysign" => out(f(0).copysign(f(1))),
+        "abs" => int(s(0).wrapping_abs()),
+        "smin" => int(s(0).min(s(1))),
+        "smax" => int(s(0).max(s(1))),
+        "umin" => Value::Bits((args[0].1 & mask(bits)).min(args[1].1 & mask(bits))),
+        "umax" => Value::Bits((args[0].1 & mask(bits)).max(args[1].1 & mask(bits))),
+        _ => return Err(format!("function `{name}`")),
+    })
+}
+
+fn saturate(kind: &str, ty: &Ty, x: f64) -> u64 {
+    let bits = (ty.bytes() * 8) as u32;
+    let bits = if *ty == Ty::Int(1) { 1 } else { bits };
+    match kind {
+        "fptosi" => {
+            let low = -(2f64.powi(bits as i32 - 1));
+            let v = if x.is_nan() {
+                0
+            } else if x <= low {
+                low as i64
+            } else {
+                (x as i64).min(((1i128 << (bits - 1)) - 1) as i64)
+            };
+            v as u64 & mask(bits)
+        }
+        _ => (if x.is_nan() || x <= 0.0 { 0 } else { x as u64 }).min(mask(bits)),
+    }
+}
+
+/// `$n` of an assembly text: an output below `outputs`, else an argument.
+fn number(token: &str) -> usize {
+    token
+        .trim()
+        .trim_start_matches(['@', '[', '{', '$'])
+        .trim_end_matches([']', '}', ';', ','])
+        .trim()
+        .parse()
+        .unwrap_or(usize::MAX)
+}
+
+fn outputs(constraints: &[String]) -> usize {
+    constraints.iter().filter(|c| c.starts_with('=')).count()
+}
+
+impl Block<'_> {
+    /// Assembly of one thread. `None` where the thread waits for others.
+    pub(super) fn asm(
+        &mut self,
+        t: usize,
+        text: &str,
+        constraints: &[String],
+        ty: &Ty,
+        args: &[(Ty, Operand)],
+        global: &mut Global,
+    ) -> Result<Option<Value>, String> {
+        let wait = if text.starts_with("bar.sync 0") {
+            Some(Waiting::Block)
+        } else if text.starts_with("mma.sync") {
+            Some(Waiting::Warp)
+        } else if text.starts_with('{') || text.starts_with("wgmma.commit") || text.starts_with(WAIT_WGMMA) {
+            Some(Waiting::Group)
+        } else {
+            None
+        };
+        if wait.is_some() {
+            self.threads[t].waiting = wait;
+            return Ok(None);
+        }
+        if text.starts_with("wgmma.fence") {
+            return Ok(Some(Value::Undef));
+        }
+        if text.starts_with("cp.async.commit") {
+            let open = std::mem::take(&mut self.threads[t].open);
+            self.threads[t].groups.push(open);
+            return Ok(Some(Value::Undef));
+        }
+        if let Some(rest) = text.strip_prefix(WAIT_COPY) {
+            let pending: usize = rest.trim_end_matches(';').parse().map_err(|_| format!("`{text}`"))?;
+            return self.wait_copies(t, pending).map(|()| Some(Value::Undef));
+        }
+        let n = outputs(constraints);
+        if let Some(v) = self.compute(t, text, args)? {
+            return Ok(Some(v));
+        }
+        // Memory: an optional fill, an optional guard, the instruction.
+        let (guard, body) = match text.find('@') {
+            Some(at) => {
+                let (g, rest) = text[at..].split_once(' ').ok_or("a guard without instruction")?;
+                (Some(number(g)), rest)
+            }
+            None => (None, text),
+        };
+        let on = match guard {
+            Some(g) => self.bits(t, &args[g - n].1)? & 1 == 1,
+            None => true,
+        };
+        let (op, operands) = body.split_once(' ').ok_or("an instruction without operands")?;
+        let width =
+            op.rsplit('.').next().and_then(|s| s.strip_prefix('b')).and_then(|b| b.parse::<usize>().ok()).unwrap_or(32)
+                / 8;
+        if op.starts_with("ld.global") {
+            let address = operands.split('[').nth(1).map(number).ok_or("no address")?;
+            let words: Vec<Value> = if on {
+                let p = self.bits(t, &args[address - n].1)?;
+                let bytes = global.read(p, width * n)?;
+                bytes.chunks(width).map(|w| super::machine::from_bytes(&Ty::Int(width as u32 * 8), w)).collect()
+            } else {
+                // The fills are the arguments tied to the outputs: right after the address.
+                (0..n).map(|i| self.get(t, &args[address - n + 1 + i].1)).collect()
+            };
+            return Ok(Some(if n == 1 { words[0].clone() } else { Value::many(words) }));
+        }
+        if op.starts_with("st.global") {
+            if on {
+                let p = self.bits(t, &args[0].1)?;
+                let values = constraints.iter().filter(|c| ["h", "r", "l"].contains(&c.as_str())).count() - 1;
+                let mut bytes = Vec::new();
+                for (_, v) in &args[1..=values] {
+                    bytes.extend_from_slice(&self.bits(t, v)?.to_le_bytes()[..width]);
+                }
+                global.write(p, &bytes)?;
+            }
+            return Ok(Some(Value::Undef));
+        }
+        if op.starts_with("atom.global") {
+            let float = if *ty == Ty::Int(16) { Ty::Half } else { ty.clone() };
+            if !on {
+                return Ok(Some(Value::Bits(0)));
+            }
+            let p = self.bits(t, &args[0].1)?;
+            let old = super::machine::from_bytes(&float, &global.read(p, float.bytes())?).bits()?;
+            let new = super::machine::atomic("fadd", &float, old, self.bits(t, &args[1].1)?)?;
+            global.write(p, &new.to_le_bytes()[..float.bytes()])?;
+            return Ok(Some(Value::Bits(old)));
+        }
+        if op.starts_with("cp.async") {
+            if on {
+                let (to, from) = (self.bits(t, &args[0].1)?, self.bits(t, &args[1].1)?);
+                let size: usize = operands.split(',').nth(2).and_then(|s| s.trim().parse().ok()).ok_or("no size")?;
+                let read = self.bits(t, &args[2].1)? as usize;
+                let mut bytes = if read == 0 { Vec::new() } else { global.read(from, read)? };
+                bytes.resize(size, 0);
+                self.threads[t].open.push((to, bytes));
+            }
+            return Ok(Some(Value::Undef));
+        }
+        Err(format!("assembly `{text}`"))
+    }
+
+    /// Instructions without memory.
+    fn compute(&self, t: usize, text: &str, args: &[(Ty, Operand)]) -> Result<Option<Value>, String> {
+        let float = |i: usize| -> Result<f32, String> { Ok(f32_of(self.bits(t, &args[i].1)?)) };
+        let out = |x: f32| Ok(Some(Value::Bits(u64::from(x.to_bits()))));
+        match text.split(' ').next().unwrap_or("") {
+            "ex2.approx.ftz.f32" => {
+                let x = float(0)?.exp2();
+                out(if x.is_subnormal() { 0.0 } else { x })
+            }
+            "rsqrt.approx.f32" => out((1.0 / f64::from(float(0)?).sqrt()) as f32),
+            "div.full.f32" => out(float(0)? / float(1)?),
+            "cvt.rna.tf32.f32" => out(crate::num::round_to_tf32(float(0)?)),
+            "cvt.rn.f16x2.e4m3x2" | "cvt.rn.f16x2.e5m2x2" => {
+                let d = if text.contains("e4m3") { crate::ir::DType::F8E4M3 } else { crate::ir::DType::F8E5M2 };
+                let pair = self.bits(t, &args[0].1)?;
+                let half = |x: u64| u64::from(half::f16::from_f64(crate::num::decode(d, x & 0xFF)).to_bits());
+                Ok(Some(Value::Bits(half(pair) | half(pair >> 8) << 16)))
+            }
+            "cvt.rn.satfinite.e4m3x2.f32" => {
+                let byte = |x: f32| crate::num::encode(crate::ir::DType::F8E4M3, f64::from(x));
+                Ok(Some(Value::Bits(byte(float(1)?) | byte(float(0)?) << 8)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// All but the last `pending` groups of copies arrive.
+    fn wait_copies(&mut self, t: usize, pending: usize) -> Result<(), String> {
+        let done = self.threads[t].groups.len().saturating_sub(pending);
+        let epoch = self.threads[t].epoch;
+        let groups: Vec<_> = self.threads[t].groups.drain(..done).collect();
+        for (to, bytes) in groups.into_iter().flatten() {
+            self.shared.write(to, &bytes, t as u32, epoch)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn asm_together(
+        &mut self,
+        members: &[usize],
+        result: Option<usize>,
+        text: &str,
+        constraints: &[String],
+        args: &[(Ty, Operand)],
+        _global: &mut Global,
+    ) -> Result<(), String> {
+        if text.starts_with("bar.sync") {
+            for &t in members {
+                self.threads[t].epoch += 1;
+                self.finish(t, None, Value::Undef);
+            }
+        } else if text.starts_with("mma.sync") {
+            let values = self.mma(members, text, args)?;
+            for (&t, v) in members.iter().zip(values) {
+                self.finish(t, result, v);
+            }
+        } else if text.starts_with("wgmma.commit") {
+            self.flights.entry(members[0] as u32 / 128).or_insert_with(|| vec![Vec::new()]).push(Vec::new());
+            for &t in members {
+                self.finish(t, None, Value::Undef);
+            }
+        } else if let Some(rest) = text.strip_prefix(WAIT_WGMMA) {
+            let pending: usize = rest.trim_end_matches(';').parse().map_err(|_| format!("`{text}`"))?;
+            self.wait_products(members, result, pending, outputs(constraints), args)?;
+        } else {
+            self.wgmma(members, result, text, constraints, args)?;
+        }
+        for &t in members {
+            self.threads[t].waiting = None;
+        }
+        Ok(())
+    }
+
+    fn mma(&mut self, members: &[usize], text: &str, args: &[(Ty, Operand)]) -> Result<Vec<Value>, String> {
+        let tf32 = text.contains("tf32");
+        let element = if text.contains("bf16") { Ty::BFloat } else { Ty::Half };
+        let depth = if tf32 { 8 } else { 16 };
+        let (mut a, mut b) = (vec![vec![0f64; depth]; 16], vec![vec![0f64; 8]; depth]);
+        for (lane, &t) in members.iter().enumerate() {
+            for w in 0..6 {
+                let bits = self.bits(t, &args[w].1)?;
+                let halves = if tf32 { 1 } else { 2 };
+                for h in 0..halves {
+                    let x =
+                        if tf32 { f64::from(f32_of(bits)) } else { value::float(bits >> (16 * h) & 0xFFFF, &element) };
+                    match (w < 4, tf32) {
+                        (true, true) => {
+                            let (r, k) = matrix::a32(lane, w);
+                            a[r][k] = x;
+                        }
+                        (true, false) => {
+                            let (r, k) = matrix::a16(lane, w, h);
+                            a[r][k] = x;
+                        }
+                        (false, true) => {
+                            let (k, c) = matrix::b32(lane, w - 4);
+                            b[k][c] = x;
+                        }
+                        (false, false) => {
+                            let (k, c) = matrix::b16(lane, w - 4, h);
+                            b[k][c] = x;
+                        }
+                    }
+                }
+            }
+        }
+        let mut results = Vec::new();
+        for (lane, &t) in members.iter().enumerate() {
+            let mut list = Vec::new();
+            for r in 0..4 {
+                let (row, col) = matrix::accumulator(lane, r);
+                let sum: f64 = (0..depth).map(|k| a[row][k] * b[k][col]).sum();
+                let c = f64::from(f32_of(self.bits(t, &args[6 + r].1)?));
+                list.push(Value::Bits(u64::from(((c + sum) as f32).to_bits())));
+            }
+            results.push(Value::many(list));
+        }
+        Ok(results)
+    }
+
+    /// The K steps of one statement: `{.reg …; setp …; setp …; wgmma …; wgmma …; }`.
+    fn wgmma(
+        &mut self,
+        members: &[usize],
+        result: Option<usize>,
+        text: &str,
+        constraints: &[String],
+        args: &[(Ty, Operand)],
+    ) -> Result<(), String> {
+        if members.len() != 128 {
+            return Err(format!("wgmma by {} threads", members.len()));
+        }
+        let n_out = outputs(constraints);
+        let n = n_out * 2;
+        let element = if text.contains("bf16") { Ty::BFloat } else { Ty::Half };
+        let tied = constraints.get(n_out).is_some_and(|c| c == "0");
+        let place = |member: usize, r: usize| {
+            let (row, col) = matrix::accumulator(member % 32, r);
+            (row + 16 * (member / 32), col)
+        };
+        let mut acc = vec![vec![0f32; n]; 64];
+        if tied {
+            for (m, &t) in members.iter().enumerate() {
+                for r in 0..n_out {
+                    let (row, col) = place(m, r);
+                    acc[row][col] = match self.get(t, &args[r].1) {
+                        Value::Pending(_, bits) => f32_of(bits),
+                        v => f32_of(v.bits()?),
+                    };
+                }
+            }
+        }
+        let reader = 1_000_000 + members[0] as u32 / 128;
+        let epoch = self.threads[members[0]].epoch;
+        let mut reads = Vec::new();
+        for step in text.split("wgmma.mma_async").skip(1) {
+            // Output list, a, b, scale, 1, 1, flags.
+            let after = step.split_once("}, ").ok_or("a wgmma without outputs")?.1;
+            let (a_text, rest) = match after.strip_prefix('{') {
+                Some(r) => r.split_once("}, ").ok_or("a wgmma without operand b")?,
+                None => after.split_once(", ").ok_or("a wgmma without operand b")?,
+            };
+            let fields: Vec<&str> = rest.trim_end_matches(['}', ' ']).trim_end_matches(';').split(", ").collect();
+            let flag = |i: usize| fields.get(i).map(|s| s.trim_end_matches(';')) == Some("1");
+            if fields[1] == "set" {
+                acc = vec![vec![0f32; n]; 64];
+            }
+            let from_registers = after.starts_with('{');
+            let b_trans = flag(if from_registers { 4 } else { 5 });
+            let mut a = vec![vec![0f64; 16]; 64];
+            if from_registers {
+                let words: Vec<usize> = a_text.split(',').map(number).collect();
+                for (m, &t) in members.iter().enumerate() {
+                    for (w, &word) in words.iter().enumerate() {
+                        let bits = self.bits(t, &args[word - n_out].1)?;
+                        for h in 0..2 {
+                            let (row, k) = matrix::a16(m % 32, w, h);
+                            a[row + 16 * (m / 32)][k] = value::float(bits >> (16 * h) & 0xFFFF, &element);
+                        }
+                    }
+                }
+            } else {
+                let d = Descriptor::decode(self.bits(members[0], &args[number(a_text) - n_out].1)?)?;
+                for row in 0..64 {
+                    for k in 0..16 {
+                        let p = d.address(row as u64, k as u64, !flag(4));
+                        let bytes = self.shared.read_async(p, 2, reader, epoch)?;
+                        reads.push((p, 2));
+                        a[row][k] = value::float(u64::from(u16::from_le_bytes([bytes[0], bytes[1]])), &element);
+                    }
+                }
+            }
+            let d = Descriptor::decode(self.bits(members[0], &args[number(fields[0]) - n_out].1)?)?;
+            let mut b = vec![vec![0f64; n]; 16];
+            for k in 0..16 {
+                for col in 0..n {
+                    let p = d.address(col as u64, k as u64, !b_trans);
+                    let bytes = self.shared.read_async(p, 2, reader, epoch)?;
+                    reads.push((p, 2));
+                    b[k][col] = value::float(u64::from(u16::from_le_bytes([bytes[0], bytes[1]])), &element);
+                }
+            }
+            for row in 0..64 {
+                for col in 0..n {
+                    let sum: f64 = (0..16).map(|k| a[row][k] * b[k][col]).sum();
+                    acc[row][col] = (f64::from(acc[row][col]) + sum) as f32;
+                }
+            }
+        }
+        self.next_flight += 1;
+        let number = self.next_flight;
+        let sequence = self.shared.sequence();
+        let group = members[0] as u32 / 128;
+        self.flights.entry(group).or_insert_with(|| vec![Vec::new()]).last_mut().expect("an open group").push(Flight {
+            number,
+            reads,
+            sequence,
+        });
+        for (m, &t) in members.iter().enumerate() {
+            let list = (0..n_out)
+                .map(|r| {
+                    let (row, col) = place(m, r);
+                    Value::Pending(number, u64::from(acc[row][col].to_bits()))
+                })
+                .collect();
+            self.finish(t, result, Value::many(list));
+        }
+        Ok(())
+    }
+
+    /// All but the last `pending` committed groups of products are complete.
+    fn wait_products(
+        &mut self,
+        members: &[usize],
+        result: Option<usize>,
+        pending: usize,
+        n_out: usize,
+        args: &[(Ty, Operand)],
+    ) -> Result<(), String> {
+        let groups = self.flights.entry(members[0] as u32 / 128).or_insert_with(|| vec![Vec::new()]);
+        // The last entry is the open group.
+        let done = (groups.len() - 1).saturating_sub(pending);
+        let finished: Vec<Flight> = groups.drain(..done).flatten().collect();
+        let open: Vec<u64> = groups.iter().flatten().map(|f| f.number).collect();
+        for flight in &finished {
+            for &(p, len) in &flight.reads {
+                self.shared.unchanged_since(p, len, flight.sequence)?;
+            }
+        }
+        for &t in members {
+            let mut list = Vec::new();
+            for (_, v) in &args[..n_out] {
+                list.push(match self.get(t, v) {
+                    Value::Pending(number, bits) if !open.contains(&number) => Value::Bits(bits),
+                    v => v,
+                });
+            }
+            self.finish(t, result, Value::many(list));
+        }
+        Ok(())
+    }
+}

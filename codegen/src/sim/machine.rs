@@ -1,0 +1,518 @@
+//! Threads, one at a time, until they need each other.
+
+use super::memory::{Global, Shared};
+use super::parse::{Function, Inst, Line, Module, Operand, Ty, parse};
+use super::value::{self, Value, mask};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// What to run.
+pub struct Launch<'a> {
+    /// The lowering's LLVM IR.
+    pub llvm_ir: &'a str,
+    pub grid: [u32; 3],
+    pub threads: u32,
+    pub shared_bytes: u32,
+    /// The kernel's arguments as bits, in order.
+    pub args: &'a [u64],
+    /// Draws the order in which threads run.
+    pub seed: u64,
+}
+
+/// Instructions of one thread before it is taken for a run-away.
+const MAX_STEPS: u64 = 50_000_000;
+
+/// Runs every block of the grid, one after the other.
+pub fn run(launch: &Launch, global: &mut Global) -> Result<(), String> {
+    let module = parse(launch.llvm_ir);
+    for z in 0..launch.grid[2] {
+        for y in 0..launch.grid[1] {
+            for x in 0..launch.grid[0] {
+                Block::new(&module, launch, [x, y, z])
+                    .run(global)
+                    .map_err(|e| format!("block ({x}, {y}, {z}): {e}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Why a thread stands still.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Waiting {
+    /// For the threads of its block, of its warpgroup, or of its warp, at this instruction.
+    Block,
+    Group,
+    Warp,
+    Done,
+}
+
+/// A place in a function.
+#[derive(Clone, Debug)]
+struct Frame {
+    function: Rc<Function>,
+    block: usize,
+    at: usize,
+    /// The block that control came from, for phis.
+    from: usize,
+    registers: Vec<Value>,
+    /// Register of the caller that the result goes to.
+    result: Option<usize>,
+}
+
+pub(super) struct Thread {
+    pub id: u32,
+    frames: Vec<Frame>,
+    pub waiting: Option<Waiting>,
+    /// Barriers passed.
+    pub epoch: u32,
+    /// Copies in the open group, and groups that are committed.
+    pub open: Vec<(u64, Vec<u8>)>,
+    pub groups: Vec<Vec<(u64, Vec<u8>)>>,
+    steps: u64,
+}
+
+/// A product under way: shared addresses that it reads.
+pub(super) struct Flight {
+    pub number: u64,
+    /// Addresses and lengths.
+    pub reads: Vec<(u64, usize)>,
+    /// Writes to shared memory before it started.
+    pub sequence: u64,
+}
+
+pub(super) struct Block<'a> {
+    pub launch: &'a Launch<'a>,
+    pid: [u32; 3],
+    functions: HashMap<String, Rc<Function>>,
+    pub threads: Vec<Thread>,
+    pub shared: Shared,
+    random: u64,
+    /// Products under way, by warpgroup: groups in order, the last one open.
+    pub flights: HashMap<u32, Vec<Vec<Flight>>>,
+    pub next_flight: u64,
+}
+
+impl<'a> Block<'a> {
+    fn new(module: &Module, launch: &'a Launch<'a>, pid: [u32; 3]) -> Block<'a> {
+        let functions: HashMap<String, Rc<Function>> =
+            module.functions.iter().map(|(n, f)| (n.clone(), Rc::new(f.clone()))).collect();
+        let entry = functions[&module.entry].clone();
+        assert_eq!(entry.params.len(), launch.args.len(), "arguments of the kernel");
+        let threads = (0..launch.threads)
+            .map(|id| {
+                let mut registers = vec![Value::Undef; entry.registers];
+                for (&p, &a) in entry.params.iter().zip(launch.args) {
+                    registers[p] = Value::Bits(a);
+                }
+                let frame = Frame { function: entry.clone(), block: 0, at: 0, from: 0, registers, result: None };
+                Thread {
+                    id,
+                    frames: vec![frame],
+                    waiting: None,
+                    epoch: 0,
+                    open: Vec::new(),
+                    groups: Vec::new(),
+                    steps: 0,
+                }
+            })
+            .collect();
+        Block {
+            launch,
+            pid,
+            functions,
+            threads,
+            shared: Shared::new(launch.shared_bytes, launch.threads),
+            random: launch.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            flights: HashMap::new(),
+            next_flight: 0,
+        }
+    }
+
+    fn draw(&mut self, n: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % n as u64) as usize
+    }
+
+    fn run(mut self, global: &mut Global) -> Result<(), String> {
+        loop {
+            let ready: Vec<usize> = (0..self.threads.len()).filter(|&t| self.threads[t].waiting.is_none()).collect();
+            if ready.is_empty() {
+                if self.threads.iter().all(|t| t.waiting == Some(Waiting::Done)) {
+                    return Ok(());
+                }
+                if !self.meet(global)? {
+                    let stuck: Vec<String> =
+                        self.threads.iter().take(4).map(|t| format!("thread {}: {}", t.id, self.text(t.id))).collect();
+                    return Err(format!("threads wait for each other for ever: {}", stuck.join("; ")));
+                }
+                continue;
+            }
+            let t = ready[self.draw(ready.len())];
+            while self.threads[t].waiting.is_none() {
+                self.step(t, global).map_err(|e| format!("thread {t}: {e}\n  at `{}`", self.text(t as u32)))?;
+            }
+        }
+    }
+
+    fn text(&self, thread: u32) -> String {
+        match self.threads[thread as usize].frames.last() {
+            Some(f) => f.function.blocks[f.block].get(f.at).map_or(String::new(), |l| l.text.clone()),
+            None => "the end".into(),
+        }
+    }
+
+    /// Lets the threads go on that wait for each other and are all there.
+    fn meet(&mut self, global: &mut Global) -> Result<bool, String> {
+        let n = self.threads.len();
+        let mut any = false;
+        for (kind, size) in [(Waiting::Warp, 32), (Waiting::Group, 128), (Waiting::Block, n)] {
+            for first in (0..n).step_by(size) {
+                let members: Vec<usize> = (first..(first + size).min(n)).collect();
+                let alive: Vec<usize> =
+                    members.iter().copied().filter(|&t| self.threads[t].waiting != Some(Waiting::Done)).collect();
+                if alive.is_empty() || !alive.iter().all(|&t| self.threads[t].waiting.as_ref() == Some(&kind)) {
+                    continue;
+                }
+                let at = self.text(alive[0] as u32);
+                if alive.iter().any(|&t| self.text(t as u32) != at) {
+                    return Err(format!("threads of one {kind:?} meet at different instructions, one of them `{at}`"));
+                }
+                self.together(&alive, global).map_err(|e| format!("{e}\n  at `{at}`"))?;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    fn line(&self, t: usize) -> Line {
+        let f = self.threads[t].frames.last().expect("a running thread");
+        f.function.blocks[f.block][f.at].clone()
+    }
+
+    pub(super) fn get(&self, t: usize, o: &Operand) -> Value {
+        match o {
+            Operand::Reg(r) => self.threads[t].frames.last().expect("a running thread").registers[*r].clone(),
+            Operand::Bits(b) => Value::Bits(*b),
+            Operand::Undef => Value::Undef,
+            Operand::Zero => Value::Bits(0),
+        }
+    }
+
+    pub(super) fn bits(&self, t: usize, o: &Operand) -> Result<u64, String> {
+        self.get(t, o).bits()
+    }
+
+    /// Stores the result of the current instruction and goes on to the next.
+    pub(super) fn finish(&mut self, t: usize, result: Option<usize>, v: Value) {
+        let f = self.threads[t].frames.last_mut().expect("a running thread");
+        if let Some(r) = result {
+            f.registers[r] = v;
+        }
+        f.at += 1;
+    }
+
+    fn jump(&mut self, t: usize, to: usize) -> Result<(), String> {
+        let f = self.threads[t].frames.last_mut().expect("a running thread");
+        f.from = f.block;
+        f.block = to;
+        f.at = 0;
+        // Phis read their values at once.
+        let function = f.function.clone();
+        let mut values = Vec::new();
+        for line in &function.blocks[to] {
+            let Inst::Phi { edges } = &line.inst else { break };
+            let from = self.threads[t].frames.last().expect("a running thread").from;
+            let (v, _) =
+                edges.iter().find(|(_, b)| *b == from).ok_or("a phi without an edge for where control came from")?;
+            values.push((line.result, self.get(t, v)));
+        }
+        let f = self.threads[t].frames.last_mut().expect("a running thread");
+        f.at = values.len();
+        for (r, v) in values {
+            f.registers[r.expect("a phi has a result")] = v;
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_lines, reason = "one arm per instruction")]
+    fn step(&mut self, t: usize, global: &mut Global) -> Result<(), String> {
+        self.threads[t].steps += 1;
+        if self.threads[t].steps > MAX_STEPS {
+            return Err("a thread that does not end".into());
+        }
+        let line = self.line(t);
+        let result = line.result;
+        let v = match &line.inst {
+            Inst::Binary { op, ty: Ty::Int(128), a, b } => {
+                let (a, b) = (wide(&self.get(t, a))?, wide(&self.get(t, b))?);
+                narrow(match op.as_str() {
+                    "mul" => a.wrapping_mul(b),
+                    "lshr" => a >> b,
+                    other => return Err(format!("`{other}` of i128")),
+                })
+            }
+            Inst::Binary { op, ty, a, b } => Value::Bits(value::binary(op, ty, self.bits(t, a)?, self.bits(t, b)?)),
+            Inst::Compare { predicate, ty, a, b } => {
+                Value::Bits(u64::from(value::compare(predicate, ty, self.bits(t, a)?, self.bits(t, b)?)))
+            }
+            Inst::FNeg { ty, x } => Value::Bits(self.bits(t, x)? ^ (1 << (ty.bytes() * 8 - 1))),
+            Inst::Select { c, a, b } => {
+                let chosen = if self.bits(t, c)? & 1 == 1 { a } else { b };
+                self.get(t, chosen)
+            }
+            Inst::Cast { op, from, x, to } => self.cast(t, op, from, x, to)?,
+            Inst::Gep { element, base, index_ty, index } => {
+                let Ty::Int(bits) = index_ty else { return Err("an index that is no integer".into()) };
+                let i = value::signed(self.bits(t, index)?, *bits);
+                Value::Bits(self.bits(t, base)?.wrapping_add((i * *element as i64) as u64))
+            }
+            Inst::Load { ty, space, p } => {
+                let p = self.bits(t, p)?;
+                let bytes = match space {
+                    3 => {
+                        let epoch = self.threads[t].epoch;
+                        self.shared.read(p, ty.bytes(), t as u32, epoch)?
+                    }
+                    _ => global.read(p, ty.bytes())?,
+                };
+                from_bytes(ty, &bytes)
+            }
+            Inst::Store { ty, v, space, p } => {
+                let bytes = to_bytes(ty, &self.get(t, v))?;
+                let p = self.bits(t, p)?;
+                match space {
+                    3 => {
+                        let epoch = self.threads[t].epoch;
+                        self.shared.write(p, &bytes, t as u32, epoch)?;
+                    }
+                    // The thread's own stack holds only what `vprintf` would print.
+                    0 => {}
+                    _ => global.write(p, &bytes)?,
+                }
+                Value::Undef
+            }
+            Inst::ExtractElement { v, i } => self.get(t, v).element(self.bits(t, i)? as usize),
+            Inst::InsertElement { len, v, x, i } => {
+                let mut list: Vec<Value> = match self.get(t, v) {
+                    Value::Many(list) => list.to_vec(),
+                    _ => vec![Value::Undef; *len],
+                };
+                list[self.bits(t, i)? as usize] = self.get(t, x);
+                Value::many(list)
+            }
+            Inst::ExtractValue { v, i } => self.get(t, v).element(*i),
+            Inst::Call { name, ty, args } => match self.call(t, name, ty, args, result)? {
+                Some(v) => v,
+                None => return Ok(()),
+            },
+            Inst::Asm { text, constraints, ty, args } => match self.asm(t, text, constraints, ty, args, global)? {
+                Some(v) => v,
+                None => return Ok(()),
+            },
+            Inst::Phi { .. } => return Err("a phi in the middle of a block".into()),
+            Inst::Branch { to } => return self.jump(t, *to),
+            Inst::BranchIf { c, yes, no } => {
+                let to = if self.bits(t, c)? & 1 == 1 { *yes } else { *no };
+                return self.jump(t, to);
+            }
+            Inst::Ret { v } => {
+                let v = v.as_ref().map(|v| self.get(t, v));
+                let frame = self.threads[t].frames.pop().expect("a running thread");
+                if self.threads[t].frames.is_empty() {
+                    self.threads[t].waiting = Some(Waiting::Done);
+                } else {
+                    self.finish(t, frame.result, v.unwrap_or(Value::Undef));
+                }
+                return Ok(());
+            }
+            Inst::Atomic { op, p, ty, v } => {
+                let (p, v) = (self.bits(t, p)?, self.bits(t, v)?);
+                let old = read_bits(global, p, ty)?;
+                let new = atomic(op, ty, old, v)?;
+                global.write(p, &new.to_le_bytes()[..ty.bytes()])?;
+                Value::Bits(old)
+            }
+            Inst::CompareExchange { p, ty, expected, new } => {
+                let (p, expected, new) = (self.bits(t, p)?, self.bits(t, expected)?, self.bits(t, new)?);
+                let old = read_bits(global, p, ty)?;
+                let same = old == expected & mask((ty.bytes() * 8) as u32);
+                if same {
+                    global.write(p, &new.to_le_bytes()[..ty.bytes()])?;
+                }
+                Value::many(vec![Value::Bits(old), Value::Bits(u64::from(same))])
+            }
+            Inst::Alloca => Value::Bits(0),
+        };
+        self.finish(t, result, v);
+        Ok(())
+    }
+
+    fn cast(&self, t: usize, op: &str, from: &Ty, x: &Operand, to: &Ty) -> Result<Value, String> {
+        let x = self.get(t, x);
+        match (from, to) {
+            (Ty::Vector(..), _) | (_, Ty::Vector(..)) => {
+                // Parts that are undefined read as zeros: only defined ones are looked at later.
+                let bytes = to_bytes_lenient(from, &x)?;
+                Ok(from_bytes(to, &bytes))
+            }
+            (Ty::Int(n), Ty::Int(128)) => {
+                let x = x.bits()?;
+                Ok(narrow(if op == "sext" { value::signed(x, *n) as i128 as u128 } else { u128::from(x & mask(*n)) }))
+            }
+            (Ty::Int(128), Ty::Int(n)) => Ok(Value::Bits(wide(&x)? as u64 & mask(*n))),
+            _ => match x {
+                Value::Undef if op == "bitcast" => Ok(Value::Undef),
+                x => Ok(Value::Bits(value::cast(op, from, x.bits()?, to))),
+            },
+        }
+    }
+
+    /// A call: an intrinsic, or a function of the module. `None` where control has moved or the thread waits.
+    fn call(
+        &mut self,
+        t: usize,
+        name: &str,
+        ty: &Ty,
+        args: &[(Ty, Operand)],
+        result: Option<usize>,
+    ) -> Result<Option<Value>, String> {
+        if let Some(f) = self.functions.get(name).cloned() {
+            let mut registers = vec![Value::Undef; f.registers];
+            for (&p, (_, a)) in f.params.iter().zip(args) {
+                registers[p] = self.get(t, a);
+            }
+            self.threads[t].frames.push(Frame { function: f, block: 0, at: 0, from: 0, registers, result });
+            return Ok(None);
+        }
+        if let Some(register) = name.strip_prefix("llvm.nvvm.read.ptx.sreg.") {
+            let axis = |s: &str| "xyz".find(s).unwrap_or(0);
+            return Ok(Some(Value::Bits(u64::from(match register.split_once('.') {
+                Some(("tid", "x")) => t as u32,
+                Some(("ctaid", d)) => self.pid[axis(d)],
+                Some(("nctaid", d)) => self.launch.grid[axis(d)],
+                _ => return Err(format!("special register `{register}`")),
+            }))));
+        }
+        if name.starts_with("llvm.nvvm.shfl.sync") {
+            self.threads[t].waiting = Some(Waiting::Warp);
+            return Ok(None);
+        }
+        if name == "llvm.nvvm.fence.proxy.async.shared_cta" {
+            self.shared.fence(t as u32);
+            return Ok(Some(Value::Undef));
+        }
+        if name == "llvm.assume" || name == "vprintf" {
+            return Ok(Some(Value::Bits(0)));
+        }
+        let mut values = Vec::new();
+        for (ty, a) in args {
+            values.push((ty, self.bits(t, a)?));
+        }
+        super::asm::intrinsic(name, ty, &values).map(Some)
+    }
+
+    /// An instruction that several threads execute as one.
+    fn together(&mut self, members: &[usize], global: &mut Global) -> Result<(), String> {
+        let line = self.line(members[0]);
+        match &line.inst {
+            Inst::Call { name, args, .. } => {
+                let mode = name.split('.').nth(4).unwrap_or("").to_string();
+                let mut offered = Vec::new();
+                for &t in members {
+                    offered.push((self.get(t, &args[1].1), self.bits(t, &args[2].1)?));
+                }
+                for (i, &t) in members.iter().enumerate() {
+                    let lane = offered[i].1 as usize;
+                    let from = match mode.as_str() {
+                        "bfly" => i ^ lane,
+                        "idx" => lane,
+                        other => return Err(format!("shuffle `{other}`")),
+                    };
+                    let v = offered.get(from).ok_or("a shuffle from a lane that is not there")?.0.clone();
+                    self.finish(t, line.result, v);
+                    self.threads[t].waiting = None;
+                }
+                Ok(())
+            }
+            Inst::Asm { text, constraints, args, .. } => {
+                self.asm_together(members, line.result, text, constraints, args, global)
+            }
+            other => Err(format!("{other:?} does not bring threads together")),
+        }
+    }
+}
+
+fn wide(v: &Value) -> Result<u128, String> {
+    match v {
+        Value::Many(list) => Ok(u128::from(list[0].bits()?) | u128::from(list[1].bits()?) << 64),
+        v => Ok(u128::from(v.bits()?)),
+    }
+}
+
+fn narrow(v: u128) -> Value {
+    Value::many(vec![Value::Bits(v as u64), Value::Bits((v >> 64) as u64)])
+}
+
+fn read_bits(global: &Global, p: u64, ty: &Ty) -> Result<u64, String> {
+    from_bytes(ty, &global.read(p, ty.bytes())?).bits()
+}
+
+pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, String> {
+    let bits = (ty.bytes() * 8) as u32;
+    let (a, b) = (value::signed(old, bits), value::signed(v, bits));
+    Ok(match op {
+        "fadd" => value::binary("fadd", ty, old, v),
+        "add" | "and" | "or" | "xor" => value::binary(op, ty, old, v),
+        "min" => a.min(b) as u64 & mask(bits),
+        "max" => a.max(b) as u64 & mask(bits),
+        "umin" => old.min(v & mask(bits)),
+        "umax" => old.max(v & mask(bits)),
+        "xchg" => v,
+        other => return Err(format!("atomic `{other}`")),
+    })
+}
+
+pub(super) fn from_bytes(ty: &Ty, bytes: &[u8]) -> Value {
+    match ty {
+        Ty::Vector(n, t) | Ty::Array(n, t) => {
+            // Vectors of i1 are packed, but nothing makes them.
+            let size = bytes.len() / n;
+            Value::many((0..*n).map(|i| from_bytes(t, &bytes[i * size..(i + 1) * size])).collect())
+        }
+        _ => {
+            let mut all = [0; 8];
+            all[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
+            Value::Bits(u64::from_le_bytes(all))
+        }
+    }
+}
+
+pub(super) fn to_bytes(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
+    match ty {
+        Ty::Vector(n, t) => {
+            let mut bytes = Vec::new();
+            for i in 0..*n {
+                bytes.extend(to_bytes(t, &v.element(i))?);
+            }
+            Ok(bytes)
+        }
+        _ => Ok(v.bits()?.to_le_bytes()[..ty.bytes()].to_vec()),
+    }
+}
+
+fn to_bytes_lenient(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
+    match (ty, v) {
+        (Ty::Vector(n, t), Value::Many(list)) => {
+            let mut bytes = Vec::new();
+            for x in list.iter().take(*n) {
+                bytes.extend(to_bytes_lenient(t, x)?);
+            }
+            Ok(bytes)
+        }
+        (ty, Value::Undef) => Ok(vec![0; ty.bytes()]),
+        _ => to_bytes(ty, v),
+    }
+}

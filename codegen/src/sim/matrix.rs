@@ -1,0 +1,70 @@
+//! Matrix fragments and shared-memory matrix descriptors, element by element, as the PTX ISA states them.
+
+/// One 64×n×16 (16-bit elements) `wgmma`.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    start: u64,
+    leading: u64,
+    stride: u64,
+    /// Bytes of a swizzle span.
+    span: u64,
+}
+
+impl Descriptor {
+    /// PTX ISA, "Matrix Descriptor Format".
+    pub fn decode(bits: u64) -> Result<Descriptor, String> {
+        let field = |from: u32| ((bits >> from) & 0x3FFF) << 4;
+        let span = match bits >> 62 {
+            1 => 128,
+            2 => 64,
+            3 => 32,
+            _ => return Err("a descriptor without swizzle".into()),
+        };
+        if (bits >> 49) & 7 != 0 {
+            return Err("a descriptor with a base offset".into());
+        }
+        Ok(Descriptor { start: field(0), leading: field(16), stride: field(32), span })
+    }
+
+    /// Address of the 2-byte element (`at` along M or N, `k`).
+    pub fn address(&self, at: u64, k: u64, k_major: bool) -> u64 {
+        let per_span = self.span / 2;
+        let offset = if k_major {
+            (at / 8) * self.stride + (at % 8) * self.span + k * 2
+        } else {
+            (at / per_span) * self.leading + (at % per_span) * 2 + (k / 8) * self.stride + (k % 8) * self.span
+        };
+        let linear = self.start + offset;
+        let rows = match self.span {
+            128 => 7,
+            64 => 3,
+            _ => 1,
+        };
+        linear ^ (((linear >> 7) & rows) << 4)
+    }
+}
+
+/// Row and column of accumulator register `r` of lane `lane` in a 16-row slab of `m16n8` tiles side by side.
+pub fn accumulator(lane: usize, r: usize) -> (usize, usize) {
+    (lane / 4 + 8 * ((r / 2) % 2), 8 * (r / 4) + 2 * (lane % 4) + r % 2)
+}
+
+/// Row and K index of half `h` of word `w` of an A fragment of 16-bit elements (m16k16).
+pub fn a16(lane: usize, w: usize, h: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (w % 2), 2 * (lane % 4) + h + 8 * (w / 2))
+}
+
+/// K index and column of half `h` of word `w` of a B fragment of 16-bit elements (k16n8).
+pub fn b16(lane: usize, w: usize, h: usize) -> (usize, usize) {
+    (2 * (lane % 4) + h + 8 * w, lane / 4)
+}
+
+/// Row and K index of word `w` of an A fragment of tf32 (m16k8).
+pub fn a32(lane: usize, w: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (w % 2), lane % 4 + 4 * (w / 2))
+}
+
+/// K index and column of word `w` of a B fragment of tf32 (k8n8).
+pub fn b32(lane: usize, w: usize) -> (usize, usize) {
+    (lane % 4 + 4 * w, lane / 4)
+}

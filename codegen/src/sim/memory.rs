@@ -1,0 +1,180 @@
+//! Global memory in buffers, and one block's shared memory with a record of who touched which byte.
+
+use super::parse::SMEM_BASE;
+
+/// Buffers at made-up addresses, far enough apart that no access runs from one into the next.
+#[derive(Clone, Debug, Default)]
+pub struct Global {
+    buffers: Vec<Vec<u8>>,
+}
+
+const SPACING: u64 = 1 << 40;
+
+impl Global {
+    /// Adds a buffer; gives its address.
+    pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
+        self.buffers.push(bytes);
+        self.buffers.len() as u64 * SPACING
+    }
+
+    /// Contents of the buffer at an address that [`Global::add`] gave.
+    pub fn bytes(&self, address: u64) -> &[u8] {
+        &self.buffers[(address / SPACING - 1) as usize]
+    }
+
+    fn locate(&self, address: u64, len: usize) -> Result<(usize, usize), String> {
+        let index = (address / SPACING) as usize;
+        let offset = (address % SPACING) as usize;
+        match index.checked_sub(1).and_then(|i| self.buffers.get(i)) {
+            Some(b) if offset + len <= b.len() && (offset as u64).is_multiple_of(len.min(16) as u64) => {
+                Ok((index - 1, offset))
+            }
+            Some(b) => Err(format!(
+                "global access of {len} bytes at offset {offset} of buffer {}, which has {} bytes, or misaligned",
+                index - 1,
+                b.len()
+            )),
+            None => Err(format!("global access of {len} bytes at {address:#x}, where no buffer is")),
+        }
+    }
+
+    pub(super) fn read(&self, address: u64, len: usize) -> Result<Vec<u8>, String> {
+        let (b, at) = self.locate(address, len)?;
+        Ok(self.buffers[b][at..at + len].to_vec())
+    }
+
+    pub(super) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {
+        let (b, at) = self.locate(address, bytes.len())?;
+        self.buffers[b][at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// Who wrote a byte last, and who has read it since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trace {
+    /// Thread + 1, and the writer's barrier count at that time.
+    writer: Option<(u32, u32)>,
+    /// The number of the write, for fences.
+    sequence: u64,
+    /// A reader since the last write, and its barrier count; `u32::MAX` for several.
+    reader: Option<(u32, u32)>,
+    defined: bool,
+}
+
+/// Shared memory of one block.
+pub struct Shared {
+    bytes: Vec<u8>,
+    trace: Vec<Trace>,
+    sequence: u64,
+    /// Per thread: writes up to here are fenced for the asynchronous proxy.
+    fenced: Vec<u64>,
+}
+
+impl Shared {
+    pub fn new(bytes: u32, threads: u32) -> Shared {
+        Shared {
+            bytes: vec![0xAA; bytes as usize],
+            trace: vec![Trace::default(); bytes as usize],
+            sequence: 0,
+            fenced: vec![0; threads as usize],
+        }
+    }
+
+    fn locate(&self, address: u64, len: usize) -> Result<usize, String> {
+        match address.checked_sub(SMEM_BASE) {
+            Some(at) if at as usize + len <= self.bytes.len() && address.is_multiple_of(len.min(16) as u64) => {
+                Ok(at as usize)
+            }
+            _ => Err(format!(
+                "shared access of {len} bytes at {address}: the block has bytes {SMEM_BASE} to {}, or misaligned",
+                SMEM_BASE as usize + self.bytes.len()
+            )),
+        }
+    }
+
+    /// A read by `thread`, which has passed `epoch` barriers.
+    pub fn read(&mut self, address: u64, len: usize, thread: u32, epoch: u32) -> Result<Vec<u8>, String> {
+        let at = self.locate(address, len)?;
+        for i in at..at + len {
+            let t = &mut self.trace[i];
+            if !t.defined {
+                return Err(format!("read of shared byte {i}, which nothing wrote"));
+            }
+            if let Some((writer, when)) = t.writer
+                && writer != thread
+                && when == epoch
+            {
+                return Err(format!(
+                    "race: thread {thread} reads shared byte {i}, which thread {writer} wrote after the last barrier"
+                ));
+            }
+            t.reader = match t.reader {
+                Some((r, e)) if e == epoch && r != thread => Some((u32::MAX, epoch)),
+                _ => Some((thread, epoch)),
+            };
+        }
+        Ok(self.bytes[at..at + len].to_vec())
+    }
+
+    pub fn write(&mut self, address: u64, bytes: &[u8], thread: u32, epoch: u32) -> Result<(), String> {
+        let at = self.locate(address, bytes.len())?;
+        self.sequence += 1;
+        for (i, &b) in (at..).zip(bytes) {
+            let t = &mut self.trace[i];
+            // Copies may write the same value to one place.
+            if let Some((writer, when)) = t.writer
+                && writer != thread
+                && when == epoch
+                && self.bytes[i] != b
+            {
+                return Err(format!("race: threads {writer} and {thread} write different values to shared byte {i}"));
+            }
+            if let Some((reader, when)) = t.reader
+                && reader != thread
+                && when == epoch
+            {
+                return Err(format!(
+                    "race: thread {thread} writes shared byte {i}, which another thread read after the last barrier"
+                ));
+            }
+            *t = Trace { writer: Some((thread, epoch)), sequence: self.sequence, reader: None, defined: true };
+            self.bytes[i] = b;
+        }
+        Ok(())
+    }
+
+    /// A read by the tensor cores on behalf of `thread`.
+    pub fn read_async(&mut self, address: u64, len: usize, thread: u32, epoch: u32) -> Result<Vec<u8>, String> {
+        let at = self.locate(address, len)?;
+        for i in at..at + len {
+            if let Some((writer, _)) = self.trace[i].writer
+                && self.fenced[writer as usize] < self.trace[i].sequence
+            {
+                return Err(format!(
+                    "wgmma reads shared byte {i}, which thread {writer} wrote without a proxy fence since"
+                ));
+            }
+        }
+        self.read(address, len, thread, epoch)
+    }
+
+    /// `fence.proxy.async`: what the thread has written becomes visible to the tensor cores.
+    pub fn fence(&mut self, thread: u32) {
+        self.fenced[thread as usize] = self.sequence;
+    }
+
+    /// Number of the last write.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Nothing was written there after the write of that number.
+    pub fn unchanged_since(&self, address: u64, len: usize, sequence: u64) -> Result<(), String> {
+        let at = self.locate(address, len)?;
+        match (at..at + len).find(|&i| self.trace[i].sequence > sequence) {
+            Some(i) => Err(format!("shared byte {i} was overwritten while a product under way was reading it")),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! A GPU made of plain Rust: runs the LLVM IR that the GPU lowering writes, thread by thread.
+//!
+//! This is how the lowering is tested without a GPU. It knows nothing of tiles or layouts, only of the instructions:
+//! every thread runs on its own until it needs others (a shuffle or `mma.sync` its warp, `wgmma` its warpgroup, a barrier
+//! the block), in an order drawn from a seed. On the way it reports what a real GPU would only sometimes show: two
+//! threads meeting in a byte of shared memory between two barriers, a product whose result is touched before it is
+//! waited for, shared memory that `wgmma` reads without a proxy fence, copies that were not waited for, accesses
+//! outside their buffer, and threads that wait for each other for ever.
+//!
+//! Reading order: [`parse`] (text to instructions), [`value`] (arithmetic on bits), [`memory`] (global and shared memory,
+//! races), [`machine`] (threads and scheduling), [`asm`] (the PTX inside), [`matrix`] (matrix fragments, descriptors).
+
+mod asm;
+mod machine;
+mod matrix;
+mod memory;
+mod parse;
+#[cfg(test)]
+mod tests;
+mod value;
+
+pub use machine::{Launch, run};
+pub use memory::Global;

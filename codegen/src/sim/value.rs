@@ -1,0 +1,203 @@
+//! Values as bits, and arithmetic on them.
+
+use super::parse::Ty;
+use std::rc::Rc;
+
+/// What a register of a thread holds.
+#[derive(Clone, Debug)]
+pub enum Value {
+    Bits(u64),
+    Many(Rc<Vec<Value>>),
+    /// An accumulator of a product that is under way: its number, and the bits that it will have.
+    Pending(u64, u64),
+    Undef,
+}
+
+impl Value {
+    /// The bits of a scalar; an error text where they are not there to be used.
+    pub fn bits(&self) -> Result<u64, String> {
+        match self {
+            Value::Bits(b) => Ok(*b),
+            Value::Pending(..) => Err("the result of a wgmma is used before it was waited for".into()),
+            Value::Undef => Err("an undefined value is used".into()),
+            Value::Many(_) => Err("a vector is used as a scalar".into()),
+        }
+    }
+
+    pub fn many(list: Vec<Value>) -> Value {
+        Value::Many(Rc::new(list))
+    }
+
+    pub fn element(&self, i: usize) -> Value {
+        match self {
+            Value::Many(list) => list[i].clone(),
+            other => other.clone(),
+        }
+    }
+}
+
+pub fn mask(bits: u32) -> u64 {
+    if bits >= 64 { u64::MAX } else { (1 << bits) - 1 }
+}
+
+pub fn signed(x: u64, bits: u32) -> i64 {
+    let shift = 64 - bits.min(64);
+    ((x << shift) as i64) >> shift
+}
+
+pub fn f32_of(bits: u64) -> f32 {
+    f32::from_bits(bits as u32)
+}
+
+/// The number that a float's bits stand for.
+pub fn float(bits: u64, ty: &Ty) -> f64 {
+    match ty {
+        Ty::Half => half::f16::from_bits(bits as u16).to_f64(),
+        Ty::BFloat => half::bf16::from_bits(bits as u16).to_f64(),
+        Ty::Float => f64::from(f32_of(bits)),
+        Ty::Double => f64::from_bits(bits),
+        other => panic!("{other:?} is no float"),
+    }
+}
+
+/// The nearest float's bits.
+pub fn float_bits(x: f64, ty: &Ty) -> u64 {
+    match ty {
+        Ty::Half => u64::from(half::f16::from_f64(x).to_bits()),
+        Ty::BFloat => u64::from(half::bf16::from_f64(x).to_bits()),
+        Ty::Float => u64::from((x as f32).to_bits()),
+        Ty::Double => x.to_bits(),
+        other => panic!("{other:?} is no float"),
+    }
+}
+
+pub fn is_float(ty: &Ty) -> bool {
+    matches!(ty, Ty::Half | Ty::BFloat | Ty::Float | Ty::Double)
+}
+
+pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> u64 {
+    if is_float(ty) {
+        return match (op, ty) {
+            // In the type itself: f64 arithmetic would round twice.
+            ("fadd", Ty::Float) => u64::from((f32_of(a) + f32_of(b)).to_bits()),
+            ("fsub", Ty::Float) => u64::from((f32_of(a) - f32_of(b)).to_bits()),
+            ("fmul", Ty::Float) => u64::from((f32_of(a) * f32_of(b)).to_bits()),
+            ("fdiv", Ty::Float) => u64::from((f32_of(a) / f32_of(b)).to_bits()),
+            ("frem", Ty::Float) => u64::from((f32_of(a) % f32_of(b)).to_bits()),
+            _ => {
+                let (x, y) = (float(a, ty), float(b, ty));
+                let r = match op {
+                    "fadd" => x + y,
+                    "fsub" => x - y,
+                    "fmul" => x * y,
+                    "fdiv" => x / y,
+                    "frem" => x % y,
+                    other => panic!("`{other}` of floats"),
+                };
+                float_bits(r, ty)
+            }
+        };
+    }
+    let Ty::Int(bits) = ty else { panic!("`{op}` of {ty:?}") };
+    // Double-width products (of 64-bit operands) meet here as 128-bit integers kept in two steps by the caller.
+    let bits = *bits;
+    let (a, b) = (a & mask(bits), b & mask(bits));
+    let (sa, sb) = (signed(a, bits), signed(b, bits));
+    let shift = b.min(63) as u32;
+    let r = match op {
+        "add" => a.wrapping_add(b),
+        "sub" => a.wrapping_sub(b),
+        "mul" => a.wrapping_mul(b),
+        "udiv" => a.checked_div(b).unwrap_or(0),
+        "urem" => a.checked_rem(b).unwrap_or(0),
+        "sdiv" => sa.checked_div(sb).unwrap_or(0) as u64,
+        "srem" => sa.checked_rem(sb).unwrap_or(0) as u64,
+        "and" => a & b,
+        "or" => a | b,
+        "xor" => a ^ b,
+        "shl" => {
+            if b >= u64::from(bits) {
+                0
+            } else {
+                a << shift
+            }
+        }
+        "lshr" => {
+            if b >= u64::from(bits) {
+                0
+            } else {
+                a >> shift
+            }
+        }
+        "ashr" => (sa >> shift.min(bits - 1)) as u64,
+        other => panic!("`{other}` of integers"),
+    };
+    r & mask(bits)
+}
+
+pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> bool {
+    if let Some(p) = predicate.strip_prefix('f') {
+        let (x, y) = (float(a, ty), float(b, ty));
+        let unordered = x.is_nan() || y.is_nan();
+        return match p {
+            "oeq" => x == y,
+            "one" => !unordered && x != y,
+            "olt" => x < y,
+            "ole" => x <= y,
+            "ogt" => x > y,
+            "oge" => x >= y,
+            "une" => x != y,
+            "uno" => unordered,
+            "ord" => !unordered,
+            "ult" => unordered || x < y,
+            "ugt" => unordered || x > y,
+            "ueq" => unordered || x == y,
+            other => panic!("fcmp {other}"),
+        };
+    }
+    let bits = match ty {
+        Ty::Int(bits) => *bits,
+        _ => 64,
+    };
+    let (a, b) = (a & mask(bits), b & mask(bits));
+    let (sa, sb) = (signed(a, bits), signed(b, bits));
+    match &predicate[1..] {
+        "eq" => a == b,
+        "ne" => a != b,
+        "slt" => sa < sb,
+        "sle" => sa <= sb,
+        "sgt" => sa > sb,
+        "sge" => sa >= sb,
+        "ult" => a < b,
+        "ule" => a <= b,
+        "ugt" => a > b,
+        "uge" => a >= b,
+        other => panic!("icmp {other}"),
+    }
+}
+
+/// A cast of one scalar; bitcasts between vectors are the caller's.
+pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> u64 {
+    let bits = |t: &Ty| (t.bytes() * 8) as u32;
+    let int = |t: &Ty| match t {
+        Ty::Int(n) => *n,
+        other => bits(other),
+    };
+    match op {
+        "zext" => x & mask(int(from)),
+        "sext" => signed(x, int(from)) as u64 & mask(int(to)),
+        "trunc" => x & mask(int(to)),
+        "fpext" | "fptrunc" => float_bits(float(x, from), to),
+        "sitofp" => match to {
+            Ty::Float => u64::from((signed(x, int(from)) as f32).to_bits()),
+            _ => float_bits(signed(x, int(from)) as f64, to),
+        },
+        "uitofp" => match to {
+            Ty::Float => u64::from(((x & mask(int(from))) as f32).to_bits()),
+            _ => float_bits((x & mask(int(from))) as f64, to),
+        },
+        "ptrtoint" => x & mask(int(to)),
+        "inttoptr" | "bitcast" | "addrspacecast" => x,
+        other => panic!("cast `{other}`"),
+    }
+}
