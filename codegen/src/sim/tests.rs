@@ -79,3 +79,122 @@ fn random_programs_give_what_the_interpreter_gives() {
     assert!(failures.is_empty(), "{} of {ran} failed\n{}", failures.len(), failures.join("\n"));
     assert!(ran > 60, "only {ran} programs ran");
 }
+
+/// The attention of `programs/`: its inputs, and its output O as the interpreter and the simulated GPU compute it.
+struct Attention {
+    func: Func,
+    queries: usize,
+    tile: usize,
+    dim: usize,
+}
+
+impl Attention {
+    fn new(text: &str, queries: usize, tile: usize, dim: usize) -> Attention {
+        Attention { func: crate::text::parse(text).unwrap_or_else(|e| panic!("{e}")), queries, tile, dim }
+    }
+
+    fn inputs(&self) -> Vec<Vec<u8>> {
+        let mut x = 12345u32;
+        let mut next = || {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            half::bf16::from_f32((x >> 8) as f32 / (1 << 23) as f32 - 1.0).to_le_bytes()
+        };
+        (0..3).map(|_| (0..self.queries * self.dim).flat_map(|_| next()).collect()).collect()
+    }
+
+    fn scale(&self) -> f32 {
+        std::f32::consts::LOG2_E / (self.dim as f32).sqrt()
+    }
+
+    fn grid(&self) -> [u32; 3] {
+        [self.queries.div_ceil(self.tile) as u32, 1, 1]
+    }
+
+    fn numbers(bytes: &[u8]) -> Vec<f64> {
+        bytes.chunks(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
+    }
+
+    fn interpret(&self) -> Vec<f64> {
+        let mut memory = crate::interp::Memory::new();
+        let mut args: Vec<crate::interp::ArgValue> = self.inputs().into_iter().map(|b| memory.add(b).into()).collect();
+        let o = memory.add(vec![0xFF; self.queries * self.dim * 2]);
+        args.push(o.into());
+        args.push(memory.add(vec![0xFF; self.queries * 4]).into());
+        args.push(crate::interp::ArgValue::Int(self.queries as i64));
+        args.push(crate::interp::ArgValue::Float(f64::from(self.scale())));
+        crate::interp::run(&self.func, &args, self.grid(), &mut memory).unwrap_or_else(|e| panic!("{e}"));
+        Attention::numbers(memory.bytes(o))
+    }
+
+    fn llvm_ir(&self, arch: GpuArch, options: &CompileOptions) -> crate::lower::nvptx::GpuModule {
+        lower(&gpu_ir(&self.func, arch, options, &mut ()), arch, options).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn simulate(&self, llvm_ir: &str, module: &crate::lower::nvptx::GpuModule, seed: u64) -> Result<Vec<f64>, String> {
+        let mut global = Global::default();
+        let mut args: Vec<u64> = self.inputs().into_iter().map(|b| global.add(b)).collect();
+        let o = global.add(vec![0xFF; self.queries * self.dim * 2]);
+        args.push(o);
+        args.push(global.add(vec![0xFF; self.queries * 4]));
+        args.push(self.queries as u64);
+        args.push(u64::from(self.scale().to_bits()));
+        let (threads, shared_bytes) = (module.threads, module.shared_bytes);
+        let launch = Launch { llvm_ir, grid: self.grid(), threads, shared_bytes, args: &args, seed };
+        run(&launch, &mut global)?;
+        Ok(Attention::numbers(global.bytes(o)))
+    }
+}
+
+/// ‖found − expected‖ / ‖expected‖; NaN where anything is NaN.
+fn relative_error(expected: &[f64], found: &[f64]) -> f64 {
+    let square = |x: f64| x * x;
+    let difference: f64 = expected.iter().zip(found).map(|(a, b)| square(a - b)).sum();
+    (difference / expected.iter().map(|&a| square(a)).sum::<f64>()).sqrt()
+}
+
+fn attention64() -> Attention {
+    Attention::new(include_str!("programs/attention64.tile"), 112, 64, 64)
+}
+
+#[test]
+fn attention_on_tensor_cores_gives_what_the_interpreter_gives() {
+    let small = Attention::new(include_str!("programs/attention32.tile"), 80, 32, 32);
+    let cases = [
+        (attention64(), GpuArch::Sm90a, 4, 2, "wgmma.mma_async"),
+        (attention64(), GpuArch::Sm90a, 8, 3, "wgmma.mma_async"),
+        (attention64(), GpuArch::Sm80, 4, 2, "mma.sync"),
+        (small, GpuArch::Sm90a, 2, 3, "mma.sync"),
+    ];
+    for (seed, (case, arch, num_warps, num_stages, instruction)) in cases.into_iter().enumerate() {
+        let options = CompileOptions { num_warps, num_stages, ..CompileOptions::default() };
+        let module = case.llvm_ir(arch, &options);
+        assert!(module.llvm_ir.contains(instruction) && module.llvm_ir.contains("cp.async"));
+        let found = case.simulate(&module.llvm_ir, &module, seed as u64).unwrap_or_else(|e| panic!("case {seed}: {e}"));
+        let error = relative_error(&case.interpret(), &found);
+        assert!(error < 4e-3, "case {seed}: relative error {error}");
+    }
+}
+
+/// Each of these is a bug that a GPU might hide: the simulator must not.
+#[test]
+fn missing_synchronisation_is_noticed() {
+    let case = attention64();
+    let options = CompileOptions { num_warps: 4, num_stages: 2, ..CompileOptions::default() };
+    let module = case.llvm_ir(GpuArch::Sm90a, &options);
+    for (gone, complaint) in [
+        ("bar.sync 0;", "race"),
+        ("fence.proxy.async", "without a proxy fence"),
+        ("cp.async.wait_group", "nothing wrote"),
+        ("wgmma.wait_group", "before it was waited for"),
+    ] {
+        let broken: Vec<&str> =
+            module.llvm_ir.lines().filter(|l| gone == "wgmma.wait_group" || !l.contains(gone)).collect();
+        // A wait passes values on, so that it cannot just go: let it wait for nothing.
+        let broken = broken.join("\n").replace("wgmma.wait_group.sync.aligned 0", "wgmma.wait_group.sync.aligned 9");
+        let broken = if gone == "wgmma.wait_group" { broken } else { broken.replace("aligned 9", "aligned 0") };
+        match case.simulate(&broken, &module, 1) {
+            Err(e) => assert!(e.contains(complaint), "without {gone}: {e}"),
+            Ok(_) => panic!("without {gone} nothing was noticed"),
+        }
+    }
+}
