@@ -52,8 +52,8 @@ pub fn forward<T: FloatElement, U: FloatElement>(
 ) -> Result<()> {
     let [rows, d] = x.shape();
     expect_shape("column_sum", "y", y.shape(), [d])?;
-    // Lines of 128 bytes, so that even few columns make many programs.
-    let (rows_tile, d_tile) = (64, 32);
+    // On a GPU lines of 128 bytes, so that even few columns make many programs; on a CPU long runs.
+    let (rows_tile, d_tile) = if device.is_cuda() { (64, 32) } else { (8, 256) };
     ColumnSum {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],

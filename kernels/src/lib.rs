@@ -1,4 +1,26 @@
 //! The kernels that ship with Tilewright: one idea per file, beside a plain-Rust reference in f64.
+//!
+//! Each file has the kernels, functions that check shapes, choose tiles and launch them, and the reference. Tensors are
+//! borrowed memory with a shape and strides; empty ones are nothing special.
+//!
+//! ```no_run
+//! use tilewright_kernels::{Tensor, TensorMut, weighted_sum};
+//! use tilewright_runtime::prelude::*;
+//!
+//! let device = Device::best()?;
+//! let (rows, d) = (100, 50);
+//! let x = Buffer::from_slice(&device, &vec![bf16::ONE; rows * d])?;
+//! let w = Buffer::from_slice(&device, &vec![bf16::ONE; d])?;
+//! let mut y = Buffer::<f32>::uninit(&device, rows)?;
+//! weighted_sum::forward(
+//!     &device,
+//!     Tensor::dense(x.view(), [rows, d])?,
+//!     Tensor::dense(w.view(), [d])?,
+//!     TensorMut::dense(y.view_mut(), [rows])?,
+//! )?;
+//! assert_eq!(y.to_vec()?[0], 50.0);
+//! # Ok::<(), Error>(())
+//! ```
 
 pub mod attention;
 pub mod column_sum;
