@@ -4,13 +4,13 @@
 use super::arith::binary;
 use super::control::Bound;
 use super::dtype::Int;
-use super::handle::{Data, FloatData, Tile, unary};
+use super::handle::{Data, FloatData, Scalar, Tile, unary};
 use super::operand::{Number, Operand, Raw, constant, meet_all};
 use super::record::{emit, shape};
 use crate::ir::{BinaryOp, DType, UnaryOp, Value};
 
-/// A seed: an integer scalar or Rust integer.
-#[diagnostic::on_unimplemented(message = "`{Self}` cannot be a seed", label = "expected an integer")]
+/// A seed: an integer scalar of 32 or 64 bits, or a Rust integer.
+#[diagnostic::on_unimplemented(message = "`{Self}` cannot be a seed", label = "expected i32, i64, u32 or u64")]
 pub trait Seed: Copy {
     /// Low and high half, as u32 scalars.
     #[doc(hidden)]
@@ -21,10 +21,26 @@ pub trait Seed: Copy {
 impl<B: Bound> Seed for B {
     #[track_caller]
     fn halves(self) -> [Value; 2] {
-        let wide = self.bound::<i64>().to::<u64>();
-        let shifted = binary(BinaryOp::Shr, wide.raw(), Raw::Number(Number::Int(32)), DType::U64);
-        [emit(|b| b.cast(wide.value(), DType::U32)), emit(|b| b.cast(shifted, DType::U32))]
+        halves_of(self.bound::<i64>().to::<u64>())
     }
+}
+
+macro_rules! unsigned_seeds {
+    ($($elem:ty),*) => { $(
+        impl Seed for Scalar<$elem> {
+            #[track_caller]
+            fn halves(self) -> [Value; 2] {
+                halves_of(self.to::<u64>())
+            }
+        }
+    )* };
+}
+unsigned_seeds!(u32, u64);
+
+#[track_caller]
+fn halves_of(seed: Scalar<u64>) -> [Value; 2] {
+    let high = binary(BinaryOp::Shr, seed.raw(), Raw::Number(Number::Int(32)), DType::U64);
+    [emit(|b| b.cast(seed.value(), DType::U32)), emit(|b| b.cast(high, DType::U32))]
 }
 
 fn u32_op(op: BinaryOp, a: Value, b: Value) -> Value {
