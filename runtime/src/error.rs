@@ -10,7 +10,7 @@ use tilewright_codegen::llvm::JitError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong. Fields named `kernel` hold the kernel's name and source place, as in "`matmul` (src/lib.rs:12)".
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     #[error("the environment variable {name} is `{value}`: expected {expected}")]
@@ -110,6 +110,14 @@ pub enum Error {
 
     #[error("cannot {doing} {path}: {message}")]
     Io { doing: &'static str, path: String, message: String },
+}
+
+/// The same words as [`Display`](fmt::Display): they are what `unwrap` and a `main` that returns an error print, and a kernel's
+/// mistake is several lines with the source between them.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {
