@@ -1,13 +1,14 @@
 # The commands that people and CI use. Each does one thing that can be read here; the work is in cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup cuda-tools demo test lint fuzz gpu-test
+.PHONY: help setup cuda-tools demo examples test lint fuzz gpu-test
 
 # The ptxas that tests assemble PTX with: yours, or the one that `make cuda-tools` fetches.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
 
 help:
 	@echo 'make demo      run kernels on the GPU if there is one, else on the CPU'
+	@echo 'make examples  run every file of examples/, on the GPU if there is one, else on the CPU'
 	@echo 'make test      run all tests; what needs a GPU says that it was skipped'
 	@echo 'make lint      check formatting, lints and documentation'
 	@echo 'make fuzz      fuzz the parser and the passes for a minute each (needs nightly Rust and cargo-fuzz)'
@@ -22,6 +23,11 @@ cuda-tools:
 
 demo: setup
 	cargo run --release --bin tilewright -- demo --out build/demo
+
+# TILEWRIGHT_DEVICE=cpu keeps them off the GPU.
+examples: setup
+	cargo build -p tilewright --examples
+	@set -e; for file in examples/*.rs; do cargo run --quiet -p tilewright --example "$$(basename "$$file" .rs)"; done
 
 test: setup cuda-tools
 	@if [ -x "$(PTXAS)" ]; then export TILEWRIGHT_PTXAS="$(PTXAS)"; fi; \

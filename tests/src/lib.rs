@@ -1,8 +1,9 @@
 //! What the tests share: tensors with gaps and poison, errors against f64 references, kernels in the interpreter and on
-//! devices, and the assembler of PTX.
+//! devices, the examples, and the assembler of PTX.
 
 pub mod attention;
 pub mod configurations;
+pub mod examples;
 pub mod interpret;
 pub mod numerics;
 pub mod on_device;

@@ -74,6 +74,14 @@ fn column_sum() {
 }
 
 #[test]
+fn examples() {
+    let Some(gpu) = gpu() else { return };
+    for (name, run) in tilewright_tests::examples::EXAMPLES {
+        run(&gpu).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
 fn weighted_sum_and_its_gradients() {
     let Some(gpu) = gpu() else { return };
     each_shape(|shape, spacing| for_types!(check_weighted_sum(&gpu, shape, spacing)));

@@ -1,0 +1,144 @@
+//! Elementwise functions: those of the language, and one of your own.
+//!
+//! Kernels call no library: each function becomes instructions of the device, and a function that is missing is a few lines
+//! marked `#[device_fn]`, which are inlined.
+
+use tilewright::bench::do_bench;
+use tilewright::prelude::*;
+
+/// Number of functions that the kernel computes.
+const FUNCTIONS: usize = 16;
+
+/// out[f, i] = the f-th function of x[i]. One program per `tile` elements.
+#[kernel]
+pub fn math_functions(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] tile: usize) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let mask = i < n;
+    let v = load(x + i, mask = mask, other = 1.0);
+    // An array of tiles is a Rust array: it exists only while the kernel is compiled.
+    let results = [
+        exp(v),
+        exp2(v),
+        log(v),
+        log2(v),
+        sqrt(v),
+        rsqrt(v),
+        sin(v),
+        cos(v),
+        tanh(v),
+        erf(v),
+        floor(v * 10.0),
+        ceil(v * 10.0),
+        sigmoid(v),
+        fma(v, v, 1.0),
+        minimum(abs(v - 0.5), 0.25),
+        asin(v),
+    ];
+    // Unrolled, so `f` is a number that can index an array.
+    for f in static_range(0, FUNCTIONS) {
+        store(out + (i + n * f), results[f], mask = mask);
+    }
+}
+
+/// arcsin x for |x| ≤ 1.
+///
+/// Near 0 by the power series; elsewhere by asin x = π/2 − 2 asin √((1 − x)/2), whose argument is at most 1/2.
+#[device_fn]
+fn asin(x: Tile<f32>) -> Tile<f32> {
+    let size = abs(x);
+    // Tiles have no branches: both ways are prepared, and `where_` chooses for each element.
+    let small = size <= 0.5;
+    let z = where_(small, x * x, (1.0 - size) * 0.5);
+    let root = where_(small, size, sqrt(z));
+    let mut series = full_like(x, asin_coefficient(TERMS - 1));
+    for k in static_range(1, TERMS) {
+        series = series * z + asin_coefficient(TERMS - 1 - k);
+    }
+    let near = root * series;
+    let result = where_(small, near, std::f32::consts::FRAC_PI_2 - 2.0 * near);
+    where_(x < 0.0, -result, result)
+}
+
+/// Terms of the series of asin: the first that is left out is below 2⁻²⁴ for |x| ≤ 1/2.
+const TERMS: usize = 10;
+
+/// The series' k-th coefficient, (2k)! / (4ᵏ k!² (2k + 1)). An ordinary Rust function of Rust numbers: a kernel may call
+/// it, and gets a constant.
+fn asin_coefficient(k: usize) -> f32 {
+    let ratio: f64 = (1..=k).map(|i| (2 * i - 1) as f64 / (2 * i) as f64).product();
+    (ratio / (2 * k + 1) as f64) as f32
+}
+
+/// A function by name, in f64.
+type Named = (&'static str, fn(f64) -> f64);
+
+/// Every function on (0, 1], against f64.
+pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
+    let (n, tile) = (10_000, 1024);
+    let x: Vec<f32> = (1..=n).map(|i| i as f32 / n as f32).collect();
+    let place = Buffer::from_slice(device, &x)?;
+    let mut out = Buffer::<f32>::poisoned(device, FUNCTIONS * n)?;
+    let mut kernel = MathFunctions { x: &place, out: &mut out, n: n as i32, tile };
+    kernel.launch(device, n.div_ceil(tile))?;
+    let time = do_bench(device, 10.0, 50.0, || kernel.launch(device, n.div_ceil(tile)))?;
+
+    let references: [Named; FUNCTIONS] = [
+        ("exp", f64::exp),
+        ("exp2", f64::exp2),
+        ("log", f64::ln),
+        ("log2", f64::log2),
+        ("sqrt", f64::sqrt),
+        ("rsqrt", |x| 1.0 / x.sqrt()),
+        ("sin", f64::sin),
+        ("cos", f64::cos),
+        ("tanh", f64::tanh),
+        ("erf", reference_erf),
+        // The product is rounded to f32 before it is rounded to an integer.
+        ("floor", |x| f64::from((x as f32 * 10.0).floor())),
+        ("ceil", |x| f64::from((x as f32 * 10.0).ceil())),
+        ("sigmoid", |x| 1.0 / (1.0 + (-x).exp())),
+        ("fma", |x| x * x + 1.0),
+        ("minimum", |x| (x - 0.5).abs().min(0.25)),
+        ("asin", f64::asin),
+    ];
+    let out = out.to_vec()?;
+    let (mut worst, mut of) = (0.0, "");
+    for ((name, reference), got) in references.into_iter().zip(out.chunks(n)) {
+        let want: Vec<f64> = x.iter().map(|x| reference(f64::from(*x))).collect();
+        let error = check(name, got, &want)?;
+        if error >= worst {
+            (worst, of) = (error, name);
+        }
+    }
+    let shape = format!("{FUNCTIONS} × {n}, worst: {of}");
+    println!("math_functions    {shape:<28} error {worst:<7.1e} {:9.3} ms {:17} {device}", time.median, "");
+    Ok(())
+}
+
+/// erf x = 2/√π Σₖ (−1)ᵏ x²ᵏ⁺¹ / (k! (2k + 1)), which converges quickly for |x| ≤ 1.
+fn reference_erf(x: f64) -> f64 {
+    let (mut power, mut sum) = (x, 0.0);
+    for k in 0..30 {
+        sum += power / f64::from(2 * k + 1);
+        power *= -x * x / f64::from(k + 1);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+/// Fails unless all elements are right to 1e-6, relative to numbers above 1; gives the largest difference.
+fn check(what: &str, got: &[f32], want: &[f64]) -> Result<f64, String> {
+    let mut worst = 0.0;
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(*got) - want).abs() / want.abs().max(1.0);
+        // NaN is within nothing.
+        if !(error <= 1e-6) {
+            return Err(format!("{what}[{i}] is {got}, expected {want}"));
+        }
+        worst = error.max(worst);
+    }
+    Ok(worst)
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    run(&Device::best()?)
+}

@@ -1,0 +1,89 @@
+//! The files of `examples/` as modules, so that tests can run them: what each does is its `run`.
+
+// Each is a program of its own, with a `main`.
+#![allow(dead_code)]
+
+#[path = "../../examples/10_argmax_topk.rs"]
+mod argmax_topk;
+#[path = "../../examples/04_dropout.rs"]
+mod dropout;
+#[path = "../../examples/06_flash_attention.rs"]
+mod flash_attention;
+#[path = "../../examples/02_fused_softmax.rs"]
+mod fused_softmax;
+#[path = "../../examples/08_grouped_gemm.rs"]
+mod grouped_gemm;
+#[path = "../../examples/11_histogram.rs"]
+mod histogram;
+#[path = "../../examples/05_layer_norm.rs"]
+mod layer_norm;
+#[path = "../../examples/07_math_functions.rs"]
+mod math_functions;
+#[path = "../../examples/03_matmul.rs"]
+mod matmul;
+#[path = "../../examples/09_persistent_matmul.rs"]
+mod persistent_matmul;
+#[path = "../../examples/01_vector_add.rs"]
+mod vector_add;
+
+use tilewright::codegen::lang::kernel::{ConstValue, DType, KernelDef};
+use tilewright::prelude::Device;
+
+/// Runs an example on a device, which checks its results.
+pub type Run = fn(&Device) -> Result<(), Box<dyn std::error::Error>>;
+
+/// Every example, by the name of its file.
+pub const EXAMPLES: [(&str, Run); 11] = [
+    ("01_vector_add", vector_add::run),
+    ("02_fused_softmax", fused_softmax::run),
+    ("03_matmul", matmul::run),
+    ("04_dropout", dropout::run),
+    ("05_layer_norm", layer_norm::run),
+    ("06_flash_attention", flash_attention::run),
+    ("07_math_functions", math_functions::run),
+    ("08_grouped_gemm", grouped_gemm::run),
+    ("09_persistent_matmul", persistent_matmul::run),
+    ("10_argmax_topk", argmax_topk::run),
+    ("11_histogram", histogram::run),
+];
+
+/// A kernel of an example, with the element types of its type parameters and the constants that the example gives it.
+pub struct Variant {
+    pub def: &'static KernelDef,
+    pub dtypes: Vec<DType>,
+    pub consts: Vec<(&'static str, ConstValue)>,
+}
+
+fn variant(def: &'static KernelDef, dtypes: &[DType], consts: &[(&'static str, i64)]) -> Variant {
+    let consts = consts.iter().map(|(name, value)| (*name, ConstValue::Int(*value))).collect();
+    Variant { def, dtypes: dtypes.to_vec(), consts }
+}
+
+/// Every kernel of the examples as it runs there.
+pub fn variants() -> Vec<Variant> {
+    let products = [("m_tile", 64), ("n_tile", 64), ("k_tile", 32)];
+    let mut all = vec![
+        variant(&vector_add::VECTOR_ADD, &[], &[("tile", 1024)]),
+        variant(&fused_softmax::SOFTMAX_ROWS, &[DType::F32], &[("tile", 1024)]),
+        variant(&fused_softmax::SOFTMAX_ROWS, &[DType::BF16], &[("tile", 1024)]),
+        variant(&dropout::DROPOUT, &[], &[("tile", 1024)]),
+        variant(&layer_norm::LAYER_NORM_FWD, &[], &[("tile", 1024)]),
+        variant(&layer_norm::LAYER_NORM_BWD, &[], &[("tile", 1024)]),
+        variant(&layer_norm::COLUMN_SUM, &[], &[("row_tile", 16), ("col_tile", 64)]),
+        variant(&flash_attention::ATTENTION_FWD, &[DType::F16], &[("d", 64), ("q_tile", 64), ("k_tile", 64)]),
+        variant(&math_functions::MATH_FUNCTIONS, &[], &[("tile", 1024)]),
+        variant(&grouped_gemm::GROUPED_GEMM, &[], &products),
+        variant(&persistent_matmul::PERSISTENT_MATMUL, &[DType::BF16], &products),
+        variant(&argmax_topk::ARGMAX_ROWS, &[], &[("row_tile", 4), ("col_tile", 256)]),
+        variant(&argmax_topk::TOP_K, &[], &[("tile", 1024)]),
+        variant(&histogram::HISTOGRAM_DIRECT, &[], &[("tile", 1024)]),
+        variant(&histogram::HISTOGRAM_PRIVATE, &[], &[("tile", 128), ("bins", 64)]),
+    ];
+    for activation in ["Identity", "Relu", "LeakyRelu"] {
+        let mut matmul = variant(&matmul::MATMUL, &[], &products);
+        matmul.consts.push(("group", ConstValue::Int(8)));
+        matmul.consts.push(("activation", ConstValue::Word(activation.to_string())));
+        all.push(matmul);
+    }
+    all
+}

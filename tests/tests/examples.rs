@@ -1,0 +1,56 @@
+//! The examples: they run on the CPU, and `ptxas` takes the PTX of their kernels. (The GPU tests run them there.)
+
+use tilewright::codegen::lang::kernel::Specialization;
+use tilewright::codegen::pipeline;
+use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
+use tilewright::prelude::*;
+use tilewright_tests::examples::{EXAMPLES, Variant, variants};
+use tilewright_tests::ptxas;
+
+#[test]
+fn every_example_is_listed() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
+    let mut files: Vec<String> = std::fs::read_dir(dir)
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.strip_suffix(".rs").map(str::to_string))
+        .collect();
+    files.sort();
+    assert_eq!(files, EXAMPLES.map(|(name, _)| name.to_string()));
+}
+
+#[test]
+fn every_example_runs_on_the_cpu() {
+    let device = Device::cpu();
+    for (name, run) in EXAMPLES {
+        run(&device).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn ptxas_assembles_every_example() {
+    let ptxas = ptxas::find();
+    let mut failures = Vec::new();
+    for variant in variants() {
+        for spec in [Specialization::default(), Specialization::aligned(variant.def)] {
+            for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+                let ptx = ptx(&variant, &spec, arch);
+                let Some(ptxas) = &ptxas else { continue };
+                match ptxas::assemble(ptxas, &ptx, arch.name()) {
+                    Ok(r) => println!("{} for {}: {r:?}", variant.def.name, arch.name()),
+                    Err(e) => failures.push(format!("{} for {}: {e}", variant.def.name, arch.name())),
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn ptx(variant: &Variant, spec: &Specialization, arch: GpuArch) -> String {
+    let name = variant.def.name;
+    let func = variant.def.record(&variant.dtypes, &variant.consts, spec).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let artifact = pipeline::compile(&func, &Target::Nvptx(arch), &CompileOptions::default(), &mut ());
+    match artifact.unwrap_or_else(|e| panic!("{name} for {}: {e}", arch.name())).code {
+        Code::Ptx(ptx) => ptx,
+        Code::Object(_) => panic!("{name}: an object file instead of PTX"),
+    }
+}
