@@ -196,6 +196,8 @@ pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> u64 {
             Ty::Float => u64::from(((x & mask(int(from))) as f32).to_bits()),
             _ => float_bits((x & mask(int(from))) as f64, to),
         },
+        "fptosi" => float(x, from) as i64 as u64 & mask(int(to)),
+        "fptoui" => float(x, from) as u64 & mask(int(to)),
         "ptrtoint" => x & mask(int(to)),
         "inttoptr" | "bitcast" | "addrspacecast" => x,
         other => panic!("cast `{other}`"),
