@@ -1,10 +1,12 @@
-//! Kernels in the interpreter: as recorded, and as the GPU pipelines leave them.
+//! Kernels in the interpreter, as recorded and as the GPU pipelines leave them, and on a simulated GPU.
 
 use crate::numerics::HostTensor;
 use tilewright_codegen::interp::{self, ArgValue, Memory};
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, Specialization};
+use tilewright_codegen::lower;
 use tilewright_codegen::pipeline;
+use tilewright_codegen::sim::{self, Global, Launch};
 use tilewright_codegen::target::{CompileOptions, GpuArch};
 
 /// An argument of a kernel.
@@ -31,10 +33,18 @@ pub enum Form {
     Specialized,
     /// After the passes for that GPU, specialised.
     Gpu(GpuArch),
+    /// As the GPU's threads run it, with every access checked and races reported.
+    Simulated { arch: GpuArch, num_warps: u32, num_stages: u32 },
 }
 
-/// All forms.
+/// What the interpreter runs.
 pub const FORMS: [Form; 4] = [Form::Recorded, Form::Specialized, Form::Gpu(GpuArch::Sm80), Form::Gpu(GpuArch::Sm90a)];
+
+/// What the simulated GPU runs, many times slower: several warps, and on Hopper a warpgroup.
+pub const SIMULATED: [Form; 2] = [
+    Form::Simulated { arch: GpuArch::Sm80, num_warps: 2, num_stages: 3 },
+    Form::Simulated { arch: GpuArch::Sm90a, num_warps: 4, num_stages: 3 },
+];
 
 /// The assumptions of a launch: pointers and integers that are multiples of 16, and ones.
 fn specialization(args: &[Arg]) -> Specialization {
@@ -57,7 +67,7 @@ pub fn record(
     def.record(dtypes, consts, specialization).unwrap_or_else(|d| panic!("{d}"))
 }
 
-/// Runs the kernel in the interpreter, and gives back what it wrote to the tensors of `Arg::Out`.
+/// Runs the kernel in that form, and gives back what it wrote to the tensors of `Arg::Out`.
 pub fn interpret(
     form: Form,
     def: &KernelDef,
@@ -67,10 +77,21 @@ pub fn interpret(
     args: &mut [Arg],
 ) {
     let spec = if form == Form::Recorded { Specialization::default() } else { specialization(args) };
-    let mut func = record(def, dtypes, consts, &spec);
-    if let Form::Gpu(arch) = form {
-        func = pipeline::gpu_ir(&func, arch, &CompileOptions::default(), &mut ());
+    let func = record(def, dtypes, consts, &spec);
+    let result = match form {
+        Form::Recorded | Form::Specialized => run(&func, grid, args),
+        Form::Gpu(arch) => run(&pipeline::gpu_ir(&func, arch, &CompileOptions::default(), &mut ()), grid, args),
+        Form::Simulated { arch, num_warps, num_stages } => {
+            let options = CompileOptions { num_warps, num_stages, ..CompileOptions::default() };
+            simulate(&func, arch, &options, grid, args)
+        }
+    };
+    if let Err(e) = result {
+        panic!("{form:?}: {e}\n{}", tilewright_codegen::text::print(&func));
     }
+}
+
+fn run(func: &Func, grid: [u32; 3], args: &mut [Arg]) -> Result<(), String> {
     let mut memory = Memory::new();
     let values: Vec<ArgValue> = args
         .iter()
@@ -81,14 +102,49 @@ pub fn interpret(
             Arg::Float(x) => ArgValue::Float(*x),
         })
         .collect();
-    if let Err(e) = interp::run(&func, &values, grid, &mut memory) {
-        panic!("{form:?}: {e}\n{}", tilewright_codegen::text::print(&func));
-    }
+    interp::run(func, &values, grid, &mut memory).map_err(|e| e.to_string())?;
     for (arg, value) in args.iter_mut().zip(values) {
         if let (Arg::Out(tensor), ArgValue::Buffer(id)) = (arg, value) {
             tensor.bytes.copy_from_slice(memory.bytes(id));
         }
     }
+    Ok(())
+}
+
+fn simulate(
+    func: &Func,
+    arch: GpuArch,
+    options: &CompileOptions,
+    grid: [u32; 3],
+    args: &mut [Arg],
+) -> Result<(), String> {
+    let laid = pipeline::gpu_ir(func, arch, options, &mut ());
+    let module = lower::nvptx::lower(&laid, arch, options).map_err(|e| e.to_string())?;
+    let mut global = Global::default();
+    let bits: Vec<u64> = args
+        .iter()
+        .map(|arg| match arg {
+            Arg::In(tensor) => global.add(tensor.bytes.clone()),
+            Arg::Out(tensor) => global.add(tensor.bytes.clone()),
+            Arg::Int(n) => *n as u64,
+            Arg::Float(x) => u64::from((*x as f32).to_bits()),
+        })
+        .collect();
+    let launch = Launch {
+        llvm_ir: &module.llvm_ir,
+        grid,
+        threads: module.threads,
+        shared_bytes: module.shared_bytes,
+        args: &bits,
+        seed: 1,
+    };
+    sim::run(&launch, &mut global)?;
+    for (arg, address) in args.iter_mut().zip(bits) {
+        if let Arg::Out(tensor) = arg {
+            tensor.bytes.copy_from_slice(global.bytes(address));
+        }
+    }
+    Ok(())
 }
 
 /// Constants by name.

@@ -1,12 +1,13 @@
-//! Every kernel in the interpreter against its f64 reference: as recorded, specialised, and after the GPU passes, at small
-//! odd shapes with gaps between the elements. No GPU is needed.
+//! Every kernel against its f64 reference in the interpreter (as recorded, specialised, and after the GPU passes) and on the
+//! simulated GPU, at small odd shapes with gaps between the elements. No GPU is needed.
 
 use tilewright::kernels::matmul::Activation;
 use tilewright::kernels::{column_sum, matmul, rms_norm, softmax, weighted_sum};
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::DType;
+use tilewright_codegen::target::GpuArch;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, interpret};
+use tilewright_tests::interpret::{Arg, FORMS, Form, SIMULATED, interpret};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::activated;
 
@@ -25,6 +26,11 @@ fn each_case(case: impl Fn(DType, [usize; 2], &[usize])) {
     }
 }
 
+/// Everything that can be run without a GPU.
+fn forms() -> impl Iterator<Item = Form> {
+    FORMS.into_iter().chain(SIMULATED)
+}
+
 fn programs(n: usize, tile: usize) -> [u32; 3] {
     [n.div_ceil(tile) as u32, 1, 1]
 }
@@ -33,7 +39,7 @@ fn programs(n: usize, tile: usize) -> [u32; 3] {
 fn column_sum_matches() {
     each_case(|dtype, [rows, d], strides| {
         let x = HostTensor::random(dtype, &[rows, d], strides, &mut Random::new(1));
-        for form in FORMS {
+        for form in forms() {
             let mut y = HostTensor::poisoned(DType::F32, &[d], &[2]);
             let args = &mut [
                 Arg::In(&x),
@@ -58,7 +64,7 @@ fn weighted_sum_matches() {
         let x = HostTensor::random(dtype, &[rows, d], strides, &mut random);
         let w = HostTensor::random(dtype, &[d], &[3], &mut random);
         let want = weighted_sum::reference::forward(&x.values(), &w.values(), rows);
-        for form in FORMS {
+        for form in forms() {
             let mut y = HostTensor::poisoned(DType::F32, &[rows], &[1]);
             let args = &mut [
                 Arg::In(&x),
@@ -87,7 +93,7 @@ fn weighted_sum_gradients_match() {
         let grad_y = HostTensor::random(DType::F32, &[rows], &[2], &mut random);
         let (want_x, want_w) = weighted_sum::reference::backward(&x.values(), &w.values(), &grad_y.values());
         let tiles = rows.div_ceil(4);
-        for form in FORMS {
+        for form in forms() {
             let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
             let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d + 1, 1]);
             let args = &mut [
@@ -127,7 +133,7 @@ fn softmax_matches() {
         let want = softmax::reference(&x.values(), d);
         let whole = d.next_power_of_two();
         for (def, d_tile) in [(&softmax::SOFTMAX_ROWS, whole), (&softmax::SOFTMAX_WIDE_ROWS, 8)] {
-            for form in FORMS {
+            for form in forms() {
                 let mut y = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let args = &mut [
                     Arg::In(&x),
@@ -174,7 +180,7 @@ fn rms_norm_matches() {
         let w = HostTensor::random(dtype, &[d], &[2], &mut random);
         let (want_y, want_rstd) = rms_norm::reference::forward(&x.values(), &w.values(), 1e-5);
         for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
-            for form in FORMS {
+            for form in forms() {
                 let mut y = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let mut rstd = HostTensor::poisoned(DType::F32, &[rows], &[3]);
                 let args = &mut [
@@ -213,7 +219,7 @@ fn rms_norm_gradients_match() {
         let (want_x, want_w) = rms_norm::reference::backward(&xs, &ws, &grad_y.values(), 0.1);
         let tiles = rows.div_ceil(2);
         for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
-            for form in FORMS {
+            for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
                 let args = &mut [
@@ -254,21 +260,28 @@ struct Product {
     precision: Precision,
     /// m_tile, n_tile, k_tile
     tiles: [usize; 3],
+    /// Elements between the rows, or columns, of the operands.
+    gap: usize,
 }
 
 fn check_matmul(case: &Product) {
-    let Product { dtype, shape: [m, n, k], columns, activation, precision, tiles: [m_tile, n_tile, k_tile] } = *case;
+    check_matmul_in(case, forms());
+}
+
+fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
+    let Product { dtype, shape: [m, n, k], columns, activation, precision, tiles: [m_tile, n_tile, k_tile], gap } =
+        *case;
     let mut random = Random::new(7);
     // An operand that lies column by column is a row-major one seen the other way.
     let strides = |shape: [usize; 2], columns: bool| {
-        if columns { [1, shape[0] + 1] } else { [shape[1] + 1, 1] }
+        if columns { [1, shape[0] + gap] } else { [shape[1] + gap, 1] }
     };
     let (a_strides, b_strides) = (strides([m, k], columns[0]), strides([k, n], columns[1]));
     let a = HostTensor::random(dtype, &[m, k], &a_strides, &mut random);
     let b = HostTensor::random(dtype, &[k, n], &b_strides, &mut random);
     let mut want = matmul::reference(&a.values(), &b.values(), [m, n, k]);
     want.iter_mut().for_each(|x| *x = activated(*x, activation));
-    for form in FORMS {
+    for form in forms {
         let mut c = HostTensor::poisoned(dtype, &[m, n], &[n + 2, 1]);
         let args = &mut [
             Arg::In(&a),
@@ -304,6 +317,7 @@ fn matmul_matches() {
         activation: Activation::None,
         precision: Precision::Ieee,
         tiles: [16, 16, 16],
+        gap: 1,
     };
     for dtype in TYPES {
         for shape in [[1, 1, 1], [17, 3, 5], [33, 20, 40]] {
@@ -322,6 +336,26 @@ fn matmul_matches() {
     check_matmul(&Product { dtype: DType::BF16, shape: [200, 40, 30], tiles: [64, 32, 16], ..base });
     // Nothing to add up.
     check_matmul(&Product { shape: [3, 4, 0], ..base });
+}
+
+/// With the tiles, warps and stages that the host side chooses for large products, and strides that are multiples of 16:
+/// operands come by asynchronous copies.
+#[test]
+fn matmul_of_large_tiles_matches() {
+    let case = Product {
+        dtype: DType::BF16,
+        shape: [144, 160, 208],
+        columns: [false; 2],
+        activation: Activation::None,
+        precision: Precision::Ieee,
+        tiles: [128, 128, 64],
+        gap: 0,
+    };
+    let forms = [GpuArch::Sm80, GpuArch::Sm90a].map(|arch| Form::Simulated { arch, num_warps: 8, num_stages: 4 });
+    check_matmul_in(&case, forms);
+    for columns in [[true, false], [false, true]] {
+        check_matmul_in(&Product { columns, ..case }, [forms[1]]);
+    }
 }
 
 #[test]
