@@ -1,7 +1,7 @@
 # The commands that people and CI use. Each does one thing that can be read here; the work is in cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup cuda-tools demo examples test lint fuzz gpu-test
+.PHONY: help setup cuda-tools demo examples test lint fuzz gpu-test gpu-package
 
 # The ptxas that tests assemble PTX with: yours, or the one that `make cuda-tools` fetches.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -13,6 +13,7 @@ help:
 	@echo 'make lint      check formatting, lints and documentation'
 	@echo 'make fuzz      fuzz the parser and the passes for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
+	@echo 'make gpu-package  build build/gpu, the GPU tests and benchmarks to carry to a GPU machine (docs/gpu-testing.md)'
 	@echo 'make setup     install what a build needs (demo and test do this first)'
 
 setup:
@@ -45,3 +46,6 @@ fuzz: setup
 
 gpu-test: setup
 	@scripts/gpu-test.sh
+
+gpu-package: setup
+	@scripts/gpu-package.sh

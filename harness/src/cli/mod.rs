@@ -5,6 +5,7 @@
 //!
 //! Adding a command: a file here, a variant of [`Command`], a line in [`dispatch`].
 
+mod bench;
 mod bind;
 mod cache;
 mod choose;
@@ -43,6 +44,8 @@ enum Command {
     List(list::Arguments),
     /// Compile a kernel ahead of time: text, code, and a manifest for whoever launches it
     Compile(compile::Arguments),
+    /// Time kernels, launches and compilations, and check what is timed
+    Bench(bench::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
@@ -77,6 +80,7 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Demo(arguments) => demo::run(&arguments, out),
         Command::List(arguments) => list::run(&arguments, out),
         Command::Compile(arguments) => compile::run(&arguments, out),
+        Command::Bench(arguments) => bench::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),

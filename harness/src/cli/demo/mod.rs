@@ -2,7 +2,7 @@
 //! to PTX and to native code, run on the GPU or else on the CPU, and checked against f64 references.
 
 mod attention;
-mod case;
+pub mod case;
 mod data;
 mod inputs;
 mod weighted_sum;

@@ -1,0 +1,250 @@
+//! `tilewright bench attention`.
+
+use std::io::Write;
+
+use clap::Args;
+use half::{bf16, f16};
+use tilewright::Device;
+use tilewright::bench::Timing;
+use tilewright::kernels::attention::config::{Pass, default_tiles};
+use tilewright::kernels::attention::reference::Problem;
+use tilewright::kernels::attention::{Options, Tiles};
+
+use super::attention_check::{Attention, Expected, small};
+use super::data::Number;
+use super::record::{Measured, Recorder, Row, Trouble, Work};
+use super::{Common, tiles};
+use crate::cli::{CliError, Result};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Heads; 16, and 4 on the CPU
+    #[arg(long)]
+    heads: Option<usize>,
+    /// Queries, and as many keys; 16384, and 1024 on the CPU
+    #[arg(long)]
+    length: Option<usize>,
+    /// Head dimensions, several with commas; 64 and 128, and 64 on the CPU
+    #[arg(long, value_delimiter = ',')]
+    dim: Vec<usize>,
+    /// Whether row i sees the keys up to i only; `true,false` measures both
+    #[arg(long, value_delimiter = ',', default_value = "true,false", action = clap::ArgAction::Set)]
+    causal: Vec<bool>,
+    /// bf16, f16 or f32, several with commas; bf16, and f32 on the CPU
+    #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
+    dtype: Vec<String>,
+    /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. Given several times, each is measured and the best one kept
+    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
+    forward: Vec<Tiles>,
+    /// Tiles of the kernel that makes dK and dV, as above
+    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
+    keys: Vec<Tiles>,
+    /// Tiles of the kernel that makes dQ, as above
+    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
+    queries: Vec<Tiles>,
+    /// Try many tiles for each kernel that has none on the command line
+    #[arg(long)]
+    sweep: bool,
+    /// Leave the backward pass out
+    #[arg(long)]
+    forward_only: bool,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let (device, mut recorder) = arguments.common.open()?;
+    let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cuda()) {
+        ([], true) => gpu.to_vec(),
+        ([], false) => cpu.to_vec(),
+        (given, _) => given.to_vec(),
+    };
+    let heads = or(arguments.heads.as_slice(), &[16], &[4])[0];
+    let length = or(arguments.length.as_slice(), &[16384], &[1024])[0];
+    let default_dtype = [if device.is_cuda() { "bf16" } else { "f32" }.to_string()];
+    let dtypes = if arguments.dtype.is_empty() { &default_dtype[..] } else { &arguments.dtype };
+    for d in or(&arguments.dim, &[64, 128], &[64]) {
+        if arguments.batch * heads * length == 0 || !(1..=256).contains(&d) {
+            return Err(CliError::usage(
+                "there is no attention of this shape",
+                "batch, heads and length are at least 1, head dimensions from 1 to 256",
+            ));
+        }
+        for &causal in &arguments.causal {
+            let scale = f64::from(1.0 / (d as f32).sqrt());
+            let problem = Problem {
+                batch: arguments.batch,
+                heads_q: heads,
+                heads_kv: heads,
+                n_q: length,
+                n_k: length,
+                d,
+                causal,
+                scale,
+            };
+            for dtype in dtypes {
+                match dtype.as_str() {
+                    "f32" => Bench::<f32>::new(arguments, &device, problem)?.run(&mut recorder)?,
+                    "f16" => Bench::<f16>::new(arguments, &device, problem)?.run(&mut recorder)?,
+                    _ => Bench::<bf16>::new(arguments, &device, problem)?.run(&mut recorder)?,
+                }
+            }
+        }
+    }
+    recorder.finish(out)
+}
+
+/// One problem in one type, at its size and as a small one for checks.
+struct Bench<'a, T: Number> {
+    arguments: &'a Arguments,
+    device: &'a Device,
+    problem: Problem,
+    full: Attention<T>,
+    small: Attention<T>,
+    expected: Expected,
+}
+
+/// The tiles of each pass.
+#[derive(Clone, Copy)]
+struct Choice {
+    forward: Tiles,
+    keys: Tiles,
+    queries: Tiles,
+}
+
+impl<'a, T: Number> Bench<'a, T> {
+    fn new(arguments: &'a Arguments, device: &'a Device, problem: Problem) -> Result<Bench<'a, T>> {
+        let small = Attention::new(device, small(&problem))?;
+        let expected = small.expected()?;
+        Ok(Bench { arguments, device, problem, full: Attention::new(device, problem)?, small, expected })
+    }
+
+    fn run(mut self, recorder: &mut Recorder) -> Result<()> {
+        let [forwards, keys, queries] = [
+            self.candidates(Pass::Forward, &self.arguments.forward),
+            self.candidates(Pass::Keys, &self.arguments.keys),
+            self.candidates(Pass::Queries, &self.arguments.queries),
+        ];
+        let mut best = Choice { forward: forwards[0], keys: keys[0], queries: queries[0] };
+        let mut forward_ms = f64::INFINITY;
+        for forward in forwards {
+            let choice = Choice { forward, ..best };
+            let measured = self.forward(choice);
+            self.record(recorder, "attention_fwd", tiles::text(forward), 1.0, &measured)?;
+            keep_better(&mut best, &mut forward_ms, choice, &measured);
+        }
+        if self.arguments.forward_only || forward_ms.is_infinite() {
+            return Ok(());
+        }
+        // The results that the backward pass reads, from tiles that work.
+        self.small.forward(&self.options(best))?;
+        self.full.forward(&self.options(best))?;
+        // One kernel after the other: each is best by itself, whatever the tiles of the other.
+        let mut backward_ms = f64::INFINITY;
+        let keys = keys.into_iter().map(|keys| (Some(keys), None));
+        let queries = queries.into_iter().skip(1).map(|queries| (None, Some(queries)));
+        for (keys, queries) in keys.chain(queries) {
+            let choice = Choice { keys: keys.unwrap_or(best.keys), queries: queries.unwrap_or(best.queries), ..best };
+            let measured = self.backward(choice);
+            let tiles = format!("{} {}", tiles::text(choice.keys), tiles::text(choice.queries));
+            self.record(recorder, "attention_bwd", tiles, 2.5, &measured)?;
+            keep_better(&mut best, &mut backward_ms, choice, &measured);
+        }
+        if backward_ms.is_infinite() {
+            return Ok(());
+        }
+        let measured = self.both(best);
+        let tiles = [best.forward, best.keys, best.queries].map(tiles::text).join(" ");
+        self.record(recorder, "attention_fwd_bwd", tiles, 3.5, &measured)
+    }
+
+    /// The tiles to try for one pass: those of the command line, else the default, and more for a sweep.
+    fn candidates(&self, pass: Pass, given: &[Tiles]) -> Vec<Tiles> {
+        if !given.is_empty() {
+            return given.to_vec();
+        }
+        let mut list = vec![default_tiles(pass, self.problem.d, T::dtype().bytes(), &self.device.target())];
+        if self.arguments.sweep {
+            let others = tiles::sweep(pass).into_iter().filter(|&tiles| tiles != list[0]);
+            list.extend(others.collect::<Vec<_>>());
+        }
+        list
+    }
+
+    /// Writes a row. `factor` says how much more there is to compute than in the forward pass: the backward pass has five
+    /// products of the same size where that has two.
+    fn record(
+        &self,
+        recorder: &mut Recorder,
+        kernel: &str,
+        tiles: String,
+        factor: f64,
+        measured: &Measured,
+    ) -> Result<()> {
+        let p = &self.problem;
+        let square = [p.batch, p.heads_q, p.n_q, p.n_k, p.d].map(|n| n as f64).iter().product::<f64>();
+        let flop = factor * 4.0 * square * if p.causal { 0.5 } else { 1.0 };
+        let row = Row::new(kernel, &[p.batch, p.heads_q, p.n_q, p.d], T::dtype().name())
+            .case(if p.causal { "causal" } else { "full" })
+            .tiles(tiles)
+            .measured(measured, Work::Flop(flop));
+        // Candidates that do not fit are findings as long as they are of our choice, or one of several.
+        let alone = !self.arguments.sweep
+            && [&self.arguments.forward, &self.arguments.keys, &self.arguments.queries].iter().all(|l| l.len() < 2);
+        match alone {
+            true => recorder.push(row),
+            false => recorder.push_choice(row, measured),
+        }
+    }
+
+    fn options(&self, choice: Choice) -> Options {
+        Options {
+            forward_tiles: Some(choice.forward),
+            key_tiles: Some(choice.keys),
+            query_tiles: Some(choice.queries),
+            ..Options::new(self.problem.causal)
+        }
+    }
+
+    fn forward(&mut self, choice: Choice) -> Measured {
+        let options = self.options(choice);
+        self.small.poison_forward()?;
+        self.small.forward(&options)?;
+        let error = self.small.check_forward(&self.expected)?;
+        self.full.poison_forward()?;
+        let timing = self.arguments.common.time(self.device, || self.full.forward(&options))?;
+        Ok((timing, error.max(self.full.spot_check_forward()?)))
+    }
+
+    fn backward(&mut self, choice: Choice) -> Measured {
+        let options = self.options(choice);
+        self.small.poison_backward()?;
+        self.small.backward(&options)?;
+        let error = self.small.check_backward(&self.expected)?;
+        self.full.poison_backward()?;
+        let timing = self.arguments.common.time(self.device, || self.full.backward(&options))?;
+        Ok((timing, error.max(self.full.spot_check_backward()?)))
+    }
+
+    /// What [`Bench::forward`] and [`Bench::backward`] have checked, one after the other.
+    fn both(&mut self, choice: Choice) -> Measured {
+        let options = self.options(choice);
+        self.full.poison_forward()?;
+        self.full.poison_backward()?;
+        let timing = self.arguments.common.time(self.device, || {
+            self.full.forward(&options)?;
+            self.full.backward(&options)
+        })?;
+        Ok((timing, self.full.spot_check_forward()?.max(self.full.spot_check_backward()?)))
+    }
+}
+
+fn keep_better(best: &mut Choice, best_ms: &mut f64, choice: Choice, measured: &Result<(Timing, f64), Trouble>) {
+    if let Ok((timing, _)) = measured
+        && timing.median < *best_ms
+    {
+        (*best, *best_ms) = (choice, timing.median);
+    }
+}

@@ -1,0 +1,302 @@
+//! An attention's buffers on a device, and the checks of what is in them.
+
+use tilewright::codegen::ir::DType;
+use tilewright::kernels::attention::reference::{self, Gradients, Problem};
+use tilewright::kernels::attention::{self, Options, Saved, Tensor, TensorMut};
+use tilewright::{Buffer, Device};
+
+use super::data::{Number, normal, values};
+use super::record::{Trouble, accept};
+use super::tiles::MAX_TILE;
+use crate::cli::demo::case::{relative_error, tolerance};
+
+/// Everything that the forward and the backward pass read and write, allocated once.
+pub struct Attention<T: Number> {
+    device: Device,
+    problem: Problem,
+    q: Buffer<T>,
+    k: Buffer<T>,
+    v: Buffer<T>,
+    d_o: Buffer<T>,
+    o: Buffer<T>,
+    lse: Buffer<f32>,
+    dq: Buffer<T>,
+    dk: Buffer<T>,
+    dv: Buffer<T>,
+    workspace: Buffer<f32>,
+}
+
+/// The inputs and results of a [`small`] problem in f64.
+pub struct Expected {
+    o: Vec<f64>,
+    lse: Vec<f64>,
+    gradients: Gradients,
+}
+
+/// A problem of about a thousand rows at most, for which a launch with the same tiles compiles the same variant, at least for
+/// head dimensions that divide by 16: what is left of its length after whole tiles is the same.
+pub fn small(p: &Problem) -> Problem {
+    let length = |n: usize| if n <= 2 * MAX_TILE { n } else { MAX_TILE + n % MAX_TILE };
+    let heads = p.heads_q.min(2);
+    Problem { batch: p.batch.min(2), heads_q: heads, heads_kv: heads, n_q: length(p.n_q), n_k: length(p.n_k), ..*p }
+}
+
+impl<T: Number> Attention<T> {
+    /// Random inputs, and outputs that are not a number. Queries, keys and heads are as many of each.
+    pub fn new(device: &Device, problem: Problem) -> tilewright::Result<Attention<T>> {
+        let shape = shape(&problem);
+        let len = shape.iter().product();
+        Ok(Attention {
+            device: device.clone(),
+            problem,
+            q: normal(device, len, 1)?,
+            k: normal(device, len, 2)?,
+            v: normal(device, len, 3)?,
+            d_o: normal(device, len, 4)?,
+            o: Buffer::poisoned(device, len)?,
+            lse: Buffer::poisoned(device, len / problem.d)?,
+            dq: Buffer::poisoned(device, len)?,
+            dk: Buffer::poisoned(device, len)?,
+            dv: Buffer::poisoned(device, len)?,
+            workspace: Buffer::poisoned(device, attention::backward_workspace(shape))?,
+        })
+    }
+
+    pub fn forward(&mut self, options: &Options) -> tilewright::Result<()> {
+        let shape = shape(&self.problem);
+        attention::forward_into(
+            &self.device,
+            Tensor::dense(self.q.view(), shape)?,
+            Tensor::dense(self.k.view(), shape)?,
+            Tensor::dense(self.v.view(), shape)?,
+            TensorMut::dense(self.o.view_mut(), shape)?,
+            self.lse.view_mut(),
+            options,
+        )
+    }
+
+    /// Needs the results of [`Attention::forward`].
+    pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
+        let shape = shape(&self.problem);
+        let saved = Saved {
+            q: Tensor::dense(self.q.view(), shape)?,
+            k: Tensor::dense(self.k.view(), shape)?,
+            v: Tensor::dense(self.v.view(), shape)?,
+            o: Tensor::dense(self.o.view(), shape)?,
+            lse: self.lse.view(),
+            d_o: Tensor::dense(self.d_o.view(), shape)?,
+        };
+        attention::backward_into(
+            &self.device,
+            saved,
+            TensorMut::dense(self.dq.view_mut(), shape)?,
+            TensorMut::dense(self.dk.view_mut(), shape)?,
+            TensorMut::dense(self.dv.view_mut(), shape)?,
+            self.workspace.view_mut(),
+            options,
+        )
+    }
+
+    /// Poisons the outputs of the forward pass, so that what a kernel leaves out is seen.
+    pub fn poison_forward(&mut self) -> tilewright::Result<()> {
+        self.o.poison()?;
+        self.lse.poison()
+    }
+
+    /// As [`Attention::poison_forward`], of the backward pass.
+    pub fn poison_backward(&mut self) -> tilewright::Result<()> {
+        self.dq.poison()?;
+        self.dk.poison()?;
+        self.dv.poison()?;
+        self.workspace.poison()
+    }
+
+    /// All results in f64, which takes long for large problems.
+    pub fn expected(&self) -> tilewright::Result<Expected> {
+        let [q, k, v, d_o] = [values(&self.q)?, values(&self.k)?, values(&self.v)?, values(&self.d_o)?];
+        let (o, lse) = reference::forward(&self.problem, &q, &k, &v);
+        Ok(Expected { o, lse, gradients: reference::backward(&self.problem, &q, &k, &v, &d_o) })
+    }
+
+    /// The largest error of the forward pass's results.
+    pub fn check_forward(&self, expected: &Expected) -> Result<f64, Trouble> {
+        worst(T::dtype(), &[("o", &values(&self.o)?, &expected.o), ("lse", &values(&self.lse)?, &expected.lse)])
+    }
+
+    /// The largest error of the gradients.
+    pub fn check_backward(&self, expected: &Expected) -> Result<f64, Trouble> {
+        let Gradients { dq, dk, dv } = &expected.gradients;
+        let [found_q, found_k, found_v] = [values(&self.dq)?, values(&self.dk)?, values(&self.dv)?];
+        worst(T::dtype(), &[("dq", &found_q, dq), ("dk", &found_k, dk), ("dv", &found_v, dv)])
+    }
+
+    /// Rows and heads that are looked at in a large problem: the first, the last, and one between.
+    fn samples(&self) -> (Vec<usize>, Vec<usize>) {
+        let heads = self.problem.batch * self.problem.heads_q;
+        let of = |n: usize| {
+            let mut places = vec![0, n / 2 + n / 7, n - 1];
+            places.dedup();
+            places
+        };
+        (of(heads), of(self.problem.n_q))
+    }
+
+    /// As [`Attention::check_forward`], of a few rows: what only goes wrong when the whole GPU is at work is seen here.
+    pub fn spot_check_forward(&self) -> Result<f64, Trouble> {
+        let (heads, rows) = self.samples();
+        let (mut found, mut want) = (Vec::new(), Vec::new());
+        let (mut found_lse, mut want_lse) = (Vec::new(), Vec::new());
+        for &head in &heads {
+            let Head { q, k, v, o, lse, .. } = self.head(head)?;
+            for &row in &rows {
+                let (p, at) = (self.one_row(row), row * self.problem.d);
+                let seen = p.n_k * p.d;
+                let (o_row, lse_row) = reference::forward(&p, &q[at..at + p.d], &k[..seen], &v[..seen]);
+                want.extend(o_row);
+                want_lse.extend(lse_row);
+                found.extend_from_slice(&o[at..at + p.d]);
+                found_lse.push(lse[row]);
+            }
+        }
+        worst(T::dtype(), &[("o", &found, &want), ("lse", &found_lse, &want_lse)])
+    }
+
+    /// As [`Attention::check_backward`], of a few rows. dK and dV are computed from the L and O of the forward pass.
+    pub fn spot_check_backward(&self) -> Result<f64, Trouble> {
+        let (heads, rows) = self.samples();
+        let mut found: [Vec<f64>; 3] = Default::default();
+        let mut want: [Vec<f64>; 3] = Default::default();
+        for &head in &heads {
+            let h = self.head(head)?;
+            let (offset, len) = (head * h.q.len(), h.q.len());
+            let part = |buffer: &Buffer<T>| -> tilewright::Result<Vec<f64>> {
+                Ok(buffer.slice(offset..offset + len)?.to_vec()?.into_iter().map(Number::to_f64).collect())
+            };
+            let gradients = [part(&self.dq)?, part(&self.dk)?, part(&self.dv)?];
+            for &row in &rows {
+                let (p, at) = (self.one_row(row), row * self.problem.d);
+                let seen = p.n_k * p.d;
+                let row_of = |x: &[f64]| x[at..at + p.d].to_vec();
+                let dq = reference::backward(&p, &row_of(&h.q), &h.k[..seen], &h.v[..seen], &row_of(&h.d_o)).dq;
+                let (dk, dv) = self.key_row(&h, row);
+                for (i, gradient) in [dq, dk, dv].into_iter().enumerate() {
+                    want[i].extend(gradient);
+                    found[i].extend(row_of(&gradients[i]));
+                }
+            }
+        }
+        worst(T::dtype(), &[("dq", &found[0], &want[0]), ("dk", &found[1], &want[1]), ("dv", &found[2], &want[2])])
+    }
+
+    /// The attention of one query of one head, which sees only the keys that it may.
+    fn one_row(&self, row: usize) -> Problem {
+        let p = &self.problem;
+        let n_k = if p.causal { row + 1 } else { p.n_k };
+        Problem { batch: 1, heads_q: 1, heads_kv: 1, n_q: 1, n_k, causal: false, ..*p }
+    }
+
+    /// dK and dV of key `j`: with P = exp(S − L) and dP = dO Vᵀ, dV = Σ P dO and dK = scale · Σ P (dP − dO·O) Q.
+    fn key_row(&self, h: &Head, j: usize) -> (Vec<f64>, Vec<f64>) {
+        let Problem { d, n_q, causal, scale, .. } = self.problem;
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let row = |x: &[f64], i: usize| x[i * d..(i + 1) * d].to_vec();
+        let (k, v) = (row(&h.k, j), row(&h.v, j));
+        let (mut dk, mut dv) = (vec![0.0; d], vec![0.0; d]);
+        for i in if causal { j } else { 0 }..n_q {
+            let (q, d_o) = (row(&h.q, i), row(&h.d_o, i));
+            let p = (scale * dot(&q, &k) - h.lse[i]).exp();
+            let ds = scale * p * (dot(&d_o, &v) - dot(&d_o, &row(&h.o, i)));
+            for x in 0..d {
+                dk[x] += ds * q[x];
+                dv[x] += p * d_o[x];
+            }
+        }
+        (dk, dv)
+    }
+
+    fn head(&self, head: usize) -> tilewright::Result<Head> {
+        let len = self.problem.n_q * self.problem.d;
+        let part = |buffer: &Buffer<T>| -> tilewright::Result<Vec<f64>> {
+            Ok(buffer.slice(head * len..(head + 1) * len)?.to_vec()?.into_iter().map(Number::to_f64).collect())
+        };
+        let rows = self.lse.slice(head * self.problem.n_q..(head + 1) * self.problem.n_q)?.to_vec()?;
+        Ok(Head {
+            q: part(&self.q)?,
+            k: part(&self.k)?,
+            v: part(&self.v)?,
+            d_o: part(&self.d_o)?,
+            o: part(&self.o)?,
+            lse: rows.into_iter().map(f64::from).collect(),
+        })
+    }
+}
+
+/// One head of one batch entry.
+struct Head {
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    d_o: Vec<f64>,
+    o: Vec<f64>,
+    lse: Vec<f64>,
+}
+
+fn shape(p: &Problem) -> [usize; 4] {
+    [p.batch, p.heads_q, p.n_q, p.d]
+}
+
+/// The largest error; a [`Trouble`] where one is too large. Each output is a name, what was found and what was expected.
+fn worst(dtype: DType, outputs: &[(&str, &[f64], &[f64])]) -> Result<f64, Trouble> {
+    let mut largest = 0.0_f64;
+    for (name, found, want) in outputs {
+        largest = largest.max(accept(name, relative_error(found, want), tolerance(dtype))?);
+    }
+    Ok(largest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(n: usize, causal: bool) -> Problem {
+        Problem { batch: 1, heads_q: 2, heads_kv: 2, n_q: n, n_k: n, d: 16, causal, scale: 0.25 }
+    }
+
+    fn is_wrong(result: Result<f64, Trouble>, name: &str) {
+        assert!(matches!(&result, Err(Trouble::Wrong(why)) if why.contains(name)), "{name}: {result:?}");
+    }
+
+    #[test]
+    fn both_checks_accept_what_is_right_and_find_what_is_not() {
+        for causal in [false, true] {
+            let mut a = Attention::<f32>::new(&Device::cpu(), problem(70, causal)).unwrap();
+            let expected = a.expected().unwrap();
+            let options = Options::new(causal);
+            is_wrong(a.check_forward(&expected), "o");
+            a.forward(&options).unwrap();
+            a.backward(&options).unwrap();
+            for error in [a.check_forward(&expected), a.spot_check_forward()] {
+                assert!(error.unwrap() < 1e-5);
+            }
+            for error in [a.check_backward(&expected), a.spot_check_backward()] {
+                assert!(error.unwrap() < 1e-5);
+            }
+            // Each output, spoilt in its last row.
+            let last = 2 * 70 * 16 - 1;
+            a.dv.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
+            is_wrong(a.check_backward(&expected), "dv");
+            is_wrong(a.spot_check_backward(), "dv");
+            a.dq.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
+            is_wrong(a.spot_check_backward(), "dq");
+            a.o.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
+            is_wrong(a.spot_check_forward(), "o");
+        }
+    }
+
+    #[test]
+    fn the_small_problem_ends_as_the_large_one() {
+        for (n, smaller) in [(16384, 512), (16385, 513), (1000, 1000), (4097, 513), (1, 1)] {
+            assert_eq!(small(&problem(n, true)).n_q, smaller);
+        }
+    }
+}

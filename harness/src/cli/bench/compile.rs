@@ -1,0 +1,193 @@
+//! `tilewright bench compile`: FlashAttention-2's forward kernel from Rust to PTX, phase by phase, and from the cache.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use tilewright::bench::Timing;
+use tilewright::cache::Key;
+use tilewright::codegen::ir::{DType, Func};
+use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright::codegen::llvm::{self, Opt};
+use tilewright::codegen::pipeline::{compile_gpu, gpu_ir};
+use tilewright::codegen::target::{CompileOptions, GpuArch, Target};
+use tilewright::codegen::{VERSION, lower, text};
+use tilewright::kernel::{explain, explain_failure};
+use tilewright::kernels::attention::config::{Pass, d_tile, default_tiles};
+use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::{Cache, Device, Error};
+
+use super::record::{Recorder, Row, Work};
+use super::{Common, tiles};
+use crate::cli::demo::case::count;
+use crate::cli::{CliError, Result};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// Head dimensions, several with commas
+    #[arg(long, value_delimiter = ',', default_value = "64,128", value_parser = clap::value_parser!(u16).range(1..=256))]
+    dim: Vec<u16>,
+    /// sm_80 or sm_90a; without it, that of the GPU that is here, else sm_90a
+    #[arg(long)]
+    target: Option<GpuArch>,
+    /// How often to compile after the first time
+    #[arg(long, default_value_t = 10)]
+    runs: u32,
+}
+
+/// Constants and specialisation of one variant.
+struct Variant {
+    arch: GpuArch,
+    consts: Vec<(&'static str, ConstValue)>,
+    assumed: Specialization,
+    options: CompileOptions,
+}
+
+/// The phases, in order, and what one compilation took for each.
+const PHASES: [&str; 6] = ["record", "passes", "lower", "llvm parse", "llvm optimise", "llvm codegen"];
+type Phases = [Duration; PHASES.len()];
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let (device, mut recorder) = arguments.common.open()?;
+    let arch = arguments.target.or(device.gpu_arch()).unwrap_or(GpuArch::Sm90a);
+    let mut first_of_process = true;
+    for &d in &arguments.dim {
+        let d = usize::from(d);
+        let tiles = default_tiles(Pass::Forward, d, DType::BF16.bytes(), &Target::Nvptx(arch));
+        let variant = Variant::new(arch, d);
+        let row = |kernel: &str, case: &str| {
+            Row::new(kernel, &[d], "bf16").case(&format!("{} {case}", arch.name())).tiles(tiles::text(tiles))
+        };
+        // What LLVM sets up once per process is part of the first time, and of no other.
+        let case = if first_of_process { "first in process" } else { "first of its kind" };
+        first_of_process = false;
+        record(&mut recorder, &[variant.compile()?], |kernel| row(kernel, case))?;
+        let again: Vec<Phases> = (0..arguments.runs).map(|_| variant.compile()).collect::<Result<_>>()?;
+        record(&mut recorder, &again, |kernel| row(kernel, "again"))?;
+        let hits = variant.cache_hits(&device)?;
+        recorder.push(row("cache hit", "with recording").timed(&timing(&hits), Work::None))?;
+        if device.is_cuda() {
+            let load = variant.load(&device)?;
+            recorder.push(row("driver load", "first").timed(&timing(&[load]), Work::None))?;
+        }
+    }
+    recorder.finish(out)
+}
+
+fn timing(durations: &[Duration]) -> Timing {
+    Timing::from_samples(durations.iter().map(|d| d.as_secs_f64() * 1e3).collect())
+}
+
+/// A row for each phase, and one for IR to PTX as a whole.
+fn record(recorder: &mut Recorder, compilations: &[Phases], row: impl Fn(&str) -> Row) -> Result<()> {
+    if compilations.is_empty() {
+        return Ok(());
+    }
+    for (i, phase) in PHASES.iter().enumerate() {
+        let times: Vec<Duration> = compilations.iter().map(|phases| phases[i]).collect();
+        recorder.push(row(phase).timed(&timing(&times), Work::None))?;
+    }
+    let totals: Vec<Duration> = compilations.iter().map(|phases| phases[1..].iter().sum()).collect();
+    recorder.push(row("IR to PTX").timed(&timing(&totals), Work::None))
+}
+
+impl Variant {
+    /// What a launch with dense tensors of multiples of the tiles compiles, causal.
+    fn new(arch: GpuArch, d: usize) -> Variant {
+        let tiles = default_tiles(Pass::Forward, d, DType::BF16.bytes(), &Target::Nvptx(arch));
+        let consts = vec![
+            count("d", d),
+            count("d_tile", d_tile(d)),
+            count("q_tile", tiles.q_tile),
+            count("k_tile", tiles.k_tile),
+            ("causal", ConstValue::Bool(true)),
+            ("even_keys", ConstValue::Bool(true)),
+        ];
+        let options =
+            CompileOptions { num_warps: tiles.num_warps, num_stages: tiles.num_stages, ..CompileOptions::default() };
+        Variant { arch, consts, assumed: dense(&FLASH_ATTENTION_FWD), options }
+    }
+
+    fn record(&self) -> Result<Func> {
+        let recording = FLASH_ATTENTION_FWD.record_full(&[DType::BF16], &self.consts, &self.assumed);
+        Ok(recording.map_err(|diagnostic| CliError::Failure(explain(&diagnostic)))?.func)
+    }
+
+    /// The steps of [`compile_gpu`], with a clock between them.
+    fn compile(&self) -> Result<Phases> {
+        let start = Instant::now();
+        let func = self.record()?;
+        let recorded = start.elapsed();
+        let fail = |error: Error| CliError::Failure(error.to_string());
+        let laid = gpu_ir(&func, self.arch, &self.options, &mut ());
+        let passed = start.elapsed();
+        let module = lower::nvptx::lower(&laid, self.arch, &self.options)
+            .map_err(|unsupported| fail(explain_failure(&func, unsupported.into())))?;
+        let lowered = start.elapsed();
+        let ptx = llvm::ptx(&module.llvm_ir, self.arch, self.options.ptx_version, &Opt::gpu())
+            .map_err(|error| fail(explain_failure(&func, error.into())))?;
+        // What LLVM does outside of its own phases is setting up: part of reading the text.
+        let outside = (start.elapsed() - lowered).saturating_sub(ptx.timings.opt + ptx.timings.codegen);
+        Ok([recorded, passed - recorded, lowered - passed, outside, ptx.timings.opt, ptx.timings.codegen])
+    }
+
+    /// Times from a kernel's arguments to its artifact where the cache on disk has it.
+    fn cache_hits(&self, device: &Device) -> Result<Vec<Duration>> {
+        const HITS: usize = 50;
+        let folder = Scratch(std::env::temp_dir().join(format!("tilewright-bench-{}", std::process::id())));
+        let cache = Cache::at(&folder.0);
+        let target = Target::Nvptx(self.arch);
+        let func = self.record()?;
+        let key = |func: &Func| Key::new(&text::print(func), &target, &self.options, VERSION);
+        let artifact = compile_gpu(&func, self.arch, &self.options, &mut ())
+            .map_err(|error| CliError::Failure(explain_failure(&func, error).to_string()))?;
+        cache.put(&key(&func), &artifact);
+        let hit = |_| {
+            let start = Instant::now();
+            match cache.get(&key(&self.record()?)) {
+                Some(found) if found == artifact => Ok(start.elapsed()),
+                Some(_) | None => Err(CliError::Failure(format!(
+                    "the cache in {} does not give back what {device} was to find there",
+                    folder.0.display()
+                ))),
+            }
+        };
+        (0..HITS).map(hit).collect()
+    }
+
+    /// The time in which the driver makes machine code of the PTX; short where it has kept it from an earlier run.
+    fn load(&self, device: &Device) -> Result<Duration> {
+        let func = self.record()?;
+        let artifact = compile_gpu(&func, self.arch, &device.fit_options(&self.options), &mut ())
+            .map_err(|error| CliError::Failure(explain_failure(&func, error).to_string()))?;
+        let start = Instant::now();
+        device.load(&artifact)?;
+        Ok(start.elapsed())
+    }
+}
+
+/// Memory and strides as dense, aligned tensors have them: multiples of 16, and one along the last dimension.
+fn dense(def: &KernelDef) -> Specialization {
+    let args = def.params.iter().filter_map(|p| match p.kind {
+        ParamKind::Constexpr { .. } => None,
+        _ if !p.specialize => Some(ArgSpec::default()),
+        ParamKind::Scalar(elem) if elem.resolve(&[]).is_some_and(DType::is_float) => Some(ArgSpec::default()),
+        ParamKind::Scalar(_) if p.name.ends_with("_stride_dim") => Some(ArgSpec { divisible_by: 1, equal_to: Some(1) }),
+        ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => {
+            Some(ArgSpec { divisible_by: 16, equal_to: None })
+        }
+    });
+    Specialization { args: args.collect() }
+}
+
+/// A folder that goes when this does.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,101 @@
+//! Numbers for the benchmarks' inputs, and their way to and from a device.
+
+use half::{bf16, f16};
+use tilewright::kernels::FloatElement;
+use tilewright::{Buffer, Device, Result};
+
+/// Element types of the benchmarks.
+pub trait Number: FloatElement {
+    /// Rounded to this type.
+    fn from_f32(x: f32) -> Self;
+    fn to_f64(self) -> f64;
+}
+
+impl Number for f32 {
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Number for f16 {
+    fn from_f32(x: f32) -> f16 {
+        f16::from_f32(x)
+    }
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Number for bf16 {
+    fn from_f32(x: f32) -> bf16 {
+        bf16::from_f32(x)
+    }
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+/// Numbers that repeat only after this many: a prime, so that no row, head or tile equals the next.
+const PERIOD: usize = 1_000_003;
+
+/// `len` numbers on `device`, normally distributed with deviation one: a GPU's power, and so its clock, depends on the
+/// data. Each seed gives others.
+pub fn normal<T: Number>(device: &Device, len: usize, seed: u64) -> Result<Buffer<T>> {
+    let mut random = SplitMix(seed);
+    let block: Vec<T> = (0..len.min(PERIOD)).map(|_| T::from_f32(random.normal())).collect();
+    let block = Buffer::from_slice(device, &block)?;
+    if len <= PERIOD {
+        return Ok(block);
+    }
+    let mut all = Buffer::uninit(device, len)?;
+    for start in (0..len).step_by(PERIOD) {
+        let count = PERIOD.min(len - start);
+        all.slice_mut(start..start + count)?.copy_from(block.slice(..count)?)?;
+    }
+    Ok(all)
+}
+
+/// What a buffer holds.
+pub fn values<T: Number>(buffer: &Buffer<T>) -> Result<Vec<f64>> {
+    Ok(buffer.to_vec()?.into_iter().map(Number::to_f64).collect())
+}
+
+/// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// By Box and Muller, from two numbers in (0, 1].
+    fn normal(&mut self) -> f32 {
+        let mut unit = || ((self.next() >> 40) + 1) as f32 / (1 << 24) as f32;
+        let (a, b) = (unit(), unit());
+        (-2.0 * a.ln()).sqrt() * (std::f32::consts::TAU * b).cos()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_are_normal_and_repeat_late() {
+        let device = Device::cpu();
+        let x = values(&normal::<f32>(&device, PERIOD + 1000, 1).unwrap()).unwrap();
+        let mean = x.iter().sum::<f64>() / x.len() as f64;
+        let variance = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        assert!(mean.abs() < 5e-3 && (variance - 1.0).abs() < 1e-2, "{mean} {variance}");
+        assert_eq!(x[..1000], x[PERIOD..]);
+        let y = values(&normal::<bf16>(&device, 1000, 2).unwrap()).unwrap();
+        assert!(y.iter().zip(&x).filter(|(y, x)| (*y - *x).abs() < 1e-3).count() < 10);
+    }
+}

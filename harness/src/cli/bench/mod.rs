@@ -1,0 +1,89 @@
+//! `tilewright bench`: times of kernels, launches and compilations, each beside a check of what was timed.
+//!
+//! A kernel's results are held against an f64 reference before its time is taken, with the same tiles: a wrong kernel
+//! gets a reason in place of a time, and the command fails. Every row goes to the `--json` file as soon as it is known;
+//! the table comes last. `harness/records/README.md` says what the fields mean.
+
+mod attention;
+mod attention_check;
+mod compile;
+mod copy;
+mod data;
+mod kernels;
+mod launch;
+mod matmul;
+mod record;
+mod tiles;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use tilewright::Device;
+use tilewright::bench::{Timing, do_bench};
+
+use self::record::Recorder;
+use super::Result;
+use super::run::{Choice, device, open};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    subject: Subject,
+}
+
+#[derive(Subcommand)]
+enum Subject {
+    /// FlashAttention-2: forward, backward, and both, with the tiles that you name or a sweep over many
+    Attention(attention::Arguments),
+    /// Weighted sum, softmax, RMSNorm and matrix products
+    Kernels(kernels::Arguments),
+    /// A copy within the device's memory: the most that a memory-bound kernel can reach
+    Copy(copy::Arguments),
+    /// How long it takes to issue a launch
+    Launch(launch::Arguments),
+    /// How long each phase takes from a kernel to PTX, and a hit in the cache on disk
+    Compile(compile::Arguments),
+}
+
+/// What all benchmarks take.
+#[derive(Args)]
+struct Common {
+    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    #[arg(long, value_parser = device)]
+    device: Option<Choice>,
+    /// Append the rows to this file, a JSON object a line
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The commit that this program was built from, for the rows
+    #[arg(long, value_name = "ID")]
+    commit: Option<String>,
+    /// How long each kernel runs before it is timed, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 100.0)]
+    warmup_ms: f64,
+    /// How long each kernel is timed, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 400.0)]
+    rep_ms: f64,
+}
+
+impl Common {
+    fn open(&self) -> Result<(Device, Recorder)> {
+        let device = open(self.device)?;
+        let recorder = Recorder::new(&device, self.commit.as_deref(), self.json.as_deref())?;
+        Ok((device, recorder))
+    }
+
+    fn time(&self, device: &Device, f: impl FnMut() -> tilewright::Result<()>) -> tilewright::Result<Timing> {
+        do_bench(device, self.warmup_ms, self.rep_ms, f)
+    }
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    match &arguments.subject {
+        Subject::Attention(arguments) => attention::run(arguments, out),
+        Subject::Kernels(arguments) => kernels::run(arguments, out),
+        Subject::Copy(arguments) => copy::run(arguments, out),
+        Subject::Launch(arguments) => launch::run(arguments, out),
+        Subject::Compile(arguments) => compile::run(arguments, out),
+    }
+}

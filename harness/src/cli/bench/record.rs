@@ -1,0 +1,295 @@
+//! Rows of measurements: a file of JSON lines to keep, and a table to read.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tabled::builder::Builder;
+use tabled::settings::Style;
+use tilewright::Device;
+use tilewright::bench::Timing;
+
+use crate::cli::{CliError, Result};
+
+/// One measurement. `harness/records/README.md` says what the fields mean.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Row {
+    pub commit: Option<String>,
+    pub device: String,
+    pub driver: Option<String>,
+    pub kernel: String,
+    pub shape: Vec<usize>,
+    /// What else tells the problem apart: `causal`, or a precision.
+    pub case: Option<String>,
+    pub dtype: String,
+    pub tiles: Option<String>,
+    pub median_ms: Option<f64>,
+    pub p20_ms: Option<f64>,
+    pub p80_ms: Option<f64>,
+    pub n: Option<usize>,
+    pub tflops: Option<f64>,
+    pub gbps: Option<f64>,
+    /// Of the rate that a copy reaches.
+    pub fraction: Option<f64>,
+    /// Largest relative error of the checked outputs.
+    pub error: Option<f64>,
+    /// Why there is no time.
+    pub failed: Option<String>,
+}
+
+/// What one run does, for its rate.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    Flop(f64),
+    /// Bytes that must move, and the rate of a copy in GB/s where it is known.
+    Bytes(f64, Option<f64>),
+    /// No rate makes sense.
+    None,
+}
+
+/// Why something has no time.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Trouble {
+    /// It computes something else: always a failure.
+    Wrong(String),
+    /// It does not compile or launch, as some tiles of a sweep may not.
+    Cannot(String),
+}
+
+impl From<tilewright::Error> for Trouble {
+    fn from(error: tilewright::Error) -> Trouble {
+        Trouble::Cannot(error.to_string())
+    }
+}
+
+/// A time and the error of what was timed, or why there is none.
+pub type Measured = Result<(Timing, f64), Trouble>;
+
+/// Fails where an error is above what rounding explains.
+pub fn accept(what: &str, error: f64, tolerance: f64) -> Result<f64, Trouble> {
+    match error <= tolerance {
+        true => Ok(error),
+        false => {
+            Err(Trouble::Wrong(format!("wrong result: the error of {what} is {error:.1e}, above {tolerance:.0e}")))
+        }
+    }
+}
+
+impl Row {
+    /// A row about `kernel`, before anything is measured.
+    pub fn new(kernel: &str, shape: &[usize], dtype: &str) -> Row {
+        Row { kernel: kernel.to_string(), shape: shape.to_vec(), dtype: dtype.to_string(), ..Row::default() }
+    }
+
+    pub fn case(mut self, case: &str) -> Row {
+        self.case = Some(case.to_string());
+        self
+    }
+
+    pub fn tiles(mut self, tiles: String) -> Row {
+        self.tiles = Some(tiles);
+        self
+    }
+
+    /// With the statistics of a timing.
+    pub fn timed(mut self, timing: &Timing, work: Work) -> Row {
+        self.median_ms = Some(timing.median);
+        self.p20_ms = Some(timing.p20);
+        self.p80_ms = Some(timing.p80);
+        self.n = Some(timing.n);
+        match work {
+            Work::Flop(flop) => self.tflops = Some(timing.tflops(flop)),
+            Work::Bytes(bytes, ceiling) => {
+                self.gbps = Some(timing.gbps(bytes));
+                self.fraction = ceiling.map(|ceiling| timing.gbps(bytes) / ceiling);
+            }
+            Work::None => {}
+        }
+        self
+    }
+
+    /// With what a measurement gave.
+    pub fn measured(mut self, measured: &Measured, work: Work) -> Row {
+        match measured {
+            Ok((timing, error)) => {
+                self.error = Some(*error);
+                self.timed(timing, work)
+            }
+            Err(Trouble::Wrong(why) | Trouble::Cannot(why)) => {
+                self.failed = Some(why.clone());
+                self
+            }
+        }
+    }
+
+    fn cells(&self) -> [String; 9] {
+        let shape: Vec<String> = self.shape.iter().map(usize::to_string).collect();
+        let shape = format!("{} {}", shape.join("×"), self.case.as_deref().unwrap_or_default());
+        let rate = match (self.tflops, self.gbps) {
+            (Some(tflops), _) if tflops < 1.0 => format!("{:.1} GFLOP/s", 1e3 * tflops),
+            (Some(tflops), _) => format!("{tflops:.1} TFLOP/s"),
+            (None, Some(gbps)) => format!("{gbps:.0} GB/s"),
+            (None, None) => String::new(),
+        };
+        let spread = self
+            .p20_ms
+            .zip(self.p80_ms)
+            .filter(|_| self.n > Some(1))
+            .map(|(low, high)| format!("{} – {}", time(low), time(high)));
+        let median = match (&self.failed, self.median_ms) {
+            (Some(_), _) => "failed".to_string(),
+            (None, median) => median.map(time).unwrap_or_default(),
+        };
+        [
+            self.kernel.clone(),
+            shape.trim_end().to_string(),
+            self.dtype.clone(),
+            self.tiles.clone().unwrap_or_default(),
+            median,
+            spread.unwrap_or_default(),
+            rate,
+            self.fraction.map(|f| format!("{:.0} %", 100.0 * f)).unwrap_or_default(),
+            self.error.map(|e| format!("{e:.1e}")).unwrap_or_default(),
+        ]
+    }
+}
+
+/// Milliseconds with four digits that matter, in the unit that suits them.
+fn time(ms: f64) -> String {
+    match ms {
+        ms if ms >= 1000.0 => format!("{:.3} s", ms / 1000.0),
+        ms if ms >= 0.1 => format!("{ms:.3} ms"),
+        ms => format!("{:.2} µs", ms * 1000.0),
+    }
+}
+
+/// Takes rows: each goes to the file at once, so that a run that is cut short keeps what it found.
+pub struct Recorder {
+    commit: Option<String>,
+    device: String,
+    driver: Option<String>,
+    file: Option<(PathBuf, File)>,
+    rows: Vec<Row>,
+    failures: usize,
+}
+
+impl Recorder {
+    /// For measurements on `device`.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn new(device: &Device, commit: Option<&str>, json: Option<&Path>) -> Result<Recorder> {
+        let open = |path: &Path| {
+            let file = OpenOptions::new().create(true).append(true).open(path);
+            file.map(|file| (path.to_path_buf(), file)).map_err(|error| CliError::file("write", path, error))
+        };
+        let info = device.info();
+        Ok(Recorder {
+            commit: commit.map(str::to_string),
+            device: info.name.clone(),
+            driver: info.driver_version.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
+            file: json.map(open).transpose()?,
+            rows: Vec::new(),
+            failures: 0,
+        })
+    }
+
+    /// Keeps a row; one that failed makes the command fail.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn push(&mut self, row: Row) -> Result<()> {
+        self.failures += usize::from(row.failed.is_some());
+        self.keep(row)
+    }
+
+    /// Keeps a row of a sweep, where a choice that the device has no room for is a finding and no failure.
+    ///
+    /// # Errors
+    /// As [`Recorder::push`].
+    pub fn push_choice(&mut self, row: Row, measured: &Measured) -> Result<()> {
+        self.failures += usize::from(matches!(measured, Err(Trouble::Wrong(_))));
+        self.keep(row)
+    }
+
+    fn keep(&mut self, row: Row) -> Result<()> {
+        let row = Row { commit: self.commit.clone(), device: self.device.clone(), driver: self.driver.clone(), ..row };
+        if let Some((path, file)) = &mut self.file {
+            let line = serde_json::to_string(&row).map_err(|error| CliError::file("write", path, error))?;
+            writeln!(file, "{line}").map_err(|error| CliError::file("write", path, error))?;
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// Prints the table, the failures below it.
+    ///
+    /// # Errors
+    /// Any row failed.
+    pub fn finish(self, out: &mut dyn Write) -> Result<()> {
+        let mut table = Builder::default();
+        let header = ["kernel", "shape", "dtype", "tiles", "median", "20 % – 80 %", "rate", "of a copy", "error"];
+        // Columns that no row fills only make the table wide.
+        let cells: Vec<[String; 9]> = self.rows.iter().map(Row::cells).collect();
+        let used: Vec<usize> = (0..header.len()).filter(|&c| cells.iter().any(|row| !row[c].is_empty())).collect();
+        table.push_record(used.iter().map(|&c| header[c]));
+        for row in &cells {
+            table.push_record(used.iter().map(|&c| row[c].as_str()));
+        }
+        let driver = self.driver.map(|driver| format!(", driver for CUDA {driver}")).unwrap_or_default();
+        writeln!(out, "{}{driver}", self.device)?;
+        writeln!(out, "{}", table.build().with(Style::sharp()))?;
+        for row in &self.rows {
+            if let Some(why) = &row.failed {
+                let [kernel, shape, dtype, tiles, ..] = row.cells();
+                writeln!(out, "{kernel} {shape} {dtype} {tiles}: {}", why.lines().next().unwrap_or_default())?;
+            }
+        }
+        match self.failures {
+            0 => Ok(()),
+            n => Err(CliError::Failure(format!("{n} of {} measurements failed", self.rows.len()))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timing() -> Timing {
+        Timing::from_samples(vec![1.0, 2.0, 3.0])
+    }
+
+    #[test]
+    fn rows_have_rates_and_fractions() {
+        let row = Row::new("copy", &[8], "f32").timed(&timing(), Work::Bytes(2e6, Some(4.0)));
+        assert_eq!((row.median_ms, row.n), (Some(2.0), Some(3)));
+        assert!((row.gbps.unwrap() - 1.0).abs() < 1e-12 && (row.fraction.unwrap() - 0.25).abs() < 1e-12);
+        let row = Row::new("matmul", &[8], "f32").timed(&timing(), Work::Flop(4e9));
+        assert!((row.tflops.unwrap() - 2.0).abs() < 1e-12 && row.gbps.is_none());
+    }
+
+    #[test]
+    fn wrong_results_get_no_time_and_fail() {
+        assert_eq!(accept("o", 0.5, 1.0), Ok(0.5));
+        assert!(matches!(accept("o", f64::NAN, 1.0), Err(Trouble::Wrong(why)) if why.contains("NaN")));
+        let wrong: Measured = accept("o", 2.0, 1.0).map(|error| (timing(), error));
+        let cannot: Measured = Err(Trouble::Cannot("too much shared memory".to_string()));
+        let mut recorder = Recorder::new(&Device::cpu(), Some("abc"), None).unwrap();
+        recorder.push_choice(Row::new("a", &[], "f32").measured(&cannot, Work::None), &cannot).unwrap();
+        let row = Row::new("b", &[], "f32").measured(&wrong, Work::Flop(1.0));
+        assert!(row.median_ms.is_none() && row.tflops.is_none());
+        recorder.push_choice(row, &wrong).unwrap();
+        let mut out = Vec::new();
+        let error = recorder.finish(&mut out).unwrap_err().to_string();
+        assert!(error.contains("1 of 2"), "{error}");
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("too much shared memory") && text.contains("wrong result"), "{text}");
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!([0.0012, 0.5, 12.0, 1500.0].map(time), ["1.20 µs", "0.500 ms", "12.000 ms", "1.500 s"]);
+    }
+}

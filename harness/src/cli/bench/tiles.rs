@@ -1,0 +1,101 @@
+//! Tiles of attention on the command line, and the ones that a sweep tries.
+
+use tilewright::kernels::attention::Tiles;
+use tilewright::kernels::attention::config::Pass;
+
+/// Reads `q_tile,k_tile,warps,stages`.
+pub fn parse(text: &str) -> Result<Tiles, String> {
+    let numbers: Vec<usize> = text
+        .split(',')
+        .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is no number: write q_tile,k_tile,warps,stages")))
+        .collect::<Result<_, _>>()?;
+    let &[q_tile, k_tile, warps, stages] = &numbers[..] else {
+        return Err(format!("{} numbers where four are expected: q_tile,k_tile,warps,stages", numbers.len()));
+    };
+    for (name, tile) in [("q_tile", q_tile), ("k_tile", k_tile)] {
+        if !tile.is_power_of_two() || !(16..=MAX_TILE).contains(&tile) {
+            return Err(format!("{name} is {tile}: expected a power of two from 16 to {MAX_TILE}"));
+        }
+    }
+    if !warps.is_power_of_two() || warps > 32 {
+        return Err(format!("warps is {warps}: expected a power of two up to 32"));
+    }
+    if !(1..=8).contains(&stages) {
+        return Err(format!("stages is {stages}: expected 1 to 8"));
+    }
+    Ok(Tiles { q_tile, k_tile, num_warps: warps as u32, num_stages: stages as u32 })
+}
+
+/// Largest tile along queries or keys; the check's lengths are more than this.
+pub const MAX_TILE: usize = 512;
+
+/// As [`parse`] reads it.
+pub fn text(tiles: Tiles) -> String {
+    format!("{},{},{},{}", tiles.q_tile, tiles.k_tile, tiles.num_warps, tiles.num_stages)
+}
+
+/// What a sweep tries beside the default. Some do not fit some head dimensions: the sweep says so and goes on.
+pub fn sweep(pass: Pass) -> Vec<Tiles> {
+    let list: &[[u32; 4]] = match pass {
+        Pass::Forward => &[
+            [64, 64, 4, 2],
+            [64, 64, 4, 3],
+            [64, 128, 4, 2],
+            [64, 128, 4, 3],
+            [128, 64, 4, 2],
+            [128, 64, 8, 2],
+            [128, 64, 8, 3],
+            [128, 128, 8, 2],
+            [128, 128, 8, 3],
+            [128, 32, 4, 3],
+            [256, 64, 8, 2],
+        ],
+        Pass::Keys | Pass::Queries => &[
+            [32, 64, 4, 2],
+            [64, 32, 4, 2],
+            [64, 64, 4, 2],
+            [64, 64, 4, 3],
+            [64, 64, 8, 2],
+            [64, 128, 4, 2],
+            [64, 128, 8, 2],
+            [128, 64, 4, 2],
+            [128, 64, 8, 2],
+            [128, 128, 8, 2],
+        ],
+    };
+    let tiles = |&[q, k, num_warps, num_stages]: &[u32; 4]| Tiles {
+        q_tile: q as usize,
+        k_tile: k as usize,
+        num_warps,
+        num_stages,
+    };
+    list.iter().map(tiles).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_read_as_they_are_written() {
+        for pass in [Pass::Forward, Pass::Keys, Pass::Queries] {
+            for tiles in sweep(pass) {
+                assert_eq!(parse(&text(tiles)), Ok(tiles));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_tile_is_refused_with_the_reason() {
+        let refused = |text: &str, reason: &str| {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        };
+        refused("64,64", "2 numbers");
+        refused("64,x,4,2", "`x` is no number");
+        refused("48,64,4,2", "q_tile is 48");
+        refused("64,8,4,2", "k_tile is 8");
+        refused("64,64,3,2", "warps is 3");
+        refused("64,64,4,0", "stages is 0");
+    }
+}

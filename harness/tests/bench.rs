@@ -1,0 +1,124 @@
+//! `tilewright bench` as a program: what it refuses, what it prints, and the rows that it writes.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Runs `tilewright bench` on the CPU with short measurements.
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.arg("bench").args(arguments).env("TILEWRIGHT_CACHE", "off").env("TILEWRIGHT_DEVICE", "cpu");
+    command.output().expect("the program runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a benchmark that succeeds; returns its output and its rows.
+fn rows(name: &str, arguments: &[&str]) -> (String, Vec<Value>) {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{name}.jsonl"));
+    let _ = std::fs::remove_file(&file);
+    let path = file.to_string_lossy();
+    let options = ["--json", &*path, "--commit", "abc123", "--warmup-ms", "0", "--rep-ms", "0"];
+    let output = bench(&[arguments, &options[..]].concat());
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let lines = std::fs::read_to_string(&file).expect("the file of rows is there");
+    let rows = lines.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    (text(&output.stdout), rows)
+}
+
+/// The rows' kernels, in order.
+fn kernels(rows: &[Value]) -> Vec<&str> {
+    rows.iter().map(|row| row["kernel"].as_str().expect("a kernel has a name")).collect()
+}
+
+/// Every row says what it is about and has a time.
+fn assert_timed(rows: &[Value]) {
+    for row in rows {
+        assert_eq!(row["commit"], "abc123", "{row}");
+        assert!(row["failed"].is_null() && row["driver"].is_null() && row["device"].is_string(), "{row}");
+        assert!(row["median_ms"].as_f64().is_some_and(|ms| ms > 0.0) && row["n"].as_u64() >= Some(1), "{row}");
+        assert!(row["p20_ms"].as_f64() <= row["median_ms"].as_f64(), "{row}");
+    }
+}
+
+#[test]
+fn attention_is_checked_and_timed_with_the_tiles_asked_for() {
+    let arguments = ["attention", "--heads", "2", "--length", "65", "--dim", "16", "--causal", "true"];
+    let tiles = ["--forward", "32,16,4,2", "--forward", "16,32,4,2", "--keys", "16,16,4,2"];
+    let (out, rows) = rows("attention", &[&arguments[..], &tiles[..]].concat());
+    assert_timed(&rows);
+    assert_eq!(kernels(&rows), ["attention_fwd", "attention_fwd", "attention_bwd", "attention_fwd_bwd"]);
+    assert_eq!((&rows[0]["tiles"], &rows[1]["tiles"]), (&Value::from("32,16,4,2"), &Value::from("16,32,4,2")));
+    assert!(rows[2]["tiles"].as_str().is_some_and(|tiles| tiles.starts_with("16,16,4,2 ")), "{}", rows[2]);
+    for row in &rows {
+        assert_eq!(row["shape"], serde_json::json!([1, 2, 65, 16]));
+        assert_eq!((&row["case"], &row["dtype"]), (&Value::from("causal"), &Value::from("f32")));
+        assert!(row["error"].as_f64().is_some_and(|error| error < 1e-5) && row["tflops"].is_f64(), "{row}");
+    }
+    assert!(out.contains("attention_fwd_bwd") && out.contains("1×2×65×16 causal"), "{out}");
+}
+
+#[test]
+fn kernels_are_held_against_a_copy() {
+    let arguments = ["kernels", "--only", "softmax,matmul", "--rows", "20", "--d", "33", "--sizes", "17"];
+    let (out, rows) = rows("kernels", &arguments);
+    assert_timed(&rows);
+    assert_eq!(kernels(&rows), ["softmax", "softmax", "matmul", "matmul"]);
+    assert!(rows[0]["gbps"].is_f64() && rows[0]["fraction"].is_f64() && rows[2]["tflops"].is_f64());
+    assert!(out.contains("of a copy"), "{out}");
+}
+
+#[test]
+fn launches_and_copies_are_timed() {
+    let (_, launch) = rows("launch", &["launch", "--rounds", "3", "--launches", "5"]);
+    assert_timed(&launch);
+    assert_eq!((kernels(&launch), &launch[0]["n"]), (vec!["launch"], &Value::from(3)));
+    let (_, copy) = rows("copy", &["copy", "--mib", "1"]);
+    assert_timed(&copy);
+    assert_eq!(copy[0]["shape"], serde_json::json!([1 << 18]));
+}
+
+#[test]
+fn compilation_is_timed_by_phase_without_a_gpu() {
+    let (_, rows) = rows("compile", &["compile", "--dim", "64", "--runs", "1", "--target", "sm_90a"]);
+    assert_timed(&rows);
+    let phases = ["record", "passes", "lower", "llvm parse", "llvm optimise", "llvm codegen", "IR to PTX"];
+    assert_eq!(kernels(&rows), [&phases[..], &phases[..], &["cache hit"][..]].concat());
+    assert_eq!(rows[0]["case"], "sm_90a first in process");
+    let total: f64 = rows[1..6].iter().map(|row| row["median_ms"].as_f64().unwrap_or(f64::NAN)).sum();
+    assert!((rows[6]["median_ms"].as_f64().unwrap_or(f64::NAN) - total).abs() < 1e-6, "{rows:?}");
+}
+
+#[test]
+fn mistakes_are_refused_with_the_remedy() {
+    let refused = |arguments: &[&str], reason: &str| {
+        let output = bench(arguments);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert!(message.contains(reason), "{arguments:?}: {message}");
+    };
+    refused(&["attention", "--forward", "48,64,4,2"], "q_tile is 48: expected a power of two");
+    refused(&["attention", "--keys", "64,64"], "q_tile,k_tile,warps,stages");
+    refused(&["attention", "--dim", "300"], "head dimensions from 1 to 256");
+    refused(&["attention", "--dtype", "f8"], "[possible values: bf16, f16, f32]");
+    refused(&["attention", "--causal", "perhaps"], "'perhaps'");
+    refused(&["kernels", "--only", "layer_norm"], "weighted_sum");
+    refused(&["kernels", "--rows", "0"], "at least 1");
+    refused(&["compile", "--target", "sm_70"], "expected sm_80 or sm_90a");
+    refused(&["copy", "--mib", "0"], "0");
+    let output = bench(&["copy", "--mib", "1", "--json", "/no/such/folder/rows.jsonl"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("/no/such/folder/rows.jsonl"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn help_names_every_benchmark() {
+    let help = bench(&["--help"]);
+    let help = text(&help.stdout);
+    for subject in ["attention", "kernels", "copy", "launch", "compile"] {
+        assert!(help.lines().any(|line| line.trim_start().starts_with(subject)), "{subject}: {help}");
+    }
+}

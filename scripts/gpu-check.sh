@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# Checks and measures Tilewright on a GPU machine, from the package that lies beside this script; builds nothing.
+#
+#   gpu-check.sh [STEP...]    steps: tests sanitize bench sweep; all but sweep without one
+#
+# OUT     where logs and rows go (./out)
+# PEERS   a Python program that prints rows of other implementations, for the same run (with the step bench)
+#
+# Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
+set -uo pipefail
+
+out=${OUT:-out}
+mkdir -p "$out" || exit 1
+out=$(cd "$out" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+rows=$out/rows.jsonl
+failures=()
+
+say() { printf '%s\n' "$*"; }
+
+# Unpacks once per package: a second call finds it done.
+unpack() {
+    local stamp
+    stamp=$(cksum <"$here/package.tar.xz") || exit 1
+    bin=${TMPDIR:-/tmp}/tilewright-gpu-check
+    if [ "$(cat "$bin/stamp" 2>/dev/null)" = "$stamp" ]; then
+        return
+    fi
+    rm -rf "$bin"
+    mkdir -p "$bin"
+    if command -v xz >/dev/null; then
+        xz -dc "$here/package.tar.xz" | tar -C "$bin" -xf - || exit 1
+    else
+        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' \
+            "$here/package.tar.xz" "$bin" || exit 1
+    fi
+    printf '%s' "$stamp" >"$bin/stamp"
+}
+
+# run NAME SECONDS COMMAND...: the output goes to NAME.log, with a limit of time. Remembers a failure.
+run() {
+    local name=$1 limit=$2 start=$SECONDS status
+    shift 2
+    timeout -k 10 "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    took=$((SECONDS - start))
+    case $status in
+        0) verdict=ok ;;
+        124 | 137) verdict="stopped after $limit s" ;;
+        *) verdict="FAILED ($status)" ;;
+    esac
+    # What is skipped has shown nothing.
+    if [ "$status" = 0 ] && grep -q 'skipped: ' "$out/$name.log"; then
+        verdict=skipped
+    fi
+    [ "$verdict" = ok ] || failures+=("$name: $verdict")
+    return "$status"
+}
+
+# Each test in a process of its own: after a fault, the driver refuses the rest of a process.
+tests() {
+    local binary name
+    run doctor 60 "$bin/tilewright" doctor
+    run demo 120 "$bin/tilewright" demo --out "$out/demo"
+    for binary in gpu gpu_random; do
+        for name in $("$bin/$binary" --list 2>/dev/null | sed -n 's/: test$//p'); do
+            run "test-$binary-${name//::/-}" 240 "$bin/$binary" --exact "$name" --test-threads=1 --nocapture
+            printf '%-64s %4d s  %s\n' "$binary $name" "$took" "$verdict" >>"$out/tests.txt"
+        done
+    done
+}
+
+# Small shapes, whose results the program checks as well. A sanitizer slows kernels down by a factor of hundreds.
+sanitize() {
+    local tool sanitizer shape dim length dtype
+    sanitizer=$(command -v compute-sanitizer || find /usr/local -maxdepth 3 -name compute-sanitizer 2>/dev/null | sort | tail -n 1)
+    if [ -z "$sanitizer" ]; then
+        say "sanitize: there is no compute-sanitizer here" >"$out/sanitize.txt"
+        return
+    fi
+    local quick=(--device cuda:0 --warmup-ms 0 --rep-ms 0)
+    for tool in memcheck racecheck; do
+        local under=("$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/tilewright" bench)
+        for shape in "64 128 bf16" "128 130 bf16" "80 65 f16" "64 66 f32"; do
+            read -r dim length dtype <<<"$shape"
+            run "sanitize-$tool-attention-$dim-$length-$dtype" 120 "${under[@]}" attention "${quick[@]}" \
+                --heads 2 --length "$length" --dim "$dim" --dtype "$dtype"
+            printf '%-64s %4d s  %s\n' "$tool attention d=$dim length=$length $dtype" "$took" "$verdict" >>"$out/sanitize.txt"
+        done
+        run "sanitize-$tool-kernels" 180 "${under[@]}" kernels "${quick[@]}" --rows 65 --d 100,1024 --sizes 130
+        printf '%-64s %4d s  %s\n' "$tool kernels" "$took" "$verdict" >>"$out/sanitize.txt"
+    done
+}
+
+# measure NAME SECONDS ARGS...: one benchmark; its rows go with all others.
+measure() {
+    local name=$1 limit=$2
+    shift 2
+    run "bench-$name" "$limit" "$bin/tilewright" bench "$@" --json "$rows" --commit "$commit"
+    tables+=("$out/bench-$name.log")
+}
+
+bench() {
+    measure copy 60 copy
+    measure launch 60 launch
+    measure compile 60 compile
+    local dim
+    for dim in 64 128; do
+        measure "attention-$dim" 120 attention --dim "$dim"
+    done
+    measure attention-1024 60 attention --dim 64 --causal true --batch 16 --length 1024
+    measure attention-4096 60 attention --dim 64 --causal true --batch 4 --length 4096
+    if [ -n "${PEERS:-}" ]; then
+        run peers 240 python3 "$PEERS"
+        grep '^{' "$out/peers.log" >"$out/peers.jsonl"
+    fi
+    measure kernels 200 kernels --only weighted_sum,softmax,rms_norm --warmup-ms 50 --rep-ms 200
+    measure matmul 120 kernels --only matmul --warmup-ms 50 --rep-ms 200
+    measure attention-cpu 60 attention --device cpu
+    measure kernels-cpu 60 kernels --device cpu
+}
+
+sweep() {
+    local dim causal
+    for dim in 64 128; do
+        for causal in true false; do
+            measure "sweep-$dim-$causal" 280 attention --sweep --dim "$dim" --causal "$causal" --warmup-ms 20 --rep-ms 100
+        done
+    done
+}
+
+unpack
+commit=$(cat "$bin/commit")
+export TILEWRIGHT_CACHE=$bin/cache
+tables=()
+steps=("$@")
+[ ${#steps[@]} -gt 0 ] || steps=(tests sanitize bench)
+rm -f "$out/tests.txt" "$out/sanitize.txt"
+for step in "${steps[@]}"; do
+    case $step in
+        tests | sanitize | bench | sweep) "$step" ;;
+        *)
+            say "gpu-check: there is no step '$step': the steps are tests, sanitize, bench and sweep" >&2
+            exit 2
+            ;;
+    esac
+done
+
+say "commit $commit, $(date -u +%Y-%m-%d)"
+for list in "$out/tests.txt" "$out/sanitize.txt"; do
+    [ ! -e "$list" ] || cat "$list"
+done
+for table in "${tables[@]}"; do
+    say "== $(basename "$table" .log)"
+    # Progress of the compiler and the like comes first; the table and what failed come last.
+    tail -n 60 "$table" | cut -c 1-200
+done
+for failure in "${failures[@]}"; do
+    log=$out/${failure%%:*}.log
+    say "-- $failure"
+    case ${failure%%:*} in
+        bench-*) ;;
+        *) tail -n 8 "$log" | cut -c 1-200 ;;
+    esac
+done
+say "${#failures[@]} failures; logs and rows.jsonl are in $out"
+[ ${#failures[@]} -eq 0 ]
