@@ -22,30 +22,52 @@
 //! # Ok::<(), Error>(())
 //! ```
 
+pub mod adamw;
 pub mod attention;
+mod blocks;
+pub mod cast;
 pub mod column_sum;
+pub mod cross_entropy;
+pub mod embedding;
+pub mod layer_norm;
 pub mod matmul;
 pub mod rms_norm;
+pub mod rope;
 pub mod softmax;
+pub mod swiglu;
 pub mod tensor;
 pub mod weighted_sum;
 
-pub use tensor::{FloatElement, Tensor, TensorMut};
+pub use tensor::{FloatElement, IndexElement, Tensor, TensorMut};
 
 use tilewright_codegen::lang::kernel::KernelDef;
 
 /// All kernels, by name.
 pub static KERNELS: &[&KernelDef] = &[
+    &adamw::ADAMW,
+    &adamw::ADAMW_WITH_COPY,
+    &cast::CAST,
     &column_sum::COLUMN_SUM,
+    &cross_entropy::CROSS_ENTROPY_BWD,
+    &cross_entropy::CROSS_ENTROPY_FWD,
+    &embedding::EMBEDDING_BWD,
     &attention::backward::FLASH_ATTENTION_BWD_DKDV,
     &attention::backward::FLASH_ATTENTION_BWD_DQ,
     &attention::backward::FLASH_ATTENTION_BWD_PREPROCESS,
     &attention::forward::FLASH_ATTENTION_FWD,
+    &layer_norm::LAYER_NORM_BWD,
+    &layer_norm::LAYER_NORM_FWD,
     &matmul::MATMUL,
     &rms_norm::RMS_NORM_BWD,
     &rms_norm::RMS_NORM_FWD,
+    &rope::ROPE_AT,
+    &rope::ROPE_FROM,
+    &swiglu::SILU_BWD,
+    &swiglu::SILU_FWD,
     &softmax::SOFTMAX_ROWS,
     &softmax::SOFTMAX_WIDE_ROWS,
+    &swiglu::SWIGLU_BWD,
+    &swiglu::SWIGLU_FWD,
     &weighted_sum::WEIGHTED_SUM_BWD,
     &weighted_sum::WEIGHTED_SUM_FWD,
 ];

@@ -9,6 +9,12 @@ impl FloatElement for f16 {}
 impl FloatElement for bf16 {}
 impl FloatElement for f32 {}
 
+/// Element types of indices: tokens, targets, positions.
+pub trait IndexElement: Int + Element {}
+impl IndexElement for i32 {}
+impl IndexElement for i64 {}
+impl IndexElement for u32 {}
+
 /// A tensor of rank `R` that is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a, T: Element, const R: usize> {

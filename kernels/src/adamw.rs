@@ -1,0 +1,244 @@
+//! AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019, algorithm
+//! 2), for all parameters that lie in one flat buffer, in one launch.
+//!
+//! In step t = 1, 2, …, with the gradient g,
+//!
+//! - m ← m + (1 − β₁) · (g − m) and v ← v + (1 − β₂) · (g² − v),
+//! - p ← p − lr · (m̂ / (√v̂ + ε) + λ · p) with m̂ = m / (1 − β₁ᵗ) and v̂ = v / (1 − β₂ᵗ).
+//!
+//! p, m and v are f32 (master weights); g may be of another type. A model that computes in a shorter type takes its weights
+//! from `copy`, which the same launch writes.
+
+use crate::tensor::FloatElement;
+use tilewright_runtime::prelude::*;
+
+/// Updates p, m and v at `offsets`, and gives the new p. `moments` are 1 − β₁ and 1 − β₂; `rate` is lr / (1 − β₁ᵗ);
+/// `spread` 1 / √(1 − β₂ᵗ); `decay` lr · λ.
+#[device_fn]
+fn update<G: Float>(
+    (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
+    g: Ptr<G>,
+    (offsets, mask): (Tile<i64>, Tile<bool>),
+    moments: (Scalar<f32>, Scalar<f32>),
+    (rate, spread, eps, decay, grad_scale): (Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>),
+) -> Tile<f32> {
+    let gt = load(g + offsets, mask = mask).to::<f32>() * grad_scale;
+    let (m_before, v_before) = (load(m + offsets, mask = mask), load(v + offsets, mask = mask));
+    let m_after = m_before + moments.0 * (gt - m_before);
+    let v_after = v_before + moments.1 * (gt * gt - v_before);
+    let pt = load(p + offsets, mask = mask);
+    let after = pt - (rate * m_after / (sqrt(v_after) * spread + eps) + decay * pt);
+    store(m + offsets, m_after, mask = mask);
+    store(v + offsets, v_after, mask = mask);
+    store(p + offsets, after, mask = mask);
+    after
+}
+
+/// One step for n parameters.
+///
+/// One program per `tile` of them. `rest1` and `rest2` are 1 − β₁ and 1 − β₂; `rate` is lr / (1 − β₁ᵗ); `spread` is
+/// 1 / √(1 − β₂ᵗ); `decay` is lr · λ; g is multiplied by `grad_scale` first.
+#[kernel]
+pub fn adamw<G: Float>(
+    p: InOut<f32>,
+    m: InOut<f32>,
+    v: InOut<f32>,
+    g: In<G>,
+    n: i64,
+    rest1: f32,
+    rest2: f32,
+    rate: f32,
+    spread: f32,
+    eps: f32,
+    decay: f32,
+    grad_scale: f32,
+    #[constexpr] tile: usize,
+) {
+    let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
+    let rates = (rate, spread, eps, decay, grad_scale);
+    update((p, m, v), g, (offsets, offsets < n), (rest1, rest2), rates);
+}
+
+/// As [`ADAMW`], and copy = p, rounded.
+#[kernel]
+pub fn adamw_with_copy<G: Float, C: Float>(
+    p: InOut<f32>,
+    m: InOut<f32>,
+    v: InOut<f32>,
+    g: In<G>,
+    copy: Out<C>,
+    n: i64,
+    rest1: f32,
+    rest2: f32,
+    rate: f32,
+    spread: f32,
+    eps: f32,
+    decay: f32,
+    grad_scale: f32,
+    #[constexpr] tile: usize,
+) {
+    let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
+    let rates = (rate, spread, eps, decay, grad_scale);
+    let after = update((p, m, v), g, (offsets, offsets < n), (rest1, rest2), rates);
+    store(copy + offsets, after.to::<C>(), mask = offsets < n);
+}
+
+/// What a step is told beside its tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Learning rate.
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    /// λ: each step takes lr · λ of every weight away.
+    pub weight_decay: f64,
+    /// Factor of the gradient: what clipping by the global norm, or averaging, makes of it.
+    pub grad_scale: f64,
+}
+
+impl Default for Options {
+    /// The values of Kingma and Ba ("Adam", 2015), and λ = 0.01.
+    fn default() -> Options {
+        Options { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, grad_scale: 1.0 }
+    }
+}
+
+/// The scalars of a step, rounded once from f64: 1 − 0.999 in f32 would be off by 10⁻⁵ of itself.
+struct Rates {
+    rest1: f32,
+    rest2: f32,
+    rate: f32,
+    spread: f32,
+    decay: f32,
+}
+
+impl Options {
+    fn rates(&self, kernel: &str, t: u64) -> Result<Rates> {
+        let mistake = |name: &'static str, expected: &str, found: String| {
+            Err(Error::Argument { kernel: kernel.into(), name, expected: expected.into(), found })
+        };
+        if t == 0 {
+            return mistake("t", "the number of this step, counted from 1", "0".into());
+        }
+        for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            if !(0.0..1.0).contains(&beta) {
+                return mistake(name, "a number from 0 to below 1", beta.to_string());
+            }
+        }
+        let exponent = t as f64;
+        Ok(Rates {
+            rest1: (1.0 - self.beta1) as f32,
+            rest2: (1.0 - self.beta2) as f32,
+            rate: (self.lr / (1.0 - self.beta1.powf(exponent))) as f32,
+            spread: (1.0 / (1.0 - self.beta2.powf(exponent)).sqrt()) as f32,
+            decay: (self.lr * self.weight_decay) as f32,
+        })
+    }
+}
+
+/// Parameters per program: 8 a thread.
+const TILE: usize = 1024;
+
+fn expect_len(kernel: &str, name: &'static str, found: usize, n: usize) -> Result<()> {
+    if found == n {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        kernel: kernel.into(),
+        name,
+        expected: format!("{n} elements, as many as `p`"),
+        found: found.to_string(),
+    })
+}
+
+/// Step `t` (from 1) for the parameters p with their moments m and v, all updated, and gradients g: all of one length.
+///
+/// Groups with options of their own are slices of the buffers, a launch each.
+///
+/// # Errors
+/// Lengths that differ, `t` = 0, betas outside [0, 1), tensors on another device, and everything that a launch can say.
+pub fn step<G: FloatElement>(
+    device: &Device,
+    mut p: ViewMut<'_, f32>,
+    mut m: ViewMut<'_, f32>,
+    mut v: ViewMut<'_, f32>,
+    g: View<'_, G>,
+    t: u64,
+    options: &Options,
+) -> Result<()> {
+    const NAME: &str = "adamw";
+    let n = p.len();
+    for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len())] {
+        expect_len(NAME, name, len, n)?;
+    }
+    let Rates { rest1, rest2, rate, spread, decay } = options.rates(NAME, t)?;
+    Adamw {
+        p: &mut p,
+        m: &mut m,
+        v: &mut v,
+        g: &g,
+        n: n as i64,
+        rest1,
+        rest2,
+        rate,
+        spread,
+        eps: options.eps as f32,
+        decay,
+        grad_scale: options.grad_scale as f32,
+        tile: TILE,
+    }
+    .launch(device, n.div_ceil(TILE))
+}
+
+/// As [`step`], and copy = p, rounded to its type.
+///
+/// # Errors
+/// As [`step`].
+pub fn step_with_copy<G: FloatElement, C: FloatElement>(
+    device: &Device,
+    mut p: ViewMut<'_, f32>,
+    mut m: ViewMut<'_, f32>,
+    mut v: ViewMut<'_, f32>,
+    g: View<'_, G>,
+    mut copy: ViewMut<'_, C>,
+    t: u64,
+    options: &Options,
+) -> Result<()> {
+    const NAME: &str = "adamw_with_copy";
+    let n = p.len();
+    for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len()), ("copy", copy.len())] {
+        expect_len(NAME, name, len, n)?;
+    }
+    let Rates { rest1, rest2, rate, spread, decay } = options.rates(NAME, t)?;
+    AdamwWithCopy {
+        p: &mut p,
+        m: &mut m,
+        v: &mut v,
+        g: &g,
+        copy: &mut copy,
+        n: n as i64,
+        rest1,
+        rest2,
+        rate,
+        spread,
+        eps: options.eps as f32,
+        decay,
+        grad_scale: options.grad_scale as f32,
+        tile: TILE,
+    }
+    .launch(device, n.div_ceil(TILE))
+}
+
+/// Step `t` in f64, as the paper writes it.
+pub fn reference(p: &mut [f64], m: &mut [f64], v: &mut [f64], g: &[f64], t: u64, options: &Options) {
+    let Options { lr, beta1, beta2, eps, weight_decay, grad_scale } = *options;
+    for i in 0..p.len() {
+        let g = g[i] * grad_scale;
+        m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+        v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+        let m_hat = m[i] / (1.0 - beta1.powi(t as i32));
+        let v_hat = v[i] / (1.0 - beta2.powi(t as i32));
+        p[i] -= lr * (m_hat / (v_hat.sqrt() + eps) + weight_decay * p[i]);
+    }
+}

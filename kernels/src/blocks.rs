@@ -1,0 +1,77 @@
+//! Blocks of matrices and vectors, and the tiles of kernels that compute each element by itself.
+
+use tilewright_runtime::prelude::*;
+
+/// The block of `tile` = (rows, columns) of a matrix of `shape` = (rows, columns) that starts in column 0.
+#[device_fn]
+pub(crate) fn row_block<T: Dtype>(
+    base: Ptr<T>,
+    shape: (Scalar<i32>, Scalar<i32>),
+    strides: (Scalar<i64>, Scalar<i64>),
+    first_row: Scalar<i32>,
+    tile: (usize, usize),
+) -> BlockPtr<T> {
+    make_block_ptr(
+        base,
+        shape = [shape.0, shape.1],
+        strides = [strides.0, strides.1],
+        offsets = [first_row, 0],
+        block_shape = [tile.0, tile.1],
+        order = [1, 0],
+    )
+}
+
+/// The block of `tile` elements of a vector of `n` that starts at `first`.
+#[device_fn]
+pub(crate) fn vector_block<T: Dtype>(
+    base: Ptr<T>,
+    n: Scalar<i32>,
+    stride: Scalar<i64>,
+    first: Scalar<i32>,
+    tile: usize,
+) -> BlockPtr<T> {
+    make_block_ptr(base, shape = [n], strides = [stride], offsets = [first], block_shape = [tile], order = [0])
+}
+
+/// First row and first column of this program's tile, in a grid of [`ElementTiles`] over rows of `d` elements.
+#[device_fn]
+pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, Scalar<i32>) {
+    let across = cdiv(d, tile.1);
+    (program_id(0) / across * tile.0, program_id(0) % across * tile.1)
+}
+
+/// Tiles that cover a matrix, each of them a program: for kernels in which rows and columns do not matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ElementTiles {
+    pub rows_tile: usize,
+    pub d_tile: usize,
+    programs: usize,
+}
+
+impl ElementTiles {
+    /// Tiles of about 2048 elements, 16 a thread: several vectors of each operand are under way at once.
+    pub fn new(rows: usize, d: usize) -> ElementTiles {
+        const ELEMENTS: usize = 2048;
+        let d_tile = d.max(1).next_power_of_two().clamp(16, ELEMENTS);
+        let rows_tile = (ELEMENTS / d_tile).min(rows.max(1).next_power_of_two());
+        ElementTiles { rows_tile, d_tile, programs: rows.div_ceil(rows_tile) * d.div_ceil(d_tile) }
+    }
+
+    pub fn config(&self) -> LaunchConfig {
+        LaunchConfig::new(self.programs).num_warps(4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_the_matrix() {
+        assert_eq!(ElementTiles::new(3, 5000), ElementTiles { rows_tile: 1, d_tile: 2048, programs: 9 });
+        assert_eq!(ElementTiles::new(1000, 100), ElementTiles { rows_tile: 16, d_tile: 128, programs: 63 });
+        assert_eq!(ElementTiles::new(3, 1), ElementTiles { rows_tile: 4, d_tile: 16, programs: 1 });
+        assert_eq!(ElementTiles::new(0, 7).programs, 0);
+        assert_eq!(ElementTiles::new(7, 0).programs, 0);
+    }
+}

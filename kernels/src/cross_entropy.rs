@@ -1,0 +1,239 @@
+//! Cross-entropy of logits x [rows, d] and one target t per row: loss[r] = Lᵣ − x[r, tᵣ] with the log-sum-exp
+//! Lᵣ = log Σⱼ exp x[r, j], and its gradient.
+//!
+//! The forward pass walks along the vocabulary once, with a sum that is rescaled whenever the maximum grows (Milakov and
+//! Gimelshein, "Online normalizer calculation for softmax", 2018), and keeps L. With g = ∂L/∂loss
+//!
+//! - ∂L/∂x[r, j] = g[r] · (exp(x[r, j] − Lᵣ) − [j = tᵣ]).
+//!
+//! A row whose target is `ignore_index` has loss 0 and gradient 0. A target that is neither that nor a column gives NaN:
+//! it is a mistake, and it shows.
+
+use crate::blocks::{ElementTiles, row_block, tile_start, vector_block};
+use crate::tensor::{FloatElement, IndexElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
+use tilewright_runtime::prelude::*;
+
+/// loss and lse (L) of each row, in f32, natural logarithm.
+///
+/// One program per tile of rows, which walks along the row.
+#[kernel]
+pub fn cross_entropy_fwd<T: Float, I: Int>(
+    logits: In<T>,
+    targets: In<I>,
+    loss: Out<f32>,
+    lse: Out<f32>,
+    logits_stride_row: i64,
+    logits_stride_d: i64,
+    targets_stride: i64,
+    loss_stride: i64,
+    lse_stride: i64,
+    rows: i32,
+    d: i32,
+    #[no_specialize] ignore_index: i64,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let first_row = program_id(0) * rows_tile;
+    let strides = (logits_stride_row, logits_stride_d);
+    let mut block = row_block(logits, (rows, d), strides, first_row, (rows_tile, d_tile));
+    let mut largest = full([rows_tile], f32::NEG_INFINITY);
+    let mut total = zeros::<f32>([rows_tile]);
+    for start in range(0, d, d_tile) {
+        let inside = (arange(0, d_tile) + start < d).expand_dims(0);
+        let x = where_(inside, load(block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
+        let new_largest = maximum(largest, max(x, axis = 1));
+        // While a row has been −∞ only, −∞ − −∞ would be NaN.
+        let shift = where_(new_largest == f32::NEG_INFINITY, 0.0, new_largest);
+        total = total * exp(largest - shift) + sum(exp(x - shift.expand_dims(1)), axis = 1);
+        largest = new_largest;
+        block = block.advance([0, d_tile]);
+    }
+    let log_sum = largest + log(total);
+    store(vector_block(lse, rows, lse_stride, first_row, rows_tile), log_sum, boundary_check = [0]);
+
+    let targets_block = vector_block(targets, rows, targets_stride, first_row, rows_tile);
+    let target = load(targets_block, boundary_check = [0], padding = zero).to::<i64>();
+    let row = first_row + arange(0, rows_tile);
+    let exists = (row < rows) && (target >= 0) && (target < d.to::<i64>());
+    let at = logits + (row * logits_stride_row + target * logits_stride_d);
+    let score = load(at, mask = exists, other = 0.0).to::<f32>();
+    let nll = where_(exists, log_sum - score, f32::NAN);
+    let row_loss = where_(target == ignore_index, 0.0, nll);
+    store(vector_block(loss, rows, loss_stride, first_row, rows_tile), row_loss, boundary_check = [0]);
+}
+
+/// grad_logits = scale · grad_loss · (exp(logits − lse) − one-hot(target)).
+///
+/// One program per tile.
+#[kernel]
+pub fn cross_entropy_bwd<T: Float, I: Int>(
+    logits: In<T>,
+    targets: In<I>,
+    lse: In<f32>,
+    grad_loss: In<f32>,
+    grad_logits: Out<T>,
+    logits_stride_row: i64,
+    logits_stride_d: i64,
+    targets_stride: i64,
+    lse_stride: i64,
+    grad_loss_stride: i64,
+    grad_logits_stride_row: i64,
+    grad_logits_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[no_specialize] ignore_index: i64,
+    scale: f32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let (row, col) = tile_start(d, tile);
+    let block = row_block(logits, shape, (logits_stride_row, logits_stride_d), row, tile).advance([0, col]);
+    let strides = (grad_logits_stride_row, grad_logits_stride_d);
+    let grad_block = row_block(grad_logits, shape, strides, row, tile).advance([0, col]);
+    let targets_block = vector_block(targets, rows, targets_stride, row, rows_tile);
+    let target = load(targets_block, boundary_check = [0], padding = zero).to::<i64>();
+    let lse_block = vector_block(lse, rows, lse_stride, row, rows_tile);
+    let log_sum = load(lse_block, boundary_check = [0], padding = zero).expand_dims(1);
+    let g_block = vector_block(grad_loss, rows, grad_loss_stride, row, rows_tile);
+    let g = load(g_block, boundary_check = [0], padding = zero) * scale;
+    let exists = (target >= 0) && (target < d.to::<i64>());
+    let factor = where_(exists, g, f32::NAN).expand_dims(1);
+
+    let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    let columns = (col + arange(0, d_tile)).to::<i64>().expand_dims(0);
+    let hit = where_(columns == target.expand_dims(1), 1.0, 0.0);
+    let grad = factor * (exp(x - log_sum) - hit);
+    // Chosen, not multiplied by zero: an ignored row may hold anything.
+    let kept = where_((target == ignore_index).expand_dims(1), 0.0, grad);
+    store(grad_block, kept.to::<T>(), boundary_check = [0, 1]);
+}
+
+/// Widest tile: larger vocabularies go through several.
+const MAX_D_TILE: usize = 4096;
+
+/// loss [rows] and lse [rows] of logits [rows, d] and targets [rows].
+///
+/// # Errors
+/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+pub fn forward<T: FloatElement, I: IndexElement>(
+    device: &Device,
+    logits: Tensor<'_, T, 2>,
+    targets: Tensor<'_, I, 1>,
+    ignore_index: i64,
+    mut loss: TensorMut<'_, f32, 1>,
+    mut lse: TensorMut<'_, f32, 1>,
+) -> Result<()> {
+    const NAME: &str = "cross_entropy_fwd";
+    let [rows, d] = logits.shape();
+    expect_shape(NAME, "targets", targets.shape(), [rows])?;
+    expect_shape(NAME, "loss", loss.shape(), [rows])?;
+    expect_shape(NAME, "lse", lse.shape(), [rows])?;
+    let tiles = RowTiles::new(rows, d, MAX_D_TILE);
+    CrossEntropyFwd {
+        logits_stride_row: logits.strides()[0],
+        logits_stride_d: logits.strides()[1],
+        targets_stride: targets.strides()[0],
+        loss_stride: loss.strides()[0],
+        lse_stride: lse.strides()[0],
+        rows: extent(NAME, "logits", rows)?,
+        d: extent(NAME, "logits", d)?,
+        ignore_index,
+        logits: &logits.data,
+        targets: &targets.data,
+        loss: &mut loss.data,
+        lse: &mut lse.data,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config(rows))
+}
+
+/// grad_logits [rows, d], given the gradient grad_loss [rows] of the losses, which is multiplied by `scale`, and the lse
+/// [rows] that [`forward`] gave.
+///
+/// A gradient that is the same for all rows is a tensor of one element with stride 0. For the mean over N rows, `scale` is
+/// 1/N.
+///
+/// # Errors
+/// As [`forward`].
+pub fn backward<T: FloatElement, I: IndexElement>(
+    device: &Device,
+    logits: Tensor<'_, T, 2>,
+    targets: Tensor<'_, I, 1>,
+    ignore_index: i64,
+    lse: Tensor<'_, f32, 1>,
+    grad_loss: Tensor<'_, f32, 1>,
+    scale: f32,
+    mut grad_logits: TensorMut<'_, T, 2>,
+) -> Result<()> {
+    const NAME: &str = "cross_entropy_bwd";
+    let [rows, d] = logits.shape();
+    expect_shape(NAME, "targets", targets.shape(), [rows])?;
+    expect_shape(NAME, "lse", lse.shape(), [rows])?;
+    expect_shape(NAME, "grad_loss", grad_loss.shape(), [rows])?;
+    expect_shape(NAME, "grad_logits", grad_logits.shape(), [rows, d])?;
+    let tiles = ElementTiles::new(rows, d);
+    CrossEntropyBwd {
+        logits_stride_row: logits.strides()[0],
+        logits_stride_d: logits.strides()[1],
+        targets_stride: targets.strides()[0],
+        lse_stride: lse.strides()[0],
+        grad_loss_stride: grad_loss.strides()[0],
+        grad_logits_stride_row: grad_logits.strides()[0],
+        grad_logits_stride_d: grad_logits.strides()[1],
+        rows: extent(NAME, "logits", rows)?,
+        d: extent(NAME, "logits", d)?,
+        ignore_index,
+        scale,
+        logits: &logits.data,
+        targets: &targets.data,
+        lse: &lse.data,
+        grad_loss: &grad_loss.data,
+        grad_logits: &mut grad_logits.data,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config())
+}
+
+/// The same in f64, on dense row-major slices with rows of `d` logits.
+pub mod reference {
+    fn log_sum_exp(row: &[f64]) -> f64 {
+        let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        largest + row.iter().map(|x| (x - largest).exp()).sum::<f64>().ln()
+    }
+
+    /// (loss [rows], lse [rows]) of logits [rows, d] and targets [rows].
+    pub fn forward(logits: &[f64], targets: &[i64], d: usize, ignore_index: i64) -> (Vec<f64>, Vec<f64>) {
+        let rows = logits.chunks_exact(d.max(1)).zip(targets);
+        rows.map(|(row, &target)| {
+            let lse = log_sum_exp(row);
+            (if target == ignore_index { 0.0 } else { lse - row[target as usize] }, lse)
+        })
+        .unzip()
+    }
+
+    /// grad_logits [rows, d] of logits [rows, d], targets [rows] and grad_loss [rows].
+    pub fn backward(
+        logits: &[f64],
+        targets: &[i64],
+        d: usize,
+        ignore_index: i64,
+        grad_loss: &[f64],
+        scale: f64,
+    ) -> Vec<f64> {
+        let mut grad = vec![0.0; logits.len()];
+        for (r, row) in logits.chunks_exact(d.max(1)).enumerate() {
+            if targets[r] == ignore_index {
+                continue;
+            }
+            let lse = log_sum_exp(row);
+            for (j, x) in row.iter().enumerate() {
+                let hit = if j as i64 == targets[r] { 1.0 } else { 0.0 };
+                grad[r * d + j] = scale * grad_loss[r] * ((x - lse).exp() - hit);
+            }
+        }
+        grad
+    }
+}

@@ -1,0 +1,338 @@
+//! LayerNorm: y[r, j] = (x[r, j] − μᵣ) · sᵣ · w[j] + b[j] with μᵣ = meanⱼ x[r, j] and sᵣ = 1/√(meanⱼ (x[r, j] − μᵣ)² + ε) (Ba,
+//! Kiros and Hinton, "Layer Normalization", 2016), and its gradients.
+//!
+//! The forward pass keeps μ (`mean`) and s (`rstd`). With g = ∂L/∂y and x̂ = (x − μ)·s the derivative is
+//!
+//! - ∂L/∂x = s · (g·w − meanⱼ(g·w) − x̂ · meanⱼ(g·w·x̂)),
+//! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j] and ∂L/∂b[j] = Σᵣ g[r, j]: each program writes one row of partial sums of both, which
+//!   [`column_sum`](crate::column_sum) adds up.
+//!
+//! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice. There the mean and the squares of one tile are
+//! merged with those of the tiles before it (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+//! computing sample variances", 1979), which is exact where E[x²] − μ² would cancel.
+
+use crate::blocks::{row_block, vector_block};
+use crate::column_sum;
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
+use tilewright_runtime::prelude::*;
+
+/// y = (x − mean) · rstd · w + b, mean, and rstd = 1/√(variance + eps), computed in f32.
+///
+/// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d.
+#[kernel]
+pub fn layer_norm_fwd<T: Float>(
+    x: In<T>,
+    w: In<T>,
+    b: In<T>,
+    y: Out<T>,
+    mean: Out<f32>,
+    rstd: Out<f32>,
+    x_stride_row: i64,
+    x_stride_d: i64,
+    w_stride: i64,
+    b_stride: i64,
+    y_stride_row: i64,
+    y_stride_d: i64,
+    mean_stride: i64,
+    rstd_stride: i64,
+    rows: i32,
+    d: i32,
+    eps: f32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] whole_rows: bool,
+) {
+    let first_row = program_id(0) * rows_tile;
+    let tile = (rows_tile, d_tile);
+    let first_block = row_block(x, (rows, d), (x_stride_row, x_stride_d), first_row, tile);
+    let mut y_block = row_block(y, (rows, d), (y_stride_row, y_stride_d), first_row, tile);
+    let mut w_block = vector_block(w, d, w_stride, scalar::<i32>(0), d_tile);
+    let mut b_block = vector_block(b, d, b_stride, scalar::<i32>(0), d_tile);
+    let mean_block = vector_block(mean, rows, mean_stride, first_row, rows_tile);
+    let rstd_block = vector_block(rstd, rows, rstd_stride, first_row, rows_tile);
+    if whole_rows {
+        let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
+        let bt = load(b_block, boundary_check = [0], padding = zero).to::<f32>();
+        let mu = sum(xt, axis = 1) / d.to::<f32>();
+        let inside = (arange(0, d_tile) < d).expand_dims(0);
+        let centred = where_(inside, xt - mu.expand_dims(1), 0.0);
+        let s = rsqrt(sum(centred * centred, axis = 1) / d.to::<f32>() + eps);
+        store(mean_block, mu, boundary_check = [0]);
+        store(rstd_block, s, boundary_check = [0]);
+        let yt = centred * s.expand_dims(1) * wt.expand_dims(0) + bt.expand_dims(0);
+        store(y_block, yt.to::<T>(), boundary_check = [0, 1]);
+    } else {
+        let mut x_block = first_block;
+        let mut mu = zeros::<f32>([rows_tile]);
+        let mut squares = zeros::<f32>([rows_tile]);
+        for start in range(0, d, d_tile) {
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let before = start.to::<f32>();
+            let count = minimum(d - start, d_tile).to::<f32>();
+            let tile_mu = sum(xt, axis = 1) / count;
+            let inside = (arange(0, d_tile) + start < d).expand_dims(0);
+            let centred = where_(inside, xt - tile_mu.expand_dims(1), 0.0);
+            let shift = tile_mu - mu;
+            let share = count / (before + count);
+            mu += shift * share;
+            squares += sum(centred * centred, axis = 1) + shift * shift * (before * share);
+            x_block = x_block.advance([0, d_tile]);
+        }
+        let s = rsqrt(squares / d.to::<f32>() + eps);
+        store(mean_block, mu, boundary_check = [0]);
+        store(rstd_block, s, boundary_check = [0]);
+        x_block = first_block;
+        for _ in range(0, d, d_tile) {
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
+            let bt = load(b_block, boundary_check = [0], padding = zero).to::<f32>();
+            let yt = (xt - mu.expand_dims(1)) * s.expand_dims(1) * wt.expand_dims(0) + bt.expand_dims(0);
+            store(y_block, yt.to::<T>(), boundary_check = [0, 1]);
+            x_block = x_block.advance([0, d_tile]);
+            w_block = w_block.advance([d_tile]);
+            b_block = b_block.advance([d_tile]);
+            y_block = y_block.advance([0, d_tile]);
+        }
+    }
+}
+
+/// grad_x; and, over the rows r of tile t, partial_grad_w[t, j] = Σ grad_y[r, j] · x̂[r, j] and partial_grad_b[t, j] =
+/// Σ grad_y[r, j].
+///
+/// One program per tile of rows; the partial sums, dense, have one row per program. `whole_rows` says that `d_tile` ≥ d.
+#[kernel]
+pub fn layer_norm_bwd<T: Float>(
+    x: In<T>,
+    w: In<T>,
+    mean: In<f32>,
+    rstd: In<f32>,
+    grad_y: In<T>,
+    grad_x: Out<T>,
+    partial_grad_w: Out<f32>,
+    partial_grad_b: Out<f32>,
+    x_stride_row: i64,
+    x_stride_d: i64,
+    w_stride: i64,
+    mean_stride: i64,
+    rstd_stride: i64,
+    grad_y_stride_row: i64,
+    grad_y_stride_d: i64,
+    grad_x_stride_row: i64,
+    grad_x_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] whole_rows: bool,
+) {
+    let first_row = program_id(0) * rows_tile;
+    let tile = (rows_tile, d_tile);
+    let partial = ((num_programs(0), d), (d.to::<i64>(), scalar::<i64>(1)));
+    let mut x_block = row_block(x, (rows, d), (x_stride_row, x_stride_d), first_row, tile);
+    let mut w_block = vector_block(w, d, w_stride, scalar::<i32>(0), d_tile);
+    let mut g_block = row_block(grad_y, (rows, d), (grad_y_stride_row, grad_y_stride_d), first_row, tile);
+    let mut grad_x_block = row_block(grad_x, (rows, d), (grad_x_stride_row, grad_x_stride_d), first_row, tile);
+    let mut partial_w_block = row_block(partial_grad_w, partial.0, partial.1, program_id(0), (1, d_tile));
+    let mut partial_b_block = row_block(partial_grad_b, partial.0, partial.1, program_id(0), (1, d_tile));
+    let mean_block = vector_block(mean, rows, mean_stride, first_row, rows_tile);
+    let rstd_block = vector_block(rstd, rows, rstd_stride, first_row, rows_tile);
+    let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
+    let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
+    // Beyond the edges g is zero, and with it every sum below.
+    if whole_rows {
+        let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
+        let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        store(partial_w_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
+        store(partial_b_block, sum(g, axis = 0, keep_dims = true), boundary_check = [1]);
+        let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+        let level = sum(gw, axis = 1, keep_dims = true) / d.to::<f32>();
+        let slope = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
+        store(grad_x_block, ((gw - level - normed * slope) * s).to::<T>(), boundary_check = [0, 1]);
+    } else {
+        let (first_x, first_w, first_g) = (x_block, w_block, g_block);
+        let mut total = zeros::<f32>([rows_tile, 1]);
+        let mut dots = zeros::<f32>([rows_tile, 1]);
+        for _ in range(0, d, d_tile) {
+            let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            store(partial_w_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
+            store(partial_b_block, sum(g, axis = 0, keep_dims = true), boundary_check = [1]);
+            let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+            total += sum(gw, axis = 1, keep_dims = true);
+            dots += sum(gw * normed, axis = 1, keep_dims = true);
+            x_block = x_block.advance([0, d_tile]);
+            w_block = w_block.advance([d_tile]);
+            g_block = g_block.advance([0, d_tile]);
+            partial_w_block = partial_w_block.advance([0, d_tile]);
+            partial_b_block = partial_b_block.advance([0, d_tile]);
+        }
+        let (level, slope) = (total / d.to::<f32>(), dots / d.to::<f32>());
+        x_block = first_x;
+        w_block = first_w;
+        g_block = first_g;
+        for _ in range(0, d, d_tile) {
+            let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+            store(grad_x_block, ((gw - level - normed * slope) * s).to::<T>(), boundary_check = [0, 1]);
+            x_block = x_block.advance([0, d_tile]);
+            w_block = w_block.advance([d_tile]);
+            g_block = g_block.advance([0, d_tile]);
+            grad_x_block = grad_x_block.advance([0, d_tile]);
+        }
+    }
+}
+
+/// Widest row that is kept in registers, and the tile of wider ones.
+const MAX_WHOLE: usize = 8192;
+const WIDE_TILE: usize = 4096;
+
+fn tiles(rows: usize, d: usize) -> RowTiles {
+    RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE })
+}
+
+/// y [rows, d], mean [rows] and rstd [rows] of x [rows, d], weights w [d], shifts b [d] and `eps`.
+///
+/// # Errors
+/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+pub fn forward<T: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    w: Tensor<'_, T, 1>,
+    b: Tensor<'_, T, 1>,
+    mut y: TensorMut<'_, T, 2>,
+    mut mean: TensorMut<'_, f32, 1>,
+    mut rstd: TensorMut<'_, f32, 1>,
+    eps: f32,
+) -> Result<()> {
+    const NAME: &str = "layer_norm_fwd";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "w", w.shape(), [d])?;
+    expect_shape(NAME, "b", b.shape(), [d])?;
+    expect_shape(NAME, "y", y.shape(), [rows, d])?;
+    expect_shape(NAME, "mean", mean.shape(), [rows])?;
+    expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
+    let tiles = tiles(rows, d);
+    LayerNormFwd {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        w_stride: w.strides()[0],
+        b_stride: b.strides()[0],
+        y_stride_row: y.strides()[0],
+        y_stride_d: y.strides()[1],
+        mean_stride: mean.strides()[0],
+        rstd_stride: rstd.strides()[0],
+        rows: extent(NAME, "x", rows)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        w: &w.data,
+        b: &b.data,
+        y: &mut y.data,
+        mean: &mut mean.data,
+        rstd: &mut rstd.data,
+        eps,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+        whole_rows: tiles.d_tile >= d,
+    }
+    .launch_with(device, &tiles.config(rows))
+}
+
+/// grad_x [rows, d], grad_w [d] and grad_b [d], given the gradient grad_y [rows, d] of the result and the mean [rows] and
+/// rstd [rows] that [`forward`] gave.
+///
+/// # Errors
+/// As [`forward`]; also no memory for the partial sums, twice f32 [row tiles, d].
+pub fn backward<T: FloatElement, G: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    w: Tensor<'_, T, 1>,
+    mean: Tensor<'_, f32, 1>,
+    rstd: Tensor<'_, f32, 1>,
+    grad_y: Tensor<'_, T, 2>,
+    mut grad_x: TensorMut<'_, T, 2>,
+    grad_w: TensorMut<'_, G, 1>,
+    grad_b: TensorMut<'_, G, 1>,
+) -> Result<()> {
+    const NAME: &str = "layer_norm_bwd";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "w", w.shape(), [d])?;
+    expect_shape(NAME, "mean", mean.shape(), [rows])?;
+    expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
+    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
+    expect_shape(NAME, "grad_b", grad_b.shape(), [d])?;
+    let tiles = tiles(rows, d);
+    let programs = tiles.programs(rows);
+    let mut partial_w = Buffer::<f32>::uninit(device, programs * d)?;
+    let mut partial_b = Buffer::<f32>::uninit(device, programs * d)?;
+    LayerNormBwd {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        w_stride: w.strides()[0],
+        mean_stride: mean.strides()[0],
+        rstd_stride: rstd.strides()[0],
+        grad_y_stride_row: grad_y.strides()[0],
+        grad_y_stride_d: grad_y.strides()[1],
+        grad_x_stride_row: grad_x.strides()[0],
+        grad_x_stride_d: grad_x.strides()[1],
+        rows: extent(NAME, "x", rows)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        w: &w.data,
+        mean: &mean.data,
+        rstd: &rstd.data,
+        grad_y: &grad_y.data,
+        grad_x: &mut grad_x.data,
+        partial_grad_w: &mut partial_w,
+        partial_grad_b: &mut partial_b,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+        whole_rows: tiles.d_tile >= d,
+    }
+    .launch_with(device, &tiles.config(rows))?;
+    column_sum::forward(device, Tensor::dense(partial_w.view(), [programs, d])?, grad_w)?;
+    column_sum::forward(device, Tensor::dense(partial_b.view(), [programs, d])?, grad_b)
+}
+
+/// The same in f64, on dense row-major slices.
+pub mod reference {
+    fn moments(row: &[f64], eps: f64) -> (f64, f64) {
+        let n = row.len() as f64;
+        let mean = row.iter().sum::<f64>() / n;
+        let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n;
+        (mean, 1.0 / (variance + eps).sqrt())
+    }
+
+    /// (y [rows, d], mean [rows], rstd [rows]) of x [rows, d], w [d] and b [d].
+    pub fn forward(x: &[f64], w: &[f64], b: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+        let (mut y, mut means, mut rstds) = (Vec::with_capacity(x.len()), Vec::new(), Vec::new());
+        for row in x.chunks_exact(w.len().max(1)) {
+            let (mean, rstd) = moments(row, eps);
+            y.extend((0..row.len()).map(|j| (row[j] - mean) * rstd * w[j] + b[j]));
+            means.push(mean);
+            rstds.push(rstd);
+        }
+        (y, means, rstds)
+    }
+
+    /// (grad_x [rows, d], grad_w [d], grad_b [d]) of x [rows, d], w [d] and grad_y [rows, d].
+    pub fn backward(x: &[f64], w: &[f64], grad_y: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+        let d = w.len();
+        let (mut grad_x, mut grad_w, mut grad_b) = (Vec::with_capacity(x.len()), vec![0.0; d], vec![0.0; d]);
+        for (x, g) in x.chunks_exact(d.max(1)).zip(grad_y.chunks_exact(d.max(1))) {
+            let (mean, rstd) = moments(x, eps);
+            let normed: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
+            let level = (0..d).map(|j| g[j] * w[j]).sum::<f64>() / d as f64;
+            let slope = (0..d).map(|j| g[j] * w[j] * normed[j]).sum::<f64>() / d as f64;
+            for j in 0..d {
+                grad_x.push(rstd * (g[j] * w[j] - level - normed[j] * slope));
+                grad_w[j] += g[j] * normed[j];
+                grad_b[j] += g[j];
+            }
+        }
+        (grad_x, grad_w, grad_b)
+    }
+}

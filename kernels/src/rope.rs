@@ -1,0 +1,267 @@
+//! Rotary position embedding (Su et al., "RoFormer", 2021, equation 34): each pair of neighbours (x[2i], x[2i+1]) of a token
+//! at position p is turned by the angle p · θᵢ with θᵢ = base^(−2i/d):
+//!
+//! - y[2i] = x[2i] · cos(p·θᵢ) − x[2i+1] · sin(p·θᵢ)
+//! - y[2i+1] = x[2i] · sin(p·θᵢ) + x[2i+1] · cos(p·θᵢ)
+//!
+//! The gradient is the same with −sin: a rotation's transpose turns back. θ is a table that the caller keeps
+//! ([`frequencies`]): rounded once from f64, and open to the variants that scale it. Angles are f32: at position p they are
+//! off by up to p · 2⁻²⁴.
+
+use crate::blocks::{row_block, vector_block};
+use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
+use tilewright_runtime::prelude::*;
+
+constexpr_enum! {
+    /// Which way pairs turn.
+    pub enum Direction {
+        /// By their angle.
+        Forward,
+        /// Back, as gradients do.
+        Backward,
+    }
+}
+
+/// Turns the pairs of the tokens of program axis 0 in the heads of program axis 1. `sizes` is (tokens, heads, d), and so
+/// are the strides; `tile` is (tokens, heads, d).
+#[device_fn]
+fn turn<T: Float>(
+    x: Ptr<T>,
+    x_strides: (Scalar<i64>, Scalar<i64>, Scalar<i64>),
+    y: Ptr<T>,
+    y_strides: (Scalar<i64>, Scalar<i64>, Scalar<i64>),
+    frequencies: (Ptr<f32>, Scalar<i64>),
+    position: Tile<f32>,
+    sizes: (Scalar<i32>, Scalar<i32>, Scalar<i32>),
+    tile: (usize, usize, usize),
+    direction: Direction,
+) {
+    let (tokens, heads, d) = sizes;
+    let (tokens_tile, heads_tile, d_tile) = tile;
+    let first_token = program_id(0) * tokens_tile;
+    let theta_block = vector_block(frequencies.0, d / 2, frequencies.1, scalar::<i32>(0), d_tile / 2);
+    let theta = load(theta_block, boundary_check = [0], padding = zero);
+    let angle = position.expand_dims(1) * theta.expand_dims(0);
+    let c = cos(angle);
+    let s = match direction {
+        Direction::Forward => sin(angle),
+        Direction::Backward => -sin(angle),
+    };
+    let first_head = program_id(1) * heads_tile;
+    for head in range(first_head, minimum(first_head + heads_tile, heads)) {
+        let source = x + head * x_strides.1;
+        let target = y + head * y_strides.1;
+        let block = (tokens_tile, d_tile);
+        let x_block = row_block(source, (tokens, d), (x_strides.0, x_strides.2), first_token, block);
+        let y_block = row_block(target, (tokens, d), (y_strides.0, y_strides.2), first_token, block);
+        let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let (even, odd) = split(xt.reshape([tokens_tile, d_tile / 2, 2]));
+        let turned = interleave(even * c - odd * s, even * s + odd * c);
+        store(y_block, turned.to::<T>(), boundary_check = [0, 1]);
+    }
+}
+
+/// Turns the pairs of each token by its angle at `positions[token]`.
+///
+/// Grid: (⌈tokens / tokens_tile⌉, ⌈heads / heads_tile⌉). `d_tile` ≥ d, which is even.
+#[kernel]
+pub fn rope_at<T: Float, I: Int>(
+    x: In<T>,
+    positions: In<I>,
+    frequencies: In<f32>,
+    y: Out<T>,
+    x_stride_token: i64,
+    x_stride_head: i64,
+    x_stride_d: i64,
+    positions_stride: i64,
+    frequencies_stride: i64,
+    y_stride_token: i64,
+    y_stride_head: i64,
+    y_stride_d: i64,
+    tokens: i32,
+    heads: i32,
+    d: i32,
+    #[constexpr] tokens_tile: usize,
+    #[constexpr] heads_tile: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr = Forward] direction: Direction,
+) {
+    let first_token = program_id(0) * tokens_tile;
+    let block = vector_block(positions, tokens, positions_stride, first_token, tokens_tile);
+    let position = load(block, boundary_check = [0], padding = zero).to::<f32>();
+    let x_strides = (x_stride_token, x_stride_head, x_stride_d);
+    let y_strides = (y_stride_token, y_stride_head, y_stride_d);
+    let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
+    turn(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
+}
+
+/// Turns the pairs of each token by its angle at position start + token mod length.
+///
+/// Grid: (⌈tokens / tokens_tile⌉, ⌈heads / heads_tile⌉). `d_tile` ≥ d, which is even.
+#[kernel]
+pub fn rope_from<T: Float>(
+    x: In<T>,
+    frequencies: In<f32>,
+    y: Out<T>,
+    x_stride_token: i64,
+    x_stride_head: i64,
+    x_stride_d: i64,
+    frequencies_stride: i64,
+    y_stride_token: i64,
+    y_stride_head: i64,
+    y_stride_d: i64,
+    tokens: i32,
+    heads: i32,
+    d: i32,
+    #[no_specialize] start: i32,
+    length: i32,
+    #[constexpr] tokens_tile: usize,
+    #[constexpr] heads_tile: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr = Forward] direction: Direction,
+) {
+    let token = program_id(0) * tokens_tile + arange(0, tokens_tile);
+    let position = (token % length + start).to::<f32>();
+    let x_strides = (x_stride_token, x_stride_head, x_stride_d);
+    let y_strides = (y_stride_token, y_stride_head, y_stride_d);
+    let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
+    turn(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
+}
+
+/// θᵢ = base^(−2i/d) for the d/2 pairs of a head.
+pub fn frequencies(d: usize, base: f64) -> Vec<f32> {
+    (0..d / 2).map(|i| base.powf(-2.0 * i as f64 / d as f64) as f32).collect()
+}
+
+/// Largest head dimension: a tile holds a whole head.
+const MAX_D: usize = 2048;
+
+/// Tiles of (tokens, heads, d): angles are computed once for several heads.
+fn tiles(name: &str, [tokens, heads, d]: [usize; 3]) -> Result<(usize, usize, usize, LaunchConfig)> {
+    const ELEMENTS: usize = 2048;
+    const HEADS: usize = 8;
+    if !d.is_multiple_of(2) || d > MAX_D {
+        return Err(Error::Argument {
+            kernel: name.into(),
+            name: "x",
+            expected: format!("an even number of elements in a head, at most {MAX_D}"),
+            found: d.to_string(),
+        });
+    }
+    let d_tile = d.max(2).next_power_of_two();
+    let tokens_tile = (ELEMENTS / d_tile).min(tokens.max(1).next_power_of_two());
+    let grid = (tokens.div_ceil(tokens_tile), heads.div_ceil(HEADS));
+    Ok((tokens_tile, HEADS, d_tile, LaunchConfig::new(grid).num_warps(4)))
+}
+
+/// y of x, both [tokens, heads, d], with `positions` [tokens] and `frequencies` [d/2].
+///
+/// Tensors of other shapes are seen as this one by their strides: batch and heads of a [batch, heads, length, d] tensor are
+/// one dimension, and so are batch and length of a [batch, length, heads, d] tensor.
+///
+/// # Errors
+/// Shapes that do not fit each other, an odd d or one above 2048, tensors on another device, and everything that a launch
+/// can say.
+pub fn rotate_at<T: FloatElement, I: IndexElement>(
+    device: &Device,
+    x: Tensor<'_, T, 3>,
+    positions: Tensor<'_, I, 1>,
+    frequencies: Tensor<'_, f32, 1>,
+    mut y: TensorMut<'_, T, 3>,
+    direction: Direction,
+) -> Result<()> {
+    const NAME: &str = "rope_at";
+    let [tokens, heads, d] = x.shape();
+    let (tokens_tile, heads_tile, d_tile, config) = tiles(NAME, x.shape())?;
+    expect_shape(NAME, "positions", positions.shape(), [tokens])?;
+    expect_shape(NAME, "frequencies", frequencies.shape(), [d / 2])?;
+    expect_shape(NAME, "y", y.shape(), x.shape())?;
+    RopeAt {
+        x_stride_token: x.strides()[0],
+        x_stride_head: x.strides()[1],
+        x_stride_d: x.strides()[2],
+        positions_stride: positions.strides()[0],
+        frequencies_stride: frequencies.strides()[0],
+        y_stride_token: y.strides()[0],
+        y_stride_head: y.strides()[1],
+        y_stride_d: y.strides()[2],
+        tokens: extent(NAME, "x", tokens)?,
+        heads: extent(NAME, "x", heads)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        positions: &positions.data,
+        frequencies: &frequencies.data,
+        y: &mut y.data,
+        tokens_tile,
+        heads_tile,
+        d_tile,
+        direction,
+    }
+    .launch_with(device, &config)
+}
+
+/// As [`rotate_at`], with token t at position start + t mod length: sequences of `length` tokens, one behind the other, each
+/// of which starts at `start`.
+///
+/// # Errors
+/// As [`rotate_at`]; also a `length` of 0.
+pub fn rotate_from<T: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 3>,
+    start: usize,
+    length: usize,
+    frequencies: Tensor<'_, f32, 1>,
+    mut y: TensorMut<'_, T, 3>,
+    direction: Direction,
+) -> Result<()> {
+    const NAME: &str = "rope_from";
+    let [tokens, heads, d] = x.shape();
+    let (tokens_tile, heads_tile, d_tile, config) = tiles(NAME, x.shape())?;
+    expect_shape(NAME, "frequencies", frequencies.shape(), [d / 2])?;
+    expect_shape(NAME, "y", y.shape(), x.shape())?;
+    if length == 0 && tokens > 0 {
+        return Err(Error::Argument {
+            kernel: NAME.into(),
+            name: "length",
+            expected: "the number of tokens in a sequence".into(),
+            found: "0".into(),
+        });
+    }
+    // The last position is start + length − 1.
+    extent(NAME, "start", start.saturating_add(length))?;
+    RopeFrom {
+        x_stride_token: x.strides()[0],
+        x_stride_head: x.strides()[1],
+        x_stride_d: x.strides()[2],
+        frequencies_stride: frequencies.strides()[0],
+        y_stride_token: y.strides()[0],
+        y_stride_head: y.strides()[1],
+        y_stride_d: y.strides()[2],
+        tokens: extent(NAME, "x", tokens)?,
+        heads: extent(NAME, "x", heads)?,
+        d: extent(NAME, "x", d)?,
+        start: extent(NAME, "start", start)?,
+        length: extent(NAME, "length", length)?,
+        x: &x.data,
+        frequencies: &frequencies.data,
+        y: &mut y.data,
+        tokens_tile,
+        heads_tile,
+        d_tile,
+        direction,
+    }
+    .launch_with(device, &config)
+}
+
+/// The same in f64: x is dense and row-major [tokens, heads, d]; each pair is a complex number.
+pub fn reference(x: &[f64], positions: &[i64], heads: usize, d: usize, base: f64, direction: Direction) -> Vec<f64> {
+    let mut y = vec![0.0; x.len()];
+    for (k, pair) in x.chunks_exact(2).enumerate() {
+        let (token, i) = (k / (heads * d / 2), k % (d / 2));
+        let angle = positions[token] as f64 / base.powf(2.0 * i as f64 / d as f64);
+        let angle = if matches!(direction, Direction::Forward) { angle } else { -angle };
+        let (radius, phase) = (pair[0].hypot(pair[1]), pair[1].atan2(pair[0]) + angle);
+        (y[2 * k], y[2 * k + 1]) = (radius * phase.cos(), radius * phase.sin());
+    }
+    y
+}

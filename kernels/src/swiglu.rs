@@ -1,0 +1,300 @@
+//! SiLU: y = x · σ(x) with the logistic function σ (Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units", 2018), and
+//! SwiGLU: y = silu(a) · b (Shazeer, "GLU variants improve Transformer", 2020), with their gradients.
+//!
+//! With g = ∂L/∂y, and silu′(a) = σ(a) · (1 + a · (1 − σ(a))),
+//!
+//! - ∂L/∂a = g · b · silu′(a) and ∂L/∂b = g · silu(a).
+//!
+//! The gradients start from a and b, so that nothing has to be kept between the passes.
+
+use crate::blocks::{ElementTiles, row_block, tile_start};
+use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
+use tilewright_runtime::prelude::*;
+
+/// (silu(x), silu′(x))
+#[device_fn]
+fn silu_and_slope(x: Tile<f32>) -> (Tile<f32>, Tile<f32>) {
+    let s = sigmoid(x);
+    (x * s, s * (1.0 + x * (1.0 - s)))
+}
+
+/// y = silu(x), computed in f32.
+///
+/// One program per tile.
+#[kernel]
+pub fn silu_fwd<T: Float>(
+    x: In<T>,
+    y: Out<T>,
+    x_stride_row: i64,
+    x_stride_d: i64,
+    y_stride_row: i64,
+    y_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let (row, col) = tile_start(d, tile);
+    let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, col]);
+    let y_block = row_block(y, shape, (y_stride_row, y_stride_d), row, tile).advance([0, col]);
+    let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    store(y_block, (xt * sigmoid(xt)).to::<T>(), boundary_check = [0, 1]);
+}
+
+/// grad_x = grad_y · silu′(x), computed in f32.
+///
+/// One program per tile.
+#[kernel]
+pub fn silu_bwd<T: Float>(
+    x: In<T>,
+    grad_y: In<T>,
+    grad_x: Out<T>,
+    x_stride_row: i64,
+    x_stride_d: i64,
+    grad_y_stride_row: i64,
+    grad_y_stride_d: i64,
+    grad_x_stride_row: i64,
+    grad_x_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let (row, col) = tile_start(d, tile);
+    let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, col]);
+    let g_block = row_block(grad_y, shape, (grad_y_stride_row, grad_y_stride_d), row, tile).advance([0, col]);
+    let grad_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile).advance([0, col]);
+    let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    let (_, slope) = silu_and_slope(xt);
+    store(grad_block, (g * slope).to::<T>(), boundary_check = [0, 1]);
+}
+
+/// y = silu(a) · b, computed in f32.
+///
+/// One program per tile.
+#[kernel]
+pub fn swiglu_fwd<T: Float>(
+    a: In<T>,
+    b: In<T>,
+    y: Out<T>,
+    a_stride_row: i64,
+    a_stride_d: i64,
+    b_stride_row: i64,
+    b_stride_d: i64,
+    y_stride_row: i64,
+    y_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let (row, col) = tile_start(d, tile);
+    let a_block = row_block(a, shape, (a_stride_row, a_stride_d), row, tile).advance([0, col]);
+    let b_block = row_block(b, shape, (b_stride_row, b_stride_d), row, tile).advance([0, col]);
+    let y_block = row_block(y, shape, (y_stride_row, y_stride_d), row, tile).advance([0, col]);
+    let at = load(a_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    let bt = load(b_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    store(y_block, (at * sigmoid(at) * bt).to::<T>(), boundary_check = [0, 1]);
+}
+
+/// grad_a = grad_y · b · silu′(a) and grad_b = grad_y · silu(a), computed in f32.
+///
+/// One program per tile.
+#[kernel]
+pub fn swiglu_bwd<T: Float>(
+    a: In<T>,
+    b: In<T>,
+    grad_y: In<T>,
+    grad_a: Out<T>,
+    grad_b: Out<T>,
+    a_stride_row: i64,
+    a_stride_d: i64,
+    b_stride_row: i64,
+    b_stride_d: i64,
+    grad_y_stride_row: i64,
+    grad_y_stride_d: i64,
+    grad_a_stride_row: i64,
+    grad_a_stride_d: i64,
+    grad_b_stride_row: i64,
+    grad_b_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let (row, col) = tile_start(d, tile);
+    let a_block = row_block(a, shape, (a_stride_row, a_stride_d), row, tile).advance([0, col]);
+    let b_block = row_block(b, shape, (b_stride_row, b_stride_d), row, tile).advance([0, col]);
+    let g_block = row_block(grad_y, shape, (grad_y_stride_row, grad_y_stride_d), row, tile).advance([0, col]);
+    let grad_a_block = row_block(grad_a, shape, (grad_a_stride_row, grad_a_stride_d), row, tile).advance([0, col]);
+    let grad_b_block = row_block(grad_b, shape, (grad_b_stride_row, grad_b_stride_d), row, tile).advance([0, col]);
+    let at = load(a_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    let bt = load(b_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    let (value, slope) = silu_and_slope(at);
+    store(grad_a_block, (g * bt * slope).to::<T>(), boundary_check = [0, 1]);
+    store(grad_b_block, (g * value).to::<T>(), boundary_check = [0, 1]);
+}
+
+/// y = silu(x), both [rows, d].
+///
+/// # Errors
+/// Shapes that differ, tensors on another device, and everything that a launch can say.
+pub fn silu<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: TensorMut<'_, T, 2>) -> Result<()> {
+    const NAME: &str = "silu_fwd";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "y", y.shape(), [rows, d])?;
+    let tiles = ElementTiles::new(rows, d);
+    SiluFwd {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        y_stride_row: y.strides()[0],
+        y_stride_d: y.strides()[1],
+        rows: extent(NAME, "x", rows)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        y: &mut y.data,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config())
+}
+
+/// grad_x [rows, d], given the gradient grad_y [rows, d] of silu(x).
+///
+/// # Errors
+/// As [`silu`].
+pub fn silu_backward<T: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    grad_y: Tensor<'_, T, 2>,
+    mut grad_x: TensorMut<'_, T, 2>,
+) -> Result<()> {
+    const NAME: &str = "silu_bwd";
+    let [rows, d] = x.shape();
+    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
+    let tiles = ElementTiles::new(rows, d);
+    SiluBwd {
+        x_stride_row: x.strides()[0],
+        x_stride_d: x.strides()[1],
+        grad_y_stride_row: grad_y.strides()[0],
+        grad_y_stride_d: grad_y.strides()[1],
+        grad_x_stride_row: grad_x.strides()[0],
+        grad_x_stride_d: grad_x.strides()[1],
+        rows: extent(NAME, "x", rows)?,
+        d: extent(NAME, "x", d)?,
+        x: &x.data,
+        grad_y: &grad_y.data,
+        grad_x: &mut grad_x.data,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config())
+}
+
+/// y = silu(a) · b, all [rows, d]. Gate and value that one product made side by side are two strided tensors.
+///
+/// # Errors
+/// As [`silu`].
+pub fn forward<T: FloatElement>(
+    device: &Device,
+    a: Tensor<'_, T, 2>,
+    b: Tensor<'_, T, 2>,
+    mut y: TensorMut<'_, T, 2>,
+) -> Result<()> {
+    const NAME: &str = "swiglu_fwd";
+    let [rows, d] = a.shape();
+    expect_shape(NAME, "b", b.shape(), [rows, d])?;
+    expect_shape(NAME, "y", y.shape(), [rows, d])?;
+    let tiles = ElementTiles::new(rows, d);
+    SwigluFwd {
+        a_stride_row: a.strides()[0],
+        a_stride_d: a.strides()[1],
+        b_stride_row: b.strides()[0],
+        b_stride_d: b.strides()[1],
+        y_stride_row: y.strides()[0],
+        y_stride_d: y.strides()[1],
+        rows: extent(NAME, "a", rows)?,
+        d: extent(NAME, "a", d)?,
+        a: &a.data,
+        b: &b.data,
+        y: &mut y.data,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config())
+}
+
+/// grad_a and grad_b, given the gradient grad_y of silu(a) · b, all [rows, d].
+///
+/// # Errors
+/// As [`silu`].
+pub fn backward<T: FloatElement>(
+    device: &Device,
+    a: Tensor<'_, T, 2>,
+    b: Tensor<'_, T, 2>,
+    grad_y: Tensor<'_, T, 2>,
+    mut grad_a: TensorMut<'_, T, 2>,
+    mut grad_b: TensorMut<'_, T, 2>,
+) -> Result<()> {
+    const NAME: &str = "swiglu_bwd";
+    let [rows, d] = a.shape();
+    expect_shape(NAME, "b", b.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_a", grad_a.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_b", grad_b.shape(), [rows, d])?;
+    let tiles = ElementTiles::new(rows, d);
+    SwigluBwd {
+        a_stride_row: a.strides()[0],
+        a_stride_d: a.strides()[1],
+        b_stride_row: b.strides()[0],
+        b_stride_d: b.strides()[1],
+        grad_y_stride_row: grad_y.strides()[0],
+        grad_y_stride_d: grad_y.strides()[1],
+        grad_a_stride_row: grad_a.strides()[0],
+        grad_a_stride_d: grad_a.strides()[1],
+        grad_b_stride_row: grad_b.strides()[0],
+        grad_b_stride_d: grad_b.strides()[1],
+        rows: extent(NAME, "a", rows)?,
+        d: extent(NAME, "a", d)?,
+        a: &a.data,
+        b: &b.data,
+        grad_y: &grad_y.data,
+        grad_a: &mut grad_a.data,
+        grad_b: &mut grad_b.data,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config())
+}
+
+/// The same in f64, element by element.
+pub mod reference {
+    /// silu(x)
+    pub fn silu(x: f64) -> f64 {
+        x / (1.0 + (-x).exp())
+    }
+
+    /// silu′(x), from the quotient rule.
+    pub fn silu_slope(x: f64) -> f64 {
+        let e = (-x).exp();
+        (1.0 + e + x * e) / ((1.0 + e) * (1.0 + e))
+    }
+
+    /// y of a and b.
+    pub fn forward(a: &[f64], b: &[f64]) -> Vec<f64> {
+        a.iter().zip(b).map(|(a, b)| silu(*a) * b).collect()
+    }
+
+    /// (grad_a, grad_b) of a, b and grad_y.
+    pub fn backward(a: &[f64], b: &[f64], grad_y: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let grad = |i: usize| (grad_y[i] * b[i] * silu_slope(a[i]), grad_y[i] * silu(a[i]));
+        (0..a.len()).map(grad).unzip()
+    }
+}

@@ -1,0 +1,297 @@
+//! The kernels of training steps on a device, against their f64 references: a continuation of [`crate::on_device`].
+
+use crate::numerics::{HostTensor, Random, tolerance};
+use crate::on_device::{F32, Placed, Spacing, ok};
+use tilewright::codegen::ir::DType;
+use tilewright::kernels::rope::Direction;
+use tilewright::kernels::{
+    FloatElement, IndexElement, Tensor, TensorMut, adamw, cast, cross_entropy, embedding, layer_norm, rope, swiglu,
+};
+use tilewright::prelude::*;
+
+/// A vector of integers, `stride` elements apart.
+pub fn indices(dtype: DType, stride: usize, values: &[i64]) -> HostTensor {
+    let mut tensor = HostTensor::poisoned(dtype, &[values.len()], &[stride]);
+    let size = dtype.bytes();
+    for (i, value) in values.iter().enumerate() {
+        tensor.bytes[i * stride * size..][..size].copy_from_slice(&value.to_le_bytes()[..size]);
+    }
+    tensor
+}
+
+/// A vector of integers on the device.
+struct Indices<I: Element> {
+    buffer: Buffer<I>,
+    len: usize,
+    stride: usize,
+}
+
+impl<I: IndexElement> Indices<I> {
+    fn new(device: &Device, stride: usize, values: &[i64]) -> Indices<I> {
+        Indices { buffer: indices(I::dtype(), stride, values).upload(device), len: values.len(), stride }
+    }
+
+    fn input(&self) -> Tensor<'_, I, 1> {
+        Tensor::strided(self.buffer.view(), [self.len], [self.stride as i64]).unwrap_or_else(|e| panic!("{e}"))
+    }
+}
+
+/// One of 0..n.
+fn index(random: &mut Random, n: usize) -> i64 {
+    ((random.number() + 1.0) / 2.0 * n as f64) as i64
+}
+
+pub fn check_layer_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
+    let what = format!("layer_norm {} [{rows}, {d}] {spacing:?}", T::dtype());
+    let eps = 1e-5;
+    let mut random = Random::new(11);
+    // Far from zero, so that a variance by way of the mean square would cancel.
+    let values: Vec<f64> = (0..rows * d).map(|_| 8.0 + random.number()).collect();
+    let shape = [rows, d];
+    let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let w = Placed::<T>::random(device, &[d], spacing, &mut random);
+    let b = Placed::<T>::random(device, &[d], spacing, &mut random);
+    let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+    let mut mean = Placed::<f32>::poisoned(device, &[rows], spacing);
+    let mut rstd = Placed::<f32>::poisoned(device, &[rows], spacing);
+    let (mean_out, rstd_out) = (mean.output(), rstd.output());
+    ok(layer_norm::forward(device, x.input(), w.input(), b.input(), y.output(), mean_out, rstd_out, eps as f32));
+    let (xs, ws) = (x.values(), w.values());
+    let (want_y, want_mean, want_rstd) = layer_norm::reference::forward(&xs, &ws, &b.values(), eps);
+    y.check(&what, &want_y, tolerance(T::dtype()));
+    mean.check(&format!("{what}, mean"), &want_mean, F32);
+    rstd.check(&format!("{what}, rstd"), &want_rstd, F32);
+
+    let grad_y = Placed::<T>::random(device, &shape, spacing, &mut random);
+    let mut grad_x = Placed::<T>::poisoned(device, &shape, spacing);
+    let mut grad_w = Placed::<f32>::poisoned(device, &[d], spacing);
+    let mut grad_b = Placed::<f32>::poisoned(device, &[d], spacing);
+    ok(layer_norm::backward(
+        device,
+        x.input(),
+        w.input(),
+        mean.input(),
+        rstd.input(),
+        grad_y.input(),
+        grad_x.output(),
+        grad_w.output(),
+        grad_b.output(),
+    ));
+    let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &grad_y.values(), eps);
+    // With one element to a row the gradients are differences of equal numbers.
+    if d > 1 {
+        grad_x.check(&format!("{what}, grad_x"), &want_x, tolerance(T::dtype()));
+        grad_w.check(&format!("{what}, grad_w"), &want_w, 2.0 * F32);
+    }
+    grad_b.check(&format!("{what}, grad_b"), &want_b, F32);
+}
+
+/// SiLU and SwiGLU.
+pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
+    let what = format!("swiglu {} [{rows}, {d}] {spacing:?}", T::dtype());
+    let mut random = Random::new(12);
+    // Up to where the logistic function is 0 or 1.
+    let values: Vec<f64> = (0..rows * d).map(|_| 20.0 * random.number().powi(3)).collect();
+    let shape = [rows, d];
+    let a = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let b = Placed::<T>::random(device, &shape, spacing, &mut random);
+    let g = Placed::<T>::random(device, &shape, spacing, &mut random);
+    let (a_values, g_values) = (a.values(), g.values());
+    let allowed = tolerance(T::dtype());
+
+    let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+    ok(swiglu::forward(device, a.input(), b.input(), y.output()));
+    y.check(&what, &swiglu::reference::forward(&a_values, &b.values()), allowed);
+    let mut grad_a = Placed::<T>::poisoned(device, &shape, spacing);
+    let mut grad_b = Placed::<T>::poisoned(device, &shape, spacing);
+    ok(swiglu::backward(device, a.input(), b.input(), g.input(), grad_a.output(), grad_b.output()));
+    let (want_a, want_b) = swiglu::reference::backward(&a_values, &b.values(), &g_values);
+    grad_a.check(&format!("{what}, grad_a"), &want_a, allowed);
+    grad_b.check(&format!("{what}, grad_b"), &want_b, allowed);
+
+    let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+    ok(swiglu::silu(device, a.input(), y.output()));
+    let want: Vec<f64> = a_values.iter().map(|a| swiglu::reference::silu(*a)).collect();
+    y.check(&format!("{what}, silu"), &want, allowed);
+    let mut grad_x = Placed::<T>::poisoned(device, &shape, spacing);
+    ok(swiglu::silu_backward(device, a.input(), g.input(), grad_x.output()));
+    let want: Vec<f64> = a_values.iter().zip(&g_values).map(|(a, g)| g * swiglu::reference::silu_slope(*a)).collect();
+    grad_x.check(&format!("{what}, grad of silu"), &want, allowed);
+}
+
+/// With targets of both types.
+pub fn check_cross_entropy<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
+    cross_entropy_with::<T, i32>(device, shape, spacing);
+    cross_entropy_with::<T, i64>(device, shape, spacing);
+}
+
+fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
+    let what = format!("cross_entropy {} {} [{rows}, {d}] {spacing:?}", T::dtype(), I::dtype());
+    let ignore = -100;
+    let mut random = Random::new(13);
+    let values: Vec<f64> = (0..rows * d).map(|_| 10.0 * random.number()).collect();
+    let target = |r: usize, random: &mut Random| if r % 5 == 3 { ignore } else { index(random, d) };
+    let targets: Vec<i64> = (0..rows).map(|r| target(r, &mut random)).collect();
+    let shape = [rows, d];
+    let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let on_device = Indices::<I>::new(device, spacing.step, &targets);
+    let mut loss = Placed::<f32>::poisoned(device, &[rows], spacing);
+    let mut lse = Placed::<f32>::poisoned(device, &[rows], spacing);
+    ok(cross_entropy::forward(device, x.input(), on_device.input(), ignore, loss.output(), lse.output()));
+    let (want_loss, want_lse) = cross_entropy::reference::forward(&x.values(), &targets, d, ignore);
+    loss.check(&what, &want_loss, F32);
+    lse.check(&format!("{what}, lse"), &want_lse, F32);
+
+    let g = Placed::<f32>::random(device, &[rows], spacing, &mut random);
+    let mut grad = Placed::<T>::poisoned(device, &shape, spacing);
+    ok(cross_entropy::backward(
+        device,
+        x.input(),
+        on_device.input(),
+        ignore,
+        lse.input(),
+        g.input(),
+        0.25,
+        grad.output(),
+    ));
+    let want = cross_entropy::reference::backward(&x.values(), &targets, d, ignore, &g.values(), 0.25);
+    grad.check(&format!("{what}, grad"), &want, tolerance(T::dtype()));
+
+    // One gradient for all rows.
+    let one = Buffer::from_slice(device, &[2.0f32]).expect("a buffer");
+    let all = Tensor::strided(one.view(), [rows], [0]).expect("a tensor of repeated elements");
+    let mut grad = Placed::<T>::poisoned(device, &shape, spacing);
+    ok(cross_entropy::backward(device, x.input(), on_device.input(), ignore, lse.input(), all, 1.0, grad.output()));
+    let want = cross_entropy::reference::backward(&x.values(), &targets, d, ignore, &vec![2.0; rows], 1.0);
+    grad.check(&format!("{what}, grad of the sum"), &want, tolerance(T::dtype()));
+}
+
+/// Both ways of giving positions, and both directions, for x [tokens, heads, d].
+pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: Spacing) {
+    let [tokens, heads, d] = shape;
+    let what = format!("rope {} {shape:?} {spacing:?}", T::dtype());
+    // The angles are f32, and turn hundreds of times.
+    let allowed = tolerance(T::dtype()).max(3e-5);
+    let base = 10_000.0;
+    let mut random = Random::new(14);
+    let x = Placed::<T>::random(device, &shape, spacing, &mut random);
+    let theta = Buffer::from_slice(device, &rope::frequencies(d, base)).expect("a buffer");
+    let theta = || Tensor::dense(theta.view(), [d / 2]).expect("a tensor");
+    let listed: Vec<i64> = (0..tokens).map(|_| index(&mut random, 500)).collect();
+    let length = tokens.div_ceil(2).max(1);
+    let counted: Vec<i64> = (0..tokens).map(|t| (t % length + 5) as i64).collect();
+    for direction in [Direction::Forward, Direction::Backward] {
+        let want = rope::reference(&x.values(), &listed, heads, d, base, direction);
+        let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+        let positions = Indices::<i64>::new(device, spacing.step, &listed);
+        ok(rope::rotate_at(device, x.input(), positions.input(), theta(), y.output(), direction));
+        y.check(&format!("{what}, at {direction:?}"), &want, allowed);
+
+        let want = rope::reference(&x.values(), &counted, heads, d, base, direction);
+        let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+        ok(rope::rotate_from(device, x.input(), 5, length, theta(), y.output(), direction));
+        y.check(&format!("{what}, from {direction:?}"), &want, allowed);
+    }
+}
+
+/// Three steps with gradients of type T, with and without a copy of that type.
+pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
+    let mut random = Random::new(15);
+    let state: [Vec<f64>; 3] = {
+        let p = HostTensor::random(DType::F32, &[n], &[1], &mut random).values();
+        [p, vec![0.0; n], vec![0.0; n]]
+    };
+    let steps: Vec<Placed<T>> =
+        (0..3).map(|_| Placed::random(device, &[n], crate::on_device::DENSE, &mut random)).collect();
+    let options = adamw::Options { lr: 0.02, weight_decay: 0.1, grad_scale: 0.5, ..adamw::Options::default() };
+    for with_copy in [false, true] {
+        let what = format!("adamw {} [{n}] copy: {with_copy}", T::dtype());
+        let mut want = state.clone();
+        let mut placed =
+            state.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
+        let mut copy = Placed::<T>::poisoned(device, &[n], crate::on_device::DENSE);
+        for (i, g) in steps.iter().enumerate() {
+            let t = i as u64 + 1;
+            let [p, m, v] = placed.each_mut().map(|x| x.buffer.slice_mut(..n).expect("a slice"));
+            let gradient = g.buffer.slice(..n).expect("a slice");
+            ok(if with_copy {
+                let copy = copy.buffer.slice_mut(..n).expect("a slice");
+                adamw::step_with_copy(device, p, m, v, gradient, copy, t, &options)
+            } else {
+                adamw::step(device, p, m, v, gradient, t, &options)
+            });
+            let [p, m, v] = &mut want;
+            adamw::reference(p, m, v, &g.values(), t, &options);
+        }
+        for ((tensor, want), name) in placed.iter_mut().zip(&want).zip(["p", "m", "v"]) {
+            tensor.check(&format!("{what}, {name}"), want, F32);
+        }
+        if with_copy {
+            copy.check(&format!("{what}, copy"), &want[0], tolerance(T::dtype()));
+        }
+    }
+}
+
+/// From T to each type, exactly.
+pub fn check_cast<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
+    cast_to::<T, f32>(device, shape, spacing);
+    cast_to::<T, f16>(device, shape, spacing);
+    cast_to::<T, bf16>(device, shape, spacing);
+}
+
+fn cast_to<T: FloatElement, U: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
+    let what = format!("cast {} to {} {shape:?} {spacing:?}", T::dtype(), U::dtype());
+    let x = Placed::<T>::random(device, &shape, spacing, &mut Random::new(16));
+    let mut y = Placed::<U>::poisoned(device, &shape, spacing);
+    ok(cast::forward(device, x.input(), y.output()));
+    let want = HostTensor::of(U::dtype(), &shape, &spacing.strides(&shape), &x.values());
+    y.check(&what, &want.values(), 0.0);
+}
+
+/// Few rows of the table for many tokens, some of which have none.
+pub fn check_embedding<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
+    embedding_with::<T, i32>(device, shape, spacing);
+    embedding_with::<T, i64>(device, shape, spacing);
+}
+
+fn embedding_with<T: FloatElement, I: IndexElement>(device: &Device, [tokens, d]: [usize; 2], spacing: Spacing) {
+    const VOCABULARY: usize = 11;
+    let what = format!("embedding {} {} [{tokens}, {d}] {spacing:?}", T::dtype(), I::dtype());
+    let mut random = Random::new(17);
+    let ids: Vec<i64> = (0..tokens).map(|_| index(&mut random, VOCABULARY + 2) - 1).collect();
+    let g = Placed::<T>::random(device, &[tokens, d], spacing, &mut random);
+    let mut grad = Placed::<f32>::random(device, &[VOCABULARY, d], spacing, &mut random);
+    let mut want = grad.values();
+    let on_device = Indices::<I>::new(device, spacing.step, &ids);
+    ok(embedding::backward(device, on_device.input(), g.input(), grad.output()));
+    embedding::reference(&ids, &g.values(), d, &mut want);
+    grad.check(&what, &want, F32);
+}
+
+/// Logits of −∞ and targets that are no column.
+pub fn check_unusual_cross_entropy(device: &Device) {
+    let inf = f32::NEG_INFINITY;
+    let logits = [[1.0, inf, 1.0], [inf, 0.5, inf], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [f32::NAN, 0.0, inf]];
+    let logits = Buffer::from_slice(device, logits.as_flattened()).expect("a buffer");
+    let logits = || Tensor::dense(logits.view(), [5, 3]).expect("a tensor");
+    let targets = Buffer::from_slice(device, &[0, 1, 3, -1, 7]).expect("a buffer");
+    let targets = || Tensor::<i32, 1>::dense(targets.view(), [5]).expect("a tensor");
+    let [mut loss, mut lse] = [(); 2].map(|()| Buffer::<f32>::poisoned(device, 5).expect("a buffer"));
+    let out = TensorMut::dense(loss.view_mut(), [5]).expect("a tensor");
+    let lse_out = TensorMut::dense(lse.view_mut(), [5]).expect("a tensor");
+    ok(cross_entropy::forward(device, logits(), targets(), 7, out, lse_out));
+    let got = loss.to_vec().expect("losses");
+    assert!((got[0] - std::f32::consts::LN_2).abs() < 1e-6 && got[1].abs() < 1e-6, "{got:?}");
+    assert!(got[2].is_nan() && got[3].is_nan() && got[4] == 0.0, "{got:?}");
+
+    let ones = Buffer::from_slice(device, &[1.0f32; 5]).expect("a buffer");
+    let [ones, lse] = [&ones, &lse].map(|buffer| Tensor::dense(buffer.view(), [5]).expect("a tensor"));
+    let mut grad = Buffer::<f32>::poisoned(device, 15).expect("a buffer");
+    let out = TensorMut::dense(grad.view_mut(), [5, 3]).expect("a tensor");
+    ok(cross_entropy::backward(device, logits(), targets(), 7, lse, ones, 1.0, out));
+    let got = grad.to_vec().expect("gradients");
+    for (i, want) in [-0.5, 0.0, 0.5, 0.0, 0.0, 0.0].into_iter().enumerate() {
+        assert!((got[i] - want).abs() < 1e-6, "{got:?}");
+    }
+    assert!(got[6..12].iter().all(|g| g.is_nan()) && got[12..] == [0.0; 3], "{got:?}");
+}

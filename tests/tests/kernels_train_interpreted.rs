@@ -1,0 +1,317 @@
+//! The kernels of training steps in the interpreter against their f64 references: as recorded, specialised, and after the
+//! GPU passes, at small odd shapes with gaps between the elements. No GPU is needed.
+
+use tilewright::kernels::rope::Direction;
+use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rope, swiglu};
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::KernelDef;
+use tilewright_tests::consts;
+use tilewright_tests::interpret::{Arg, FORMS, interpret};
+use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
+use tilewright_tests::on_device::indices;
+
+const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Rows and columns: single ones, powers of two, and neither.
+const SHAPES: [[usize; 2]; 5] = [[1, 1], [3, 5], [7, 1], [8, 16], [5, 37]];
+
+/// Runs `case` for every type and shape, dense and with gaps.
+fn each_case(case: impl Fn(DType, [usize; 2], &[usize])) {
+    for dtype in TYPES {
+        for shape in SHAPES {
+            case(dtype, shape, &dense(&shape));
+            case(dtype, shape, &gapped(&shape, 3, 2));
+        }
+    }
+}
+
+/// A grid of that many programs.
+fn programs(n: usize) -> [u32; 3] {
+    [n as u32, 1, 1]
+}
+
+/// Programs of a kernel whose tiles of 2 × 8 cover the matrix.
+fn tiles([rows, d]: [usize; 2]) -> [u32; 3] {
+    programs(rows.div_ceil(2) * d.div_ceil(8))
+}
+
+fn floats(dtype: DType, shape: &[usize], strides: &[usize], scale: f64, random: &mut Random) -> HostTensor {
+    let values: Vec<f64> = (0..shape.iter().product()).map(|_| scale * random.number()).collect();
+    HostTensor::of(dtype, shape, strides, &values)
+}
+
+/// The arguments of a call: tensors, then numbers.
+macro_rules! args {
+    ($($tensor:expr),*; $($number:expr),* $(,)?) => {
+        &mut [$($tensor,)* $($number.into()),*]
+    };
+}
+
+#[test]
+fn layer_norm_matches() {
+    each_case(|dtype, [rows, d], s| {
+        let mut random = Random::new(1);
+        let x = HostTensor::random(dtype, &[rows, d], s, &mut random);
+        let w = HostTensor::random(dtype, &[d], &[2], &mut random);
+        let b = HostTensor::random(dtype, &[d], &[1], &mut random);
+        let (want_y, want_mean, want_rstd) = layer_norm::reference::forward(&x.values(), &w.values(), &b.values(), 0.1);
+        for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
+            for form in FORMS {
+                let mut y = HostTensor::poisoned(dtype, &[rows, d], s);
+                let mut mean = HostTensor::poisoned(DType::F32, &[rows], &[1]);
+                let mut rstd = HostTensor::poisoned(DType::F32, &[rows], &[3]);
+                let mut args: Vec<Arg> = vec![Arg::In(&x), Arg::In(&w), Arg::In(&b)];
+                args.extend([Arg::Out(&mut y), Arg::Out(&mut mean), Arg::Out(&mut rstd)]);
+                args.extend([s[0], s[1], 2, 1, s[0], s[1], 1, 3, rows, d].map(Arg::from));
+                args.push(Arg::Float(0.1));
+                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
+                interpret(form, &layer_norm::LAYER_NORM_FWD, &[dtype], consts, programs(rows.div_ceil(2)), &mut args);
+                y.check("y", &want_y, tolerance(dtype));
+                mean.check("mean", &want_mean, 1e-5);
+                rstd.check("rstd", &want_rstd, 1e-5);
+            }
+        }
+    });
+}
+
+#[test]
+fn layer_norm_gradients_match() {
+    each_case(|dtype, [rows, d], s| {
+        let mut random = Random::new(2);
+        let x = HostTensor::random(dtype, &[rows, d], s, &mut random);
+        let w = HostTensor::random(dtype, &[d], &[1], &mut random);
+        let g = HostTensor::random(dtype, &[rows, d], &dense(&[rows, d]), &mut random);
+        let (xs, ws) = (x.values(), w.values());
+        let (_, mean, rstd) = layer_norm::reference::forward(&xs, &ws, &vec![0.0; d], 0.1);
+        let mean = HostTensor::of(DType::F32, &[rows], &[1], &mean);
+        let rstd = HostTensor::of(DType::F32, &[rows], &[2], &rstd);
+        let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &g.values(), 0.1);
+        for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
+            for form in FORMS {
+                let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], s);
+                let partial = HostTensor::poisoned(DType::F32, &[rows.div_ceil(2), d], &[d, 1]);
+                let (mut partial_w, mut partial_b) = (partial.clone(), partial);
+                let mut args: Vec<Arg> = [&x, &w, &mean, &rstd, &g].map(Arg::In).into_iter().collect();
+                args.extend([Arg::Out(&mut grad_x), Arg::Out(&mut partial_w), Arg::Out(&mut partial_b)]);
+                args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d].map(Arg::from));
+                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
+                interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, programs(rows.div_ceil(2)), &mut args);
+                grad_x.check("grad_x", &want_x, tolerance(dtype));
+                for (what, partial, want) in [("grad_w", partial_w, &want_w), ("grad_b", partial_b, &want_b)] {
+                    partial.check_gaps(what);
+                    let sums = column_sum::reference(&partial.values(), d);
+                    HostTensor::of(DType::F32, &[d], &[1], &sums).check(what, want, 1e-5);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn swiglu_and_its_gradients_match() {
+    each_case(|dtype, shape, s| {
+        let ([rows, d], mut random) = (shape, Random::new(3));
+        let a = floats(dtype, &shape, s, 8.0, &mut random);
+        let [b, g] = [(); 2].map(|()| HostTensor::random(dtype, &shape, s, &mut random));
+        let (xs, gs, allowed) = (a.values(), g.values(), tolerance(dtype));
+        let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
+        let run = |form, def: &KernelDef, args: &mut [Arg]| interpret(form, def, &[dtype], consts, tiles(shape), args);
+        for form in FORMS {
+            let mut out = HostTensor::poisoned(dtype, &shape, s);
+            let mut second = out.clone();
+            run(
+                form,
+                &swiglu::SWIGLU_FWD,
+                args![Arg::In(&a), Arg::In(&b), Arg::Out(&mut out); s[0], s[1], s[0], s[1], s[0], s[1], rows, d],
+            );
+            out.check("swiglu_fwd", &swiglu::reference::forward(&xs, &b.values()), allowed);
+            run(
+                form,
+                &swiglu::SWIGLU_BWD,
+                args![
+                    Arg::In(&a), Arg::In(&b), Arg::In(&g), Arg::Out(&mut out), Arg::Out(&mut second);
+                    s[0], s[1], s[0], s[1], s[0], s[1], s[0], s[1], s[0], s[1], rows, d
+                ],
+            );
+            let (want_a, want_b) = swiglu::reference::backward(&xs, &b.values(), &gs);
+            out.check("grad_a", &want_a, allowed);
+            second.check("grad_b", &want_b, allowed);
+            run(form, &swiglu::SILU_FWD, args![Arg::In(&a), Arg::Out(&mut out); s[0], s[1], s[0], s[1], rows, d]);
+            let want: Vec<f64> = xs.iter().map(|x| swiglu::reference::silu(*x)).collect();
+            out.check("silu_fwd", &want, allowed);
+            run(
+                form,
+                &swiglu::SILU_BWD,
+                args![Arg::In(&a), Arg::In(&g), Arg::Out(&mut out); s[0], s[1], s[0], s[1], s[0], s[1], rows, d],
+            );
+            let want: Vec<f64> = xs.iter().zip(&gs).map(|(x, g)| g * swiglu::reference::silu_slope(*x)).collect();
+            out.check("silu_bwd", &want, allowed);
+        }
+    });
+}
+
+#[test]
+fn cross_entropy_and_its_gradient_match() {
+    const IGNORE: i64 = -100;
+    each_case(|dtype, shape, s| {
+        let ([rows, d], mut random) = (shape, Random::new(4));
+        let x = floats(dtype, &shape, s, 30.0, &mut random);
+        let g = HostTensor::random(DType::F32, &[rows], &[2], &mut random);
+        let targets: Vec<i64> = (0..rows).map(|r| if r == 2 { IGNORE } else { (7 * r % d) as i64 }).collect();
+        let (want_loss, want_lse) = cross_entropy::reference::forward(&x.values(), &targets, d, IGNORE);
+        let want = cross_entropy::reference::backward(&x.values(), &targets, d, IGNORE, &g.values(), 0.5);
+        let lse_in = HostTensor::of(DType::F32, &[rows], &[1], &want_lse);
+        let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
+        for index in [DType::I32, DType::I64] {
+            let targets = indices(index, 3, &targets);
+            for form in FORMS {
+                let mut loss = HostTensor::poisoned(DType::F32, &[rows], &[1]);
+                let mut lse = HostTensor::poisoned(DType::F32, &[rows], &[2]);
+                let mut args = vec![Arg::In(&x), Arg::In(&targets), Arg::Out(&mut loss), Arg::Out(&mut lse)];
+                args.extend([s[0], s[1], 3, 1, 2, rows, d].map(Arg::from));
+                args.push(Arg::Int(IGNORE));
+                let grid = programs(rows.div_ceil(2));
+                interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &[dtype, index], consts, grid, &mut args);
+                loss.check("loss", &want_loss, 1e-5);
+                lse.check("lse", &want_lse, 1e-5);
+
+                let mut grad = HostTensor::poisoned(dtype, &shape, s);
+                let mut args: Vec<Arg> = [&x, &targets, &lse_in, &g].map(Arg::In).into_iter().collect();
+                args.push(Arg::Out(&mut grad));
+                args.extend([s[0], s[1], 3, 1, 2, s[0], s[1], rows, d].map(Arg::from));
+                args.extend([Arg::Int(IGNORE), Arg::Float(0.5)]);
+                interpret(form, &cross_entropy::CROSS_ENTROPY_BWD, &[dtype, index], consts, tiles(shape), &mut args);
+                grad.check("grad_logits", &want, tolerance(dtype));
+            }
+        }
+    });
+}
+
+#[test]
+fn rope_matches_both_ways() {
+    for dtype in TYPES {
+        for (shape, d_tile, gap, step) in [([1, 1, 2], 2usize, 0, 1), ([5, 3, 6], 8, 3, 2), ([7, 4, 16], 16, 0, 1)] {
+            let [tokens, heads, d] = shape;
+            let (s, mut random) = (gapped(&shape, gap, step), Random::new(5));
+            let x = HostTensor::random(dtype, &shape, &s, &mut random);
+            let theta: Vec<f64> = rope::frequencies(d, 10_000.0).into_iter().map(f64::from).collect();
+            let theta = HostTensor::of(DType::F32, &[d / 2], &[1], &theta);
+            let listed: Vec<i64> = (0..tokens as i64).map(|t| 13 * t % 40).collect();
+            let counted: Vec<i64> = (0..tokens as i64).map(|t| 9 + t % 3).collect();
+            for direction in [Direction::Forward, Direction::Backward] {
+                let want = |positions| rope::reference(&x.values(), positions, heads, d, 10_000.0, direction);
+                let consts =
+                    consts! { tokens_tile = 4usize, heads_tile = 2usize, d_tile = d_tile, direction = direction };
+                let grid = [tokens.div_ceil(4) as u32, heads.div_ceil(2) as u32, 1];
+                for form in FORMS {
+                    let positions = indices(DType::I64, 2, &listed);
+                    let mut y = HostTensor::poisoned(dtype, &shape, &s);
+                    let mut args: Vec<Arg> = [&x, &positions, &theta].map(Arg::In).into_iter().collect();
+                    args.push(Arg::Out(&mut y));
+                    args.extend([s[0], s[1], s[2], 2, 1, s[0], s[1], s[2], tokens, heads, d].map(Arg::from));
+                    interpret(form, &rope::ROPE_AT, &[dtype, DType::I64], consts, grid, &mut args);
+                    y.check("rope_at", &want(&listed), tolerance(dtype));
+
+                    let mut y = HostTensor::poisoned(dtype, &shape, &s);
+                    let mut args = vec![Arg::In(&x), Arg::In(&theta), Arg::Out(&mut y)];
+                    args.extend([s[0], s[1], s[2], 1, s[0], s[1], s[2], tokens, heads, d, 9, 3].map(Arg::from));
+                    interpret(form, &rope::ROPE_FROM, &[dtype], consts, grid, &mut args);
+                    y.check("rope_from", &want(&counted), tolerance(dtype));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn adamw_matches() {
+    let options =
+        adamw::Options { lr: 0.01, beta1: 0.75, beta2: 0.9375, eps: 1e-6, weight_decay: 0.1, grad_scale: 2.0 };
+    let t = 3;
+    let numbers = [
+        1.0 - options.beta1,
+        1.0 - options.beta2,
+        options.lr / (1.0 - options.beta1.powi(t)),
+        1.0 / (1.0 - options.beta2.powi(t)).sqrt(),
+        options.eps,
+        options.lr * options.weight_decay,
+        options.grad_scale,
+    ];
+    for dtype in TYPES {
+        for n in [1, 16, 37] {
+            let mut random = Random::new(6);
+            let [p, m] = [(); 2].map(|()| HostTensor::random(DType::F32, &[n], &[1], &mut random));
+            let squares: Vec<f64> = (0..n).map(|_| random.number().powi(2)).collect();
+            let v = HostTensor::of(DType::F32, &[n], &[1], &squares);
+            let g = HostTensor::random(dtype, &[n], &[1], &mut random);
+            let mut want = [&p, &m, &v].map(HostTensor::values);
+            let [want_p, want_m, want_v] = &mut want;
+            adamw::reference(want_p, want_m, want_v, &g.values(), t as u64, &options);
+            for (form, with_copy) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]) {
+                let mut state = [p.clone(), m.clone(), v.clone()];
+                let mut copy = HostTensor::poisoned(DType::BF16, &[n], &[1]);
+                let mut args: Vec<Arg> = state.iter_mut().map(Arg::Out).collect();
+                args.push(Arg::In(&g));
+                let consts = consts! { tile = 8usize };
+                let (def, dtypes) = if with_copy {
+                    args.push(Arg::Out(&mut copy));
+                    (&adamw::ADAMW_WITH_COPY, vec![dtype, DType::BF16])
+                } else {
+                    (&adamw::ADAMW, vec![dtype])
+                };
+                args.push(n.into());
+                args.extend(numbers.map(Arg::Float));
+                interpret(form, def, &dtypes, consts, programs(n.div_ceil(8)), &mut args);
+                for (tensor, want) in state.iter().zip(&want) {
+                    tensor.check(def.name, want, 1e-5);
+                }
+                if with_copy {
+                    copy.check("copy", &want[0], tolerance(DType::BF16));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn casts_round_to_nearest() {
+    each_case(|dtype, shape, s| {
+        let x = HostTensor::random(dtype, &shape, s, &mut Random::new(7));
+        for to in TYPES {
+            let want = HostTensor::of(to, &shape, s, &x.values()).values();
+            for form in FORMS {
+                let mut y = HostTensor::poisoned(to, &shape, s);
+                let args = args![Arg::In(&x), Arg::Out(&mut y); s[0], s[1], s[0], s[1], shape[0], shape[1]];
+                let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
+                interpret(form, &cast::CAST, &[dtype, to], consts, tiles(shape), args);
+                y.check("cast", &want, 0.0);
+            }
+        }
+    });
+}
+
+#[test]
+fn gradient_of_an_embedding_matches() {
+    each_case(|dtype, shape, s| {
+        let ([tokens, d], mut random) = (shape, Random::new(8));
+        let g = HostTensor::random(dtype, &shape, s, &mut random);
+        let before = HostTensor::random(DType::F32, &[3, d], &[d + 2, 1], &mut random);
+        // Of the five kinds of ids two are no row.
+        let ids: Vec<i64> = (0..tokens as i64).map(|t| (7 * t) % 5 - 1).collect();
+        let mut want = before.values();
+        embedding::reference(&ids, &g.values(), d, &mut want);
+        for index in [DType::I32, DType::I64] {
+            let ids = indices(index, 1, &ids);
+            for form in FORMS {
+                let mut grad = before.clone();
+                let args = args![
+                    Arg::In(&ids), Arg::In(&g), Arg::Out(&mut grad);
+                    1usize, s[0], s[1], d + 2, 1usize, tokens, 3usize, d
+                ];
+                let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
+                interpret(form, &embedding::EMBEDDING_BWD, &[dtype, index], consts, tiles(shape), args);
+                grad.check("grad_w", &want, 1e-5);
+            }
+        }
+    });
+}
