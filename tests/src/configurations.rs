@@ -3,7 +3,10 @@
 use crate::consts;
 use tilewright::kernels::attention::config::{Pass, default_tiles};
 use tilewright::kernels::matmul::Activation;
-use tilewright::kernels::{KERNELS, attention, column_sum, matmul, rms_norm, softmax, weighted_sum};
+use tilewright::kernels::{
+    KERNELS, adamw, attention, cast, column_sum, cross_entropy, embedding, layer_norm, matmul, rms_norm, rope, softmax,
+    swiglu, weighted_sum,
+};
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
@@ -60,9 +63,25 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (rows(64, 32), 4, 3)
     } else if is(&weighted_sum::WEIGHTED_SUM_FWD) || is(&weighted_sum::WEIGHTED_SUM_BWD) || is(&softmax::SOFTMAX_ROWS) {
         (rows(8, 1024), 8, 3)
-    } else if is(&softmax::SOFTMAX_WIDE_ROWS) {
+    } else if is(&softmax::SOFTMAX_WIDE_ROWS) || is(&cross_entropy::CROSS_ENTROPY_FWD) {
         (rows(2, 4096), 8, 3)
-    } else if is(&rms_norm::RMS_NORM_FWD) || is(&rms_norm::RMS_NORM_BWD) {
+    } else if [&swiglu::SILU_FWD, &swiglu::SILU_BWD, &swiglu::SWIGLU_FWD, &swiglu::SWIGLU_BWD].iter().any(|k| is(k))
+        || [&cast::CAST, &cross_entropy::CROSS_ENTROPY_BWD, &embedding::EMBEDDING_BWD].iter().any(|k| is(k))
+    {
+        (rows(2, 1024), 4, 3)
+    } else if is(&rope::ROPE_AT) || is(&rope::ROPE_FROM) {
+        (consts! { tokens_tile = 32usize, heads_tile = 8usize, d_tile = 64usize }.to_vec(), 4, 3)
+    } else if is(&adamw::ADAMW) || is(&adamw::ADAMW_WITH_COPY) {
+        (consts! { tile = 1024usize }.to_vec(), 4, 3)
+    } else if [
+        &rms_norm::RMS_NORM_FWD,
+        &rms_norm::RMS_NORM_BWD,
+        &layer_norm::LAYER_NORM_FWD,
+        &layer_norm::LAYER_NORM_BWD,
+    ]
+    .iter()
+    .any(|k| is(k))
+    {
         (norm(8, 1024), 8, 3)
     } else if is(&matmul::MATMUL) {
         let (tile, k_tile, warps, stages) = if dtype.bytes() == 2 { (128usize, 64usize, 8, 4) } else { (64, 16, 4, 3) };
@@ -73,7 +92,12 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     } else {
         attention_configuration(def, dtype)
     };
-    let dtypes = if is(&column_sum::COLUMN_SUM) { vec![DType::F32, dtype] } else { vec![dtype] };
+    let dtypes = match def.name {
+        "column_sum" => vec![DType::F32, dtype],
+        "adamw_with_copy" | "cast" => vec![dtype, DType::BF16],
+        "cross_entropy_fwd" | "cross_entropy_bwd" | "embedding_bwd" | "rope_at" => vec![dtype, DType::I64],
+        _ => vec![dtype],
+    };
     let options = CompileOptions { num_warps, num_stages, ptx_version: PTX_VERSION, ..CompileOptions::default() };
     Configuration { def, dtypes, consts, options }
 }

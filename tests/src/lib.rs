@@ -8,3 +8,4 @@ pub mod interpret;
 pub mod numerics;
 pub mod on_device;
 pub mod ptxas;
+pub mod training;

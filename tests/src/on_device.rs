@@ -3,6 +3,8 @@
 //! Each function makes random inputs, launches the kernel through its host side with poisoned outputs, and checks results
 //! and gaps. `spacing` says how far elements and rows lie apart.
 
+pub use crate::training::*;
+
 use crate::numerics::{HostTensor, Random, TF32_TOLERANCE, gapped, tolerance};
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::matmul::{Activation, Options};
@@ -28,7 +30,7 @@ pub const ALIGNED_GAPS: Spacing = Spacing { step: 1, gap: 64 };
 pub const STEPS: Spacing = Spacing { step: 2, gap: 5 };
 
 impl Spacing {
-    fn strides(self, shape: &[usize]) -> Vec<usize> {
+    pub(crate) fn strides(self, shape: &[usize]) -> Vec<usize> {
         gapped(shape, self.gap, self.step)
     }
 }
@@ -84,10 +86,10 @@ impl<T: FloatElement> Placed<T> {
 }
 
 /// f32 results of f32 sums.
-const F32: f64 = 1e-5;
+pub(crate) const F32: f64 = 1e-5;
 
 #[track_caller]
-fn ok(result: Result<()>) {
+pub(crate) fn ok(result: Result<()>) {
     result.unwrap_or_else(|e| panic!("{e}"));
 }
 

@@ -5,6 +5,8 @@
 
 #[path = "gpu/attention.rs"]
 mod attention;
+#[path = "gpu/training.rs"]
+mod training;
 
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock};
