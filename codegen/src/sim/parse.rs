@@ -313,6 +313,7 @@ impl FunctionParser {
         self.labels[&name[1..]]
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm per instruction")]
     fn inst(&mut self, c: &mut Cursor) -> Inst {
         let op = c.word().to_string();
         match op.as_str() {
