@@ -1,12 +1,12 @@
-//! The kernels of training steps in the interpreter against their f64 references: as recorded, specialised, and after the
-//! GPU passes, at small odd shapes with gaps between the elements. No GPU is needed.
+//! The kernels of training steps in the interpreter against their f64 references, as recorded, specialised, and after the
+//! GPU passes, and on the simulated GPU: at small odd shapes with gaps between the elements. No GPU is needed.
 
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rope, swiglu};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, interpret};
+use tilewright_tests::interpret::{Arg, FORMS, Form, SIMULATED, interpret};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::indices;
 
@@ -14,6 +14,11 @@ const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Rows and columns: single ones, powers of two, and neither.
 const SHAPES: [[usize; 2]; 5] = [[1, 1], [3, 5], [7, 1], [8, 16], [5, 37]];
+
+/// All ways to run a kernel without a device.
+fn forms() -> impl Iterator<Item = Form> {
+    FORMS.into_iter().chain(SIMULATED)
+}
 
 /// Runs `case` for every type and shape, dense and with gaps.
 fn each_case(case: impl Fn(DType, [usize; 2], &[usize])) {
@@ -56,7 +61,7 @@ fn layer_norm_matches() {
         let b = HostTensor::random(dtype, &[d], &[1], &mut random);
         let (want_y, want_mean, want_rstd) = layer_norm::reference::forward(&x.values(), &w.values(), &b.values(), 0.1);
         for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
-            for form in FORMS {
+            for form in forms() {
                 let mut y = HostTensor::poisoned(dtype, &[rows, d], s);
                 let mut mean = HostTensor::poisoned(DType::F32, &[rows], &[1]);
                 let mut rstd = HostTensor::poisoned(DType::F32, &[rows], &[3]);
@@ -87,7 +92,7 @@ fn layer_norm_gradients_match() {
         let rstd = HostTensor::of(DType::F32, &[rows], &[2], &rstd);
         let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &g.values(), 0.1);
         for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
-            for form in FORMS {
+            for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], s);
                 let partial = HostTensor::poisoned(DType::F32, &[rows.div_ceil(2), d], &[d, 1]);
                 let (mut partial_w, mut partial_b) = (partial.clone(), partial);
@@ -116,7 +121,7 @@ fn swiglu_and_its_gradients_match() {
         let (xs, gs, allowed) = (a.values(), g.values(), tolerance(dtype));
         let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
         let run = |form, def: &KernelDef, args: &mut [Arg]| interpret(form, def, &[dtype], consts, tiles(shape), args);
-        for form in FORMS {
+        for form in forms() {
             let mut out = HostTensor::poisoned(dtype, &shape, s);
             let mut second = out.clone();
             run(
@@ -164,7 +169,7 @@ fn cross_entropy_and_its_gradient_match() {
         let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
         for index in [DType::I32, DType::I64] {
             let targets = indices(index, 3, &targets);
-            for form in FORMS {
+            for form in forms() {
                 let mut loss = HostTensor::poisoned(DType::F32, &[rows], &[1]);
                 let mut lse = HostTensor::poisoned(DType::F32, &[rows], &[2]);
                 let mut args = vec![Arg::In(&x), Arg::In(&targets), Arg::Out(&mut loss), Arg::Out(&mut lse)];
@@ -203,7 +208,7 @@ fn rope_matches_both_ways() {
                 let consts =
                     consts! { tokens_tile = 4usize, heads_tile = 2usize, d_tile = d_tile, direction = direction };
                 let grid = [tokens.div_ceil(4) as u32, heads.div_ceil(2) as u32, 1];
-                for form in FORMS {
+                for form in forms() {
                     let positions = indices(DType::I64, 2, &listed);
                     let mut y = HostTensor::poisoned(dtype, &shape, &s);
                     let mut args: Vec<Arg> = [&x, &positions, &theta].map(Arg::In).into_iter().collect();
@@ -247,7 +252,7 @@ fn adamw_matches() {
             let mut want = [&p, &m, &v].map(HostTensor::values);
             let [want_p, want_m, want_v] = &mut want;
             adamw::reference(want_p, want_m, want_v, &g.values(), t as u64, &options);
-            for (form, with_copy) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]) {
+            for (form, with_copy) in forms().flat_map(|form| [(form, false), (form, true)]) {
                 let mut state = [p.clone(), m.clone(), v.clone()];
                 let mut copy = HostTensor::poisoned(DType::BF16, &[n], &[1]);
                 let mut args: Vec<Arg> = state.iter_mut().map(Arg::Out).collect();
@@ -279,7 +284,7 @@ fn casts_round_to_nearest() {
         let x = HostTensor::random(dtype, &shape, s, &mut Random::new(7));
         for to in TYPES {
             let want = HostTensor::of(to, &shape, s, &x.values()).values();
-            for form in FORMS {
+            for form in forms() {
                 let mut y = HostTensor::poisoned(to, &shape, s);
                 let args = args![Arg::In(&x), Arg::Out(&mut y); s[0], s[1], s[0], s[1], shape[0], shape[1]];
                 let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
@@ -302,7 +307,7 @@ fn gradient_of_an_embedding_matches() {
         embedding::reference(&ids, &g.values(), d, &mut want);
         for index in [DType::I32, DType::I64] {
             let ids = indices(index, 1, &ids);
-            for form in FORMS {
+            for form in forms() {
                 let mut grad = before.clone();
                 let args = args![
                     Arg::In(&ids), Arg::In(&g), Arg::Out(&mut grad);
