@@ -59,11 +59,13 @@ run() {
 
 # Each test in a process of its own: after a fault, the driver refuses the rest of a process.
 tests() {
-    local binary name
+    local binary name names
     run doctor 60 "$bin/tilewright" doctor
     run demo 120 "$bin/tilewright" demo --out "$out/demo"
     for binary in gpu gpu_random; do
-        for name in $("$bin/$binary" --list 2>/dev/null | sed -n 's/: test$//p'); do
+        names=$("$bin/$binary" --list 2>"$out/list-$binary.log" | sed -n 's/: test$//p')
+        [ -n "$names" ] || failures+=("list-$binary: the binary does not run here")
+        for name in $names; do
             run "test-$binary-${name//::/-}" 240 "$bin/$binary" --exact "$name" --test-threads=1 --nocapture
             printf '%-64s %4d s  %s\n' "$binary $name" "$took" "$verdict" >>"$out/tests.txt"
         done
@@ -92,39 +94,39 @@ sanitize() {
     done
 }
 
-# measure NAME SECONDS ARGS...: one benchmark; its rows go with all others.
+# measure NAME SECONDS DEVICE ARGS...: one benchmark; its rows go with all others.
 measure() {
-    local name=$1 limit=$2
-    shift 2
-    run "bench-$name" "$limit" "$bin/tilewright" bench "$@" --json "$rows" --commit "$commit"
+    local name=$1 limit=$2 device=$3
+    shift 3
+    run "bench-$name" "$limit" "$bin/tilewright" bench "$@" --device "$device" --json "$rows" --commit "$commit"
     tables+=("$out/bench-$name.log")
 }
 
 bench() {
-    measure copy 60 copy
-    measure launch 60 launch
-    measure compile 60 compile
+    measure copy 60 cuda:0 copy
+    measure launch 60 cuda:0 launch
+    measure compile 60 cuda:0 compile
     local dim
     for dim in 64 128; do
-        measure "attention-$dim" 120 attention --dim "$dim"
+        measure "attention-$dim" 120 cuda:0 attention --dim "$dim"
     done
-    measure attention-1024 60 attention --dim 64 --causal true --batch 16 --length 1024
-    measure attention-4096 60 attention --dim 64 --causal true --batch 4 --length 4096
+    measure attention-1024 60 cuda:0 attention --dim 64 --causal true --batch 16 --length 1024
+    measure attention-4096 60 cuda:0 attention --dim 64 --causal true --batch 4 --length 4096
     if [ -n "${PEERS:-}" ]; then
         run peers 240 python3 "$PEERS"
         grep '^{' "$out/peers.log" >"$out/peers.jsonl"
     fi
-    measure kernels 200 kernels --only weighted_sum,softmax,rms_norm --warmup-ms 50 --rep-ms 200
-    measure matmul 120 kernels --only matmul --warmup-ms 50 --rep-ms 200
-    measure attention-cpu 60 attention --device cpu
-    measure kernels-cpu 60 kernels --device cpu
+    measure kernels 200 cuda:0 kernels --only weighted_sum,softmax,rms_norm --warmup-ms 50 --rep-ms 200
+    measure matmul 120 cuda:0 kernels --only matmul --warmup-ms 50 --rep-ms 200
+    measure attention-cpu 60 cpu attention
+    measure kernels-cpu 60 cpu kernels
 }
 
 sweep() {
     local dim causal
     for dim in 64 128; do
         for causal in true false; do
-            measure "sweep-$dim-$causal" 280 attention --sweep --dim "$dim" --causal "$causal" --warmup-ms 20 --rep-ms 100
+            measure "sweep-$dim-$causal" 280 cuda:0 attention --sweep --dim "$dim" --causal "$causal" --warmup-ms 20 --rep-ms 100
         done
     done
 }
@@ -153,14 +155,14 @@ done
 for table in "${tables[@]}"; do
     say "== $(basename "$table" .log)"
     # Progress of the compiler and the like comes first; the table and what failed come last.
-    tail -n 60 "$table" | cut -c 1-200
+    tail -n 60 "$table"
 done
 for failure in "${failures[@]}"; do
     log=$out/${failure%%:*}.log
     say "-- $failure"
     case ${failure%%:*} in
         bench-*) ;;
-        *) tail -n 8 "$log" | cut -c 1-200 ;;
+        *) tail -n 8 "$log" ;;
     esac
 done
 say "${#failures[@]} failures; logs and rows.jsonl are in $out"
