@@ -3,7 +3,7 @@
 use super::choose::{default_layout, extents, memory_layout};
 use super::dot::{DotPlan, DotShape, plan_dot};
 use crate::analysis::axis::AxisAnalysis;
-use crate::ir::{BlockId, DType, Func, Op, OpId, Type, Value};
+use crate::ir::{BlockId, DType, Func, Op, OpId, Type, UnaryOp, Value};
 use crate::layout::LinearLayout;
 use crate::target::GpuArch;
 use std::rc::Rc;
@@ -184,6 +184,11 @@ impl<'f> Homes<'f> {
                         self.set(v, fallback);
                     }
                 }
+            }
+            // Too costly to compute again for every user, above all inside a loop.
+            Op::Unary(op) if is_costly(*op) => {
+                let home = self.strongest(&data.operands).or_else(|| self.fallback(data.results[0]));
+                self.set(data.results[0], home);
             }
             Op::Unary(_)
             | Op::Binary(_)
@@ -381,6 +386,23 @@ impl<'f> Homes<'f> {
             }
         }
         None
+    }
+}
+
+/// Functions of many instructions, or of the slow special-function units.
+fn is_costly(op: UnaryOp) -> bool {
+    match op {
+        UnaryOp::Exp
+        | UnaryOp::Exp2
+        | UnaryOp::Log
+        | UnaryOp::Log2
+        | UnaryOp::Sqrt
+        | UnaryOp::Rsqrt
+        | UnaryOp::Sin
+        | UnaryOp::Cos
+        | UnaryOp::Tanh
+        | UnaryOp::Erf => true,
+        UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil => false,
     }
 }
 
