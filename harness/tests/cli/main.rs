@@ -1,5 +1,6 @@
 //! The program `tilewright` from the outside: what it prints, writes and returns.
 
+mod ahead;
 mod compile;
 mod machine;
 mod run;
