@@ -17,3 +17,13 @@ extern crate self as tilewright;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/language.md")]
 struct LanguageReference;
+
+/// So does the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+/// And that of the page on kernels.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/adding-a-kernel.md")]
+struct AddingAKernel;

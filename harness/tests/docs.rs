@@ -1,0 +1,75 @@
+//! The documentation speaks of files, folders and commands that exist.
+
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every page, with its text.
+fn pages() -> Vec<(PathBuf, String)> {
+    let in_folder = |folder: PathBuf| {
+        let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect::<Vec<_>>()
+    };
+    let paths = in_folder(root()).into_iter().chain(in_folder(root().join("docs")));
+    let pages: Vec<(PathBuf, String)> =
+        paths.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect();
+    assert!(pages.len() >= 8, "{pages:?}");
+    pages
+}
+
+/// The text without code.
+fn prose(text: &str) -> String {
+    let outside = |text: &str, fence: &str| text.split(fence).step_by(2).collect::<String>();
+    outside(&outside(text, "```"), "`")
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for (page, text) in pages() {
+        for target in prose(&text).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if file.starts_with("http") || file.is_empty() {
+                continue;
+            }
+            if !page.parent().unwrap().join(file).exists() {
+                broken.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// Words in code font that look like paths from the root, in ARCHITECTURE.md and the pages on adding things.
+#[test]
+fn paths_exist() {
+    const ROOMS: [&str; 8] = ["codegen", "dsl-macros", "docs", "harness", "kernels", "runtime", "scripts", "tests"];
+    let mut absent = Vec::new();
+    for (page, text) in pages() {
+        for word in text.split('`').skip(1).step_by(2) {
+            let is_path = word.split_once('/').is_some_and(|(room, _)| ROOMS.contains(&room));
+            // A page may name a file that the reader is about to make.
+            let made_up = ["kernels/src/scale.rs"].contains(&word);
+            if is_path && !word.contains([' ', '<', '*', '…']) && !made_up && !root().join(word).exists() {
+                absent.push(format!("{}: {word}", page.display()));
+            }
+        }
+    }
+    assert!(absent.is_empty(), "{}", absent.join("\n"));
+}
+
+/// ARCHITECTURE.md's table of passes is the pipeline's list.
+#[test]
+fn the_table_of_passes_is_complete() {
+    let architecture = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let table = architecture.split("### The passes").nth(1).unwrap().split("###").next().unwrap();
+    let pipeline = std::fs::read_to_string(root().join("codegen/src/pipeline.rs")).unwrap();
+    let passes: Vec<&str> = pipeline.split(".pass(").skip(1).filter_map(|rest| rest.split('"').nth(1)).collect();
+    assert!(passes.len() > 8, "{passes:?}");
+    for pass in passes {
+        assert!(table.contains(&format!("`{pass}`")), "ARCHITECTURE.md does not say what `{pass}` does");
+    }
+}
