@@ -4,8 +4,8 @@ use crate::ir::{Func, Stage};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
-    assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, hoist_buffers, licm, pipeline_loads,
-    resolve_views,
+    assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, direct_local_loads, hoist_buffers,
+    licm, pipeline_loads, resolve_views,
 };
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
@@ -106,6 +106,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("hoist_buffers", Stage::Laid, hoist_buffers::run);
     p.pass("delay_waits", Stage::Laid, delay_waits::run);
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
+    p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.func
 }
 

@@ -7,6 +7,7 @@ pub mod carried_offsets;
 pub mod cse;
 pub mod dce;
 pub mod delay_waits;
+pub mod direct_local_loads;
 mod edit;
 pub mod hoist_buffers;
 pub mod licm;
@@ -62,6 +63,11 @@ pub const PASSES: &[Pass] = &[
         },
     },
     Pass { name: "delay_waits", summary: "wait for products where their results are needed", run: delay_waits::run },
+    Pass {
+        name: "direct_local_loads",
+        summary: "read shared buffers in the layout that is wanted",
+        run: direct_local_loads::run,
+    },
     Pass {
         name: "hoist_buffers",
         summary: "fill shared buffers before the loops that only read them",

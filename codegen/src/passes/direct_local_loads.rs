@@ -1,0 +1,83 @@
+//! Reads shared buffers straight into the layout that is wanted.
+//!
+//! Does: where a `local_load`, perhaps with dimensions inserted, is used by nothing but a `convert_layout`, loads in the
+//! layout that the conversion asks for, and drops the conversion, which would go through shared memory again. Moves such
+//! a load down to where it is used, so that its registers are free until then, unless something on the way may change
+//! shared memory.
+//! Requires: stage laid. Keeps: meaning. Does not: touch loads that are used in several layouts.
+
+use crate::ir::{Effects, Func, Op, OpId};
+use crate::layout::LinearLayout;
+
+/// See the module's page.
+pub fn run(func: &mut Func) {
+    for id in func.walk() {
+        if func.op(id).op == Op::ConvertLayout {
+            fold(func, id);
+        }
+    }
+}
+
+fn fold(func: &mut Func, convert: OpId) {
+    let Some(chain) = chain(func, convert) else { return };
+    let wanted = func.layout_of(func.result(convert)).clone();
+    let Some(layouts) = layouts(func, &chain, wanted) else { return };
+    for (&op, layout) in chain.iter().zip(layouts) {
+        let v = func.result(op);
+        let layout = func.intern_layout(layout);
+        let ty = func.ty(v).with_layout(Some(layout));
+        func.set_ty(v, ty);
+    }
+    let (old, new) = (func.result(convert), func.op(convert).operands[0]);
+    func.replace_uses(old, new);
+    let (block, at) = func.place(convert);
+    let load = func.place(chain[0]).1;
+    let ops = func.block(block).ops.clone();
+    let movable = ops[load..at].iter().all(|&op| leaves_shared_memory(func, op));
+    let rest = |ops: &[OpId]| ops.iter().copied().filter(|op| !chain.contains(op)).collect::<Vec<_>>();
+    func.block_mut(block).ops = if movable {
+        [rest(&ops[..at]), chain, ops[at + 1..].to_vec()].concat()
+    } else {
+        [&ops[..at], &ops[at + 1..]].concat()
+    };
+}
+
+/// The ops from a `local_load` to the conversion, all in its block, each used once; `None` where it is something else.
+fn chain(func: &Func, convert: OpId) -> Option<Vec<OpId>> {
+    let uses = func.use_counts();
+    let block = func.parent_block(convert);
+    let mut chain = Vec::new();
+    let mut v = func.op(convert).operands[0];
+    loop {
+        let id = func.def_op(v).filter(|&id| func.parent_block(id) == block && uses[v.0 as usize] == 1)?;
+        chain.insert(0, id);
+        match func.op(id).op {
+            Op::LocalLoad => return Some(chain),
+            Op::ExpandDims { .. } => v = func.op(id).operands[0],
+            _ => return None,
+        }
+    }
+}
+
+/// The layouts of the chain's results by which the last one is `wanted`.
+fn layouts(func: &Func, chain: &[OpId], wanted: LinearLayout) -> Option<Vec<LinearLayout>> {
+    let mut layouts = vec![wanted];
+    for &id in chain[1..].iter().rev() {
+        let Op::ExpandDims { axis } = func.op(id).op else { return None };
+        let outer = &layouts[0];
+        let inner = outer.slice(axis).layout;
+        if inner.expand_dims(axis).layout != *outer {
+            return None;
+        }
+        layouts.insert(0, inner);
+    }
+    Some(layouts)
+}
+
+/// Whether shared memory holds the same before and after the op.
+fn leaves_shared_memory(func: &Func, id: OpId) -> bool {
+    match func.op(id).op {
+        Op::Wgmma { .. } | Op::WgmmaWait { .. } => true,
+        _ => matches!(func.effects(id), Effects::Pure | Effects::Read),
+    }
+}
