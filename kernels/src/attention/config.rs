@@ -44,6 +44,8 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         // Products of f32 keep their operands in shared memory in twice the room.
         (Target::Nvptx(_), Pass::Forward) if wide => match d_tile(d) {
             ..=64 => Tiles::new(64, 32, 4, 2),
+            // The checks of a padded dimension need registers too.
+            128 if d < 128 => Tiles::new(64, 16, 4, 2),
             128 => Tiles::new(64, 32, 4, 2),
             _ => Tiles::new(32, 16, 4, 2),
         },
@@ -59,6 +61,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         (Target::Nvptx(_), Pass::Keys) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),
+            128 if d < 128 => Tiles::new(32, 128, 8, 2),
             128 => Tiles::new(64, 64, 4, 2),
             _ => Tiles::new(32, 64, 8, 2),
         },
