@@ -130,16 +130,18 @@ fn tiles_of_keys_that_all_rows_see() {
     check(Case::new(32, 64, 16).dtype(DType::F16));
 }
 
-/// Tiles that fill the instructions of tensor cores.
+/// Tiles that fill the instructions of tensor cores, down to what these compute.
 #[test]
 fn large_tiles() {
     let tiles = Tiles { q: 64, k: 64 };
     for case in [Case::new(128, 128, 32).causal(), Case::new(150, 130, 64)] {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
-        let form = Form::Gpu(GpuArch::Sm90a);
-        check_forward(form, case, tiles, &inputs, &expected);
-        check_backward(form, case, tiles, &inputs, &expected);
+        for (arch, num_warps) in [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 4), (GpuArch::Sm90a, 8)] {
+            let form = Form::Simulated { arch, num_warps, num_stages: 2 };
+            check_forward(form, case, tiles, &inputs, &expected);
+            check_backward(form, case, tiles, &inputs, &expected);
+        }
     }
 }
 
