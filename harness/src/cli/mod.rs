@@ -3,7 +3,7 @@
 //! Each command is a file with its arguments (a clap struct) and one function that writes to a given output. Exit codes:
 //! 0 done, 1 failed, 2 asked for something that does not exist (as clap's own errors).
 //!
-//! Adding a command: a file here, a variant of [`Command`], a line in [`dispatch`].
+//! Adding a command: a file here, a variant of `Command`, a line in `dispatch`.
 
 mod bench;
 mod bind;
