@@ -81,8 +81,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
             BinaryOp::Mul => w.inst(format!("fmul {vty} {a}, {b}")),
             BinaryOp::Div => w.inst(format!("fdiv {vty} {a}, {b}")),
             BinaryOp::Rem => w.inst(format!("frem {vty} {a}, {b}")),
-            BinaryOp::Min => return call_same(w, "llvm.minimumnum", ty, lanes, &[a, b]),
-            BinaryOp::Max => return call_same(w, "llvm.maximumnum", ty, lanes, &[a, b]),
+            BinaryOp::Min | BinaryOp::Max => return extremum(w, op, ty, lanes, a, b),
             BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
                 panic!("internal compiler error: `{}` of {d}, please report", op.name())
             }
@@ -113,6 +112,24 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
             w.inst(format!("trunc {wide} {high} to {vty}"))
         }
     }
+}
+
+/// Minimum or maximum of floats: of a number and a NaN the number, and −0 below +0. Written out, because LLVM 22's
+/// `llvm.minimumnum` and `llvm.maximumnum` give the NaN on x86 where it knows the other operand to be a number.
+fn extremum(w: &mut Writer, op: BinaryOp, ty: &str, lanes: usize, a: &str, b: &str) -> String {
+    let (vty, cond) = (vector(ty, lanes), vector("i1", lanes));
+    let bits = vector(if ty == "double" { "i64" } else { "i32" }, lanes);
+    // For equal numbers, or-ing the signs finds a −0 and and-ing them a +0.
+    let (before, merge) = if op == BinaryOp::Min { ("olt", "or") } else { ("ogt", "and") };
+    let first = w.inst(format!("fcmp {before} {vty} {a}, {b}"));
+    let ordered = w.inst(format!("select {cond} {first}, {vty} {a}, {vty} {b}"));
+    let not_b = w.inst(format!("fcmp uno {vty} {b}, {b}"));
+    let number = w.inst(format!("select {cond} {not_b}, {vty} {a}, {vty} {ordered}"));
+    let equal = w.inst(format!("fcmp oeq {vty} {a}, {b}"));
+    let (x, y) = (w.inst(format!("bitcast {vty} {a} to {bits}")), w.inst(format!("bitcast {vty} {b} to {bits}")));
+    let merged = w.inst(format!("{merge} {bits} {x}, {y}"));
+    let merged = w.inst(format!("bitcast {bits} {merged} to {vty}"));
+    w.inst(format!("select {cond} {equal}, {vty} {merged}, {vty} {number}"))
 }
 
 /// Division by zero gives quotient and remainder 0; the one quotient that overflows wraps. Neither may reach the CPU's
