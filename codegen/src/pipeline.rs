@@ -97,6 +97,10 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     let mut p = Pipeline { func: func.clone(), observer };
     p.tile_passes();
     p.pass("assign_layouts", Stage::Laid, |f| assign_layouts::run(f, arch, options));
+    // Conversions of what a loop does not change need not be in it.
+    p.pass("licm_laid", Stage::Laid, |f| {
+        licm::run(f);
+    });
     p.pass("cse_laid", Stage::Laid, |f| {
         cse::run(f);
     });
