@@ -5,7 +5,7 @@
 //!
 //! - ∂L/∂x = s · (g·w − meanⱼ(g·w) − x̂ · meanⱼ(g·w·x̂)),
 //! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j] and ∂L/∂b[j] = Σᵣ g[r, j]: each program writes one row of partial sums of both, which
-//!   [`column_sum`](crate::column_sum) adds up.
+//!   [`column_sum`] adds up.
 //!
 //! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice. There the mean and the squares of one tile are
 //! merged with those of the tiles before it (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for

@@ -22,6 +22,8 @@
 //! # Ok::<(), Error>(())
 //! ```
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "formulas and shapes are full of brackets: y[r], x [rows, d]")]
+
 pub mod adamw;
 pub mod attention;
 mod blocks;

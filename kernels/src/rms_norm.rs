@@ -5,7 +5,7 @@
 //!
 //! - ∂L/∂x = s · (g·w − x̂ · meanⱼ(g·w·x̂)) and
 //! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j]: each program writes one row of partial sums, which
-//!   [`column_sum`](crate::column_sum) adds up.
+//!   [`column_sum`] adds up.
 //!
 //! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice.
 

@@ -4,7 +4,7 @@
 //!
 //! - ∂L/∂x[r, j] = g[r] · w[j], an outer product, and
 //! - ∂L/∂w[j] = Σᵣ g[r] · x[r, j], a sum over rows: each program sums over its own rows and writes one row of partial sums
-//!   ([`column_sum`](crate::column_sum) adds those).
+//!   ([`column_sum`] adds those).
 //!
 //! It is the introductory kernel of Stanford CS336, assignment 2, section 1.3.1 (equations 2 and 3 there).
 

@@ -11,7 +11,7 @@ pub fn print(func: &Func) -> String {
     p.out
 }
 
-/// The line of one op as [`print`] writes it, without indentation and regions. For messages.
+/// The line of one op as [`print()`] writes it, without indentation and regions. For messages.
 pub fn print_op(func: &Func, op: OpId) -> String {
     let mut p = Printer { func, names: HashMap::new(), next: 0, out: String::new() };
     // The whole function is printed first, so that values have the numbers they have there.
