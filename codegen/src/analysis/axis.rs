@@ -3,7 +3,7 @@
 //! This is what vector width and coalescing are decided from: a run of `contiguity` neighbours whose first address is a
 //! multiple of 16 bytes can be one 128-bit access, provided the mask is `constant` over the run.
 
-use crate::ir::{BinaryOp, BlockId, CmpOp, Def, Func, Literal, Op, OpId, Value};
+use crate::ir::{BinaryOp, BlockId, CmpOp, Func, Literal, Op, OpId, Value};
 
 /// Largest divisor that is worth knowing; also that of zero.
 const MAX_DIVISOR: u64 = 1 << 32;
@@ -332,7 +332,7 @@ fn binary(op: BinaryOp, a: &AxisInfo, b: &AxisInfo) -> Option<AxisInfo> {
             Some(result)
         }
         BinaryOp::Min | BinaryOp::Max => info(
-            zip3(&zip3(&a.contiguity, &b.contiguity, u64::min), &constancy, u64::max).iter().map(|_| 1).collect(),
+            vec![1; n],
             zip3(&a.divisibility, &b.divisibility, u64::min)
                 .into_iter()
                 .enumerate()
@@ -381,14 +381,6 @@ fn terminator_operands(func: &Func, block: BlockId) -> &[Value] {
     match func.block(block).ops.last() {
         Some(&id) => &func.op(id).operands,
         None => &[],
-    }
-}
-
-/// The block parameter that a value is, if it is one.
-pub fn as_param(func: &Func, v: Value) -> Option<(BlockId, usize)> {
-    match func.value(v).def {
-        Def::Param(block, index) => Some((block, index)),
-        Def::Result(..) => None,
     }
 }
 

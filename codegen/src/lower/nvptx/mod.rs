@@ -44,7 +44,7 @@ pub struct GpuModule {
 /// Lowers a function whose tiles all have layouts.
 pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
     let threads = 32 * options.num_warps;
-    let plan = SharedPlan::new(func, arch, options.num_warps);
+    let plan = SharedPlan::new(func);
     if plan.bytes > arch.max_shared_bytes() {
         return Err(Unsupported {
             loc: func.loc.clone(),

@@ -10,7 +10,6 @@
 
 use crate::ir::{BlockId, Effects, Elem, Func, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim};
-use crate::target::GpuArch;
 use std::collections::{HashMap, HashSet};
 
 /// Alignment of buffers: the period of the widest swizzle.
@@ -59,7 +58,7 @@ struct Pending {
 }
 
 impl SharedPlan {
-    pub fn new(func: &Func, _arch: GpuArch, _num_warps: u32) -> SharedPlan {
+    pub fn new(func: &Func) -> SharedPlan {
         let mut plan = SharedPlan::default();
         plan.allocate(func);
         let mut pending = Pending::default();

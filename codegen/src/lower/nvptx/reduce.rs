@@ -58,6 +58,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// The region on what is accumulated (in a scan: what comes before) and the next values.
     fn combine(&mut self, region: crate::ir::BlockId, a: &[Val], b: &[Val]) -> Result<Vec<Val>> {
         let args: Vec<Val> = a.iter().chain(b).cloned().collect();
         self.inline_region(region, &args)
@@ -144,7 +145,7 @@ impl Lowering<'_> {
             }
             for pair in line.windows(2) {
                 let (left, right) = (values[pair[0]].clone(), values[pair[1]].clone());
-                values[pair[1]] = self.combine_scan(region, &left, &right)?;
+                values[pair[1]] = self.combine(region, &left, &right)?;
             }
             if lanes > 1 {
                 self.scan_lanes(region, &mut values, &line, lanes, reverse, &elems, n)?;
@@ -154,11 +155,6 @@ impl Lowering<'_> {
             self.set(result, values.iter().map(|v| v[i].clone()).collect());
         }
         Ok(())
-    }
-
-    /// In program order, whichever way the scan runs: the region takes what is accumulated first.
-    fn combine_scan(&mut self, region: crate::ir::BlockId, before: &[Val], next: &[Val]) -> Result<Vec<Val>> {
-        self.combine(region, before, next)
     }
 
     /// Adds to each lane's registers what all lanes before it have.
@@ -181,7 +177,7 @@ impl Lowering<'_> {
         while distance < lanes {
             let source = self.step_back(&lane, distance, reverse);
             let other: Vec<Val> = (0..n).map(|i| self.shuffle("idx", &total[i], elems[i], &source)).collect();
-            let sum = self.combine_scan(region, &other, &total)?;
+            let sum = self.combine(region, &other, &total)?;
             let has = if reverse {
                 self.e.hoist(format!("icmp ult i32 {position}, {}", lanes - distance))
             } else {
@@ -199,7 +195,7 @@ impl Lowering<'_> {
             self.e.hoist(format!("icmp uge i32 {position}, 1"))
         };
         for &r in line {
-            let sum = self.combine_scan(region, &before, &values[r].clone())?;
+            let sum = self.combine(region, &before, &values[r].clone())?;
             values[r] = self.choose(&has, &sum, &values[r].clone(), elems);
         }
         Ok(())

@@ -280,7 +280,7 @@ impl<'f> Homes<'f> {
         let region = data.regions[0];
         let params = &self.func.block(region).params[1..];
         let inits = &data.operands[3..];
-        self.carried(inits, params, region, 0);
+        self.carried(inits, params, region);
         for (&result, &param) in data.results.iter().zip(params) {
             let home = self.home(param).cloned();
             self.set(result, home);
@@ -308,7 +308,7 @@ impl<'f> Homes<'f> {
     }
 
     /// Homes of loop-carried values: those of the initial values, until the body yields a stronger one.
-    fn carried(&mut self, inits: &[Value], params: &[Value], region: BlockId, skip: usize) {
+    fn carried(&mut self, inits: &[Value], params: &[Value], region: BlockId) {
         for (&param, &init) in params.iter().zip(inits) {
             let home = self.home(init).cloned();
             self.set(param, home);
@@ -318,7 +318,7 @@ impl<'f> Homes<'f> {
             self.block(region);
             let yields = self.terminator(region);
             let mut changed = false;
-            for (&param, &next) in params.iter().zip(&yields[skip..]) {
+            for (&param, &next) in params.iter().zip(yields) {
                 let next = self.home(next).cloned();
                 let stronger = match (self.home(param), &next) {
                     (None, Some(_)) => true,
