@@ -106,6 +106,72 @@ fn cpu_model() -> Option<String> {
     line.split_once(':').map(|(_, name)| name.trim().to_string()).filter(|name| !name.is_empty())
 }
 
+/// What a reader must know to repeat a measurement that was taken here.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    pub cpu: DeviceInfo,
+    /// The vendor's name of the CPU, where the system tells it.
+    pub cpu_model: Option<String>,
+    /// The GPUs that can be used.
+    pub gpus: Vec<DeviceInfo>,
+    /// CUDA version of the driver as major × 1000 + minor × 10.
+    pub cuda: Option<i32>,
+    /// The driver's own version, where Linux tells it.
+    pub driver: Option<String>,
+    /// Name and version of the system.
+    pub os: String,
+    /// The commit of the repository that the program lies in, with `-changed` where files differ from it.
+    pub commit: Option<String>,
+    /// The clock, in UTC.
+    pub seconds_since_1970: u64,
+}
+
+/// Asks the machine, without LLVM or the cache.
+pub fn machine() -> Machine {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    Machine {
+        cpu: Device::cpu().info().clone(),
+        cpu_model: cpu_model(),
+        gpus: gpus().unwrap_or_default().into_iter().flatten().collect(),
+        cuda: cuda_driver().ok(),
+        driver: driver_release(),
+        os: operating_system(),
+        commit: commit(),
+        seconds_since_1970: now.map_or(0, |since| since.as_secs()),
+    }
+}
+
+/// The version in `/proc/driver/nvidia/version`: the first word there that is made of numbers and points.
+fn driver_release() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    text.split_whitespace().find(is_version).map(str::to_string)
+}
+
+/// Name of the distribution and version of the kernel, as far as Linux tells them.
+fn operating_system() -> String {
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let name = name.map_or(std::env::consts::OS, |name| name.trim_matches('"'));
+    match std::fs::read_to_string("/proc/sys/kernel/osrelease") {
+        Ok(kernel) => format!("{name}, Linux {}", kernel.trim()),
+        Err(_) => name.to_string(),
+    }
+}
+
+/// Asks git about the nearest folder above the program that is a repository.
+fn commit() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    let repository = program.ancestors().find(|folder| folder.join(".git").exists())?;
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(repository).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
+    };
+    let id = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty());
+    Some(if changed { format!("{id}-changed") } else { id })
+}
+
 /// Asks everything. Only what is broken is an error, each in its own field.
 pub fn report() -> Report {
     let cpu = Device::cpu();
@@ -138,5 +204,12 @@ mod tests {
         assert!(report.cpu.processors > 0 && !report.host_cpu.cpu.is_empty());
         assert_eq!(report.gpus.is_empty(), report.driver.is_err(), "{report:?}");
         assert_eq!(report.libraries.len(), 5);
+    }
+
+    #[test]
+    fn the_machine_is_described() {
+        let machine = machine();
+        assert!(machine.cpu.processors > 0 && !machine.os.is_empty() && machine.seconds_since_1970 > 1_700_000_000);
+        assert_eq!(machine.gpus.is_empty(), machine.cuda.is_none(), "{machine:?}");
     }
 }

@@ -67,3 +67,12 @@ impl From<tilewright::Error> for CliError {
         CliError::Failure(error.to_string())
     }
 }
+
+impl From<crate::report::Error> for CliError {
+    fn from(error: crate::report::Error) -> CliError {
+        match error {
+            crate::report::Error::Print(error) => error.into(),
+            error => CliError::Failure(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Tables in Markdown, as GitHub reads them.
+
+use crate::report::{Part, Report, Table};
+
+/// A page: title, machine, then the parts.
+pub fn report(report: &Report) -> String {
+    let mut parts = vec![format!("## {}", report.title)];
+    parts.extend(super::machine_line(report));
+    let tables = report.tables().count();
+    parts.extend(report.parts.iter().filter_map(|part| match part {
+        Part::Table(table) if tables > 1 => Some(format!("### {}\n\n{}", table.title, self::table(table))),
+        Part::Table(table) => Some(self::table(table)),
+        Part::Text(text) => Some(text.clone()),
+        Part::Plot(_) | Part::Image { .. } => None,
+    }));
+    parts.join("\n\n") + "\n"
+}
+
+/// The table with its notes below.
+pub fn table(table: &Table) -> String {
+    let line = |cells: Vec<String>| format!("| {} |", cells.join(" | "));
+    let mut lines = vec![
+        line(table.columns.iter().map(|column| escaped(&column.heading())).collect()),
+        line(table.columns.iter().map(|column| if column.numeric { "---:" } else { "---" }.to_string()).collect()),
+    ];
+    for row in &table.rows {
+        lines.push(line(table.columns.iter().zip(row).map(|(column, cell)| escaped(&column.show(cell))).collect()));
+    }
+    let notes: String = table.notes.iter().map(|note| format!("\n\n{note}")).collect();
+    lines.join("\n") + &notes
+}
+
+/// On one line, with what would end a cell or start a format made harmless.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '|' | '\\' | '*' | '_' | '<' | '`' => out.extend(['\\', c]),
+            '\n' => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -1,0 +1,106 @@
+//! The machine behind a measurement.
+
+use serde::Serialize;
+use tilewright::probe;
+
+/// What a reader must know to repeat a measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Machine {
+    /// The vendor's name of the CPU.
+    pub cpu: String,
+    /// Threads that kernels use on the CPU.
+    pub threads: u32,
+    /// In bytes; 0 where the system does not tell.
+    pub memory_bytes: u64,
+    pub gpus: Vec<Gpu>,
+    /// Version of the GPU's driver, 580.159 for example.
+    pub driver: Option<String>,
+    /// The newest CUDA version that the driver knows, 13.0 for example.
+    pub cuda: Option<String>,
+    pub os: String,
+    /// Version of Tilewright.
+    pub version: String,
+    /// What the program was built from; `-changed` after it says that files differed from it.
+    pub commit: Option<String>,
+    /// Time of the measurement in UTC, as 2026-01-31T12:34:56Z.
+    pub date: String,
+}
+
+/// A GPU that our kernels can use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Gpu {
+    pub name: String,
+    pub memory_bytes: u64,
+    pub compute_capability: String,
+}
+
+impl Machine {
+    /// Asks this machine, now. `commit` is what the user said; without it, the repository that the program lies in.
+    pub fn ask(commit: Option<&str>) -> Machine {
+        let facts = probe::machine();
+        let gpus = facts.gpus.iter().map(|gpu| {
+            let (major, minor) = gpu.compute_capability.unwrap_or_default();
+            let compute_capability = format!("{major}.{minor}");
+            Gpu { name: gpu.name.clone(), memory_bytes: gpu.memory_bytes, compute_capability }
+        });
+        Machine {
+            threads: facts.cpu.processors,
+            memory_bytes: facts.cpu.memory_bytes,
+            gpus: gpus.collect(),
+            cuda: facts.cuda.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
+            cpu: facts.cpu_model.unwrap_or(facts.cpu.name),
+            driver: facts.driver,
+            os: facts.os,
+            version: tilewright::codegen::VERSION.to_string(),
+            commit: commit.map(str::to_string).or(facts.commit),
+            date: date(facts.seconds_since_1970),
+        }
+    }
+
+    /// Names and values, for people.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64);
+        let mut facts = vec![
+            ("CPU", format!("{}, {} threads", self.cpu, self.threads)),
+            ("Memory", if self.memory_bytes == 0 { "unknown".to_string() } else { gib(self.memory_bytes) }),
+        ];
+        let gpu = |gpu: &Gpu| format!("{}, {}", gpu.name, gib(gpu.memory_bytes));
+        facts.push(match self.gpus.is_empty() {
+            true => ("GPU", "none".to_string()),
+            false => ("GPU", self.gpus.iter().map(gpu).collect::<Vec<_>>().join("; ")),
+        });
+        facts.extend(self.driver.iter().map(|driver| ("Driver", driver.clone())));
+        facts.extend(self.cuda.iter().map(|cuda| ("CUDA of the driver", cuda.clone())));
+        facts.push(("System", self.os.clone()));
+        let commit = self.commit.as_deref().map(|commit| format!(", commit {commit}")).unwrap_or_default();
+        facts.push(("Tilewright", format!("{}{commit}", self.version)));
+        facts.push(("Date", self.date.clone()));
+        facts
+    }
+
+    /// The same on one line.
+    pub fn line(&self) -> String {
+        let shown = |(name, value): (&str, String)| match name {
+            "CPU" | "Memory" | "System" | "Date" => value,
+            _ => format!("{name} {value}"),
+        };
+        self.facts().into_iter().map(shown).collect::<Vec<_>>().join(" · ")
+    }
+}
+
+/// Date and time in UTC as ISO 8601 writes them. The calendar is Gregorian: 400 years have 146 097 days.
+pub fn date(seconds_since_1970: u64) -> String {
+    let (days, seconds) = (seconds_since_1970 / 86_400, seconds_since_1970 % 86_400);
+    // Years that start in March have their leap day at the end. 719 468 days lie between 0000-03-01 and 1970-01-01.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    // Months from March have 31, 30, 31, 30, 31 days, again and again: 153 in five.
+    let month = (5 * day + 2) / 153;
+    let day_of_month = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day_of_month:02}T{hour:02}:{minute:02}:{second:02}Z")
+}

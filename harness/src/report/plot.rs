@@ -1,0 +1,416 @@
+//! Plots as SVG: lines over a linear or logarithmic axis, horizontal bars, and areas on top of each other.
+
+use std::ops::Range;
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// What one picture shows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plot {
+    /// For file names: words joined by `-`.
+    pub name: String,
+    pub title: String,
+    pub kind: Kind,
+}
+
+/// The shapes that a plot can have.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// One line for each series.
+    Lines { x: Axis, y: Axis, series: Vec<Series> },
+    /// A bar for each entry, from left to right, the first entry at the top.
+    Bars { x: Axis, bars: Vec<Bar> },
+    /// Areas on top of each other, the first series at the bottom. All series have the same x, in rising order.
+    Stack { x: Axis, y: Axis, series: Vec<Series> },
+}
+
+/// What an axis means and how it is divided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Axis {
+    /// With its unit.
+    pub label: String,
+    pub scale: Scale,
+}
+
+/// How an axis maps values to places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// From zero, unless all values are far from it.
+    Linear,
+    /// Marks at powers of two.
+    Log2,
+    /// Marks at powers of ten.
+    Log10,
+}
+
+/// One line or area.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    pub name: String,
+    pub points: Vec<Point>,
+}
+
+/// A point of a line; `error` is the half length of its error bar.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    pub x: f64,
+    pub y: f64,
+    pub error: Option<f64>,
+}
+
+/// A bar with its name. Bars of one `group` have one colour and an entry in the legend; an empty group has none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bar {
+    pub name: String,
+    pub group: String,
+    pub value: f64,
+    /// Half the length of its error bar.
+    pub error: Option<f64>,
+}
+
+impl Axis {
+    pub fn linear(label: &str) -> Axis {
+        Axis { label: label.to_string(), scale: Scale::Linear }
+    }
+
+    pub fn log2(label: &str) -> Axis {
+        Axis { label: label.to_string(), scale: Scale::Log2 }
+    }
+
+    pub fn log10(label: &str) -> Axis {
+        Axis { label: label.to_string(), scale: Scale::Log10 }
+    }
+}
+
+impl Series {
+    pub fn new(name: &str, points: impl IntoIterator<Item = Point>) -> Series {
+        Series { name: name.to_string(), points: points.into_iter().collect() }
+    }
+}
+
+impl From<(f64, f64)> for Point {
+    fn from((x, y): (f64, f64)) -> Point {
+        Point { x, y, error: None }
+    }
+}
+
+impl Plot {
+    pub fn lines(name: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Plot {
+        Plot { name: name.to_string(), title: title.to_string(), kind: Kind::Lines { x, y, series } }
+    }
+
+    pub fn bars(name: &str, title: &str, x: Axis, bars: Vec<Bar>) -> Plot {
+        Plot { name: name.to_string(), title: title.to_string(), kind: Kind::Bars { x, bars } }
+    }
+
+    pub fn stack(name: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Plot {
+        Plot { name: name.to_string(), title: title.to_string(), kind: Kind::Stack { x, y, series } }
+    }
+
+    /// The picture, on white, with fonts that every viewer has. Values that an axis cannot show (NaN, infinities, and on a
+    /// logarithmic axis whatever is not positive) are left out; a plot without any value says so.
+    pub fn to_svg(&self) -> String {
+        let height = match &self.kind {
+            Kind::Bars { bars, .. } => 110 + 26 * bars.len().max(2) as u32,
+            Kind::Lines { .. } | Kind::Stack { .. } => 480,
+        };
+        let mut svg = String::new();
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        self.draw(&area).and_then(|()| area.present()).expect("drawing into memory does not fail");
+        drop(area);
+        svg
+    }
+
+    fn draw(&self, area: &Area) -> Drawn {
+        area.fill(&WHITE)?;
+        let area = area.titled(&self.title, (FONT, 20))?;
+        match &self.kind {
+            Kind::Lines { x, y, series } => lines(&area, x, y, series),
+            Kind::Bars { x, bars } => self::bars(&area, x, bars),
+            Kind::Stack { x, y, series } => stack(&area, x, y, series),
+        }
+    }
+}
+
+const WIDTH: u32 = 860;
+const FONT: &str = "sans-serif";
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+
+/// Colours that people with any colour vision tell apart (after Okabe and Ito), then shades of them.
+fn colour(index: usize) -> RGBColor {
+    const COLOURS: [RGBColor; 8] = [
+        RGBColor(0, 114, 178),
+        RGBColor(213, 94, 0),
+        RGBColor(0, 158, 115),
+        RGBColor(204, 121, 167),
+        RGBColor(230, 159, 0),
+        RGBColor(86, 180, 233),
+        RGBColor(110, 110, 110),
+        RGBColor(240, 210, 60),
+    ];
+    let RGBColor(r, g, b) = COLOURS[index % COLOURS.len()];
+    let dimmed = |c: u8| (f64::from(c) * 0.65_f64.powi((index / COLOURS.len()) as i32)) as u8;
+    RGBColor(dimmed(r), dimmed(g), dimmed(b))
+}
+
+/// An axis with its range and marks decided.
+#[derive(Clone)]
+struct Divided {
+    scale: Scale,
+    low: f64,
+    high: f64,
+    marks: Vec<f64>,
+}
+
+impl Divided {
+    /// Around the values that can be shown; `from_zero` where areas or bars start there.
+    fn around(scale: Scale, values: impl Iterator<Item = f64>, from_zero: bool) -> Option<Divided> {
+        let (low, high) = values
+            .filter(|v| v.is_finite() && (scale == Scale::Linear || *v > 0.0))
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+        (low <= high).then(|| match scale {
+            Scale::Linear => Divided::linear(low, high, from_zero),
+            Scale::Log2 => Divided::logarithmic(scale, 2.0, low, high),
+            Scale::Log10 => Divided::logarithmic(scale, 10.0, low, high),
+        })
+    }
+
+    fn linear(low: f64, high: f64, from_zero: bool) -> Divided {
+        let near_zero = low > 0.0 && low < 0.5 * high;
+        let low = if from_zero || near_zero { low.min(0.0) } else { low };
+        let high = if high > low { high.max(if from_zero { 0.0 } else { high }) } else { low + low.abs().max(1.0) };
+        let step = round_step((high - low) / 6.0);
+        let first = (low / step).floor() as i64;
+        let last = (high / step).ceil() as i64;
+        let marks: Vec<f64> = (first..=last).map(|i| i as f64 * step).collect();
+        Divided { scale: Scale::Linear, low: marks[0], high: marks[marks.len() - 1], marks }
+    }
+
+    fn logarithmic(scale: Scale, base: f64, low: f64, high: f64) -> Divided {
+        // A value that is a power of the base up to rounding is on its mark.
+        let first = (low.log(base) + 1e-9).floor() as i32;
+        let last = ((high.log(base) - 1e-9).ceil() as i32).max(first + 1);
+        let every = ((last - first) / 12 + 1) as usize;
+        let marks = (first..=last).step_by(every).map(|i| base.powi(i)).collect();
+        Divided { scale, low: base.powi(first), high: base.powi(last), marks }
+    }
+
+    fn place(&self, v: f64) -> f64 {
+        match self.scale {
+            Scale::Linear => (v - self.low) / (self.high - self.low),
+            Scale::Log2 | Scale::Log10 => (v / self.low).ln() / (self.high / self.low).ln(),
+        }
+    }
+
+    fn shows(&self, v: f64) -> bool {
+        self.place(v).is_finite()
+    }
+}
+
+/// 1, 2 or 5 times a power of ten, at least `step`.
+fn round_step(step: f64) -> f64 {
+    let power = 10_f64.powf(step.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= step * (1.0 - 1e-9)).unwrap_or(step)
+}
+
+impl Ranged for Divided {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        // What lies far outside, an end of an error bar say, need not be drawn true: coordinates are small integers.
+        limit.0 + (self.place(*value).clamp(-1.0, 2.0) * f64::from(limit.1 - limit.0)).round() as i32
+    }
+
+    fn key_points<H: KeyPointHint>(&self, _: H) -> Vec<f64> {
+        self.marks.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.low..self.high
+    }
+}
+
+impl ValueFormatter<f64> for Divided {
+    fn format_ext(&self, value: &f64) -> String {
+        mark(*value)
+    }
+}
+
+/// A number beside an axis: short, without the noise of binary fractions.
+fn mark(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_string(),
+        1e-4..1e6 => {
+            let text = format!("{value:.6}");
+            text.trim_end_matches('0').trim_end_matches('.').to_string()
+        }
+        _ => {
+            let text = format!("{value:.2e}");
+            let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+            format!("{}e{exponent}", digits.trim_end_matches('0').trim_end_matches('.'))
+        }
+    }
+}
+
+fn nothing_to_show(area: &Area) -> Drawn {
+    area.draw_text("no value to show", &(FONT, 14).into_text_style(area), (40, 40))
+}
+
+fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
+    let points = || series.iter().flat_map(|s| &s.points);
+    let extent = |p: &Point| [p.y, p.y - p.error.unwrap_or(0.0), p.y + p.error.unwrap_or(0.0)];
+    let ys = Divided::around(y.scale, points().flat_map(extent), false);
+    let (Some(xs), Some(ys)) = (Divided::around(x.scale, points().map(|p| p.x), false), ys) else {
+        return nothing_to_show(area);
+    };
+    let mut chart = ChartBuilder::on(area)
+        .margin(12)
+        .x_label_area_size(44)
+        .y_label_area_size(70)
+        .build_cartesian_2d(xs.clone(), ys.clone())?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc(&x.label)
+        .y_desc(&y.label)
+        .label_style((FONT, 13))
+        .draw()?;
+    for (i, s) in series.iter().enumerate() {
+        let colour = colour(i);
+        let shown: Vec<&Point> = s.points.iter().filter(|p| xs.shows(p.x) && ys.shows(p.y)).collect();
+        // Many points are a curve, few are measurements that one wants to see.
+        let radius = if shown.len() <= 40 { 3 } else { 0 };
+        chart
+            .draw_series(LineSeries::new(shown.iter().map(|p| (p.x, p.y)), colour.stroke_width(2)).point_size(radius))?
+            .label(&s.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(3)));
+        let bars = shown.iter().filter_map(|p| p.error.map(|e| (p.x, p.y, e)));
+        // On a logarithmic axis a bar that reaches below zero ends at the foot of the plot.
+        let low = |y: f64, e: f64| if ys.shows(y - e) { y - e } else { ys.low };
+        chart.draw_series(
+            bars.map(|(x, y, e)| ErrorBar::new_vertical(x, low(y, e), y, y + e, colour.stroke_width(1), 6)),
+        )?;
+    }
+    legend(&mut chart, series.len())
+}
+
+fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
+    let ends = bars.iter().flat_map(|bar| [0.0, bar.value, bar.value + bar.error.unwrap_or(0.0)]);
+    // A length on a logarithmic axis means nothing: bars are linear, from zero.
+    let Some(xs) = Divided::around(Scale::Linear, ends, true) else { return nothing_to_show(area) };
+    if bars.is_empty() {
+        return nothing_to_show(area);
+    }
+    let longest = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0) as u32;
+    let n = bars.len() as f64;
+    let rows = Divided { scale: Scale::Linear, low: n - 0.5, high: -0.5, marks: Vec::new() };
+    let mut chart = ChartBuilder::on(area)
+        .margin(12)
+        .margin_right(60)
+        .x_label_area_size(44)
+        .y_label_area_size((longest * 7 + 16).clamp(40, WIDTH / 2))
+        .build_cartesian_2d(xs, rows)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc(&x.label)
+        .label_style((FONT, 13))
+        .draw()?;
+    let mut groups: Vec<&str> = Vec::new();
+    for bar in bars {
+        if !groups.contains(&bar.group.as_str()) {
+            groups.push(&bar.group);
+        }
+    }
+    for (g, group) in groups.iter().enumerate() {
+        let colour = colour(g);
+        let of_group = bars.iter().enumerate().filter(|(_, bar)| bar.group == *group && bar.value.is_finite());
+        let rectangle = |(i, bar): (usize, &Bar)| {
+            Rectangle::new([(0.0, i as f64 - 0.36), (bar.value, i as f64 + 0.36)], colour.filled())
+        };
+        let drawn = chart.draw_series(of_group.map(rectangle))?;
+        if !group.is_empty() {
+            drawn.label(*group).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
+        }
+    }
+    for (i, bar) in bars.iter().enumerate() {
+        let row = i as f64;
+        if let Some(error) = bar.error.filter(|_| bar.value.is_finite()) {
+            chart.draw_series([ErrorBar::new_horizontal(
+                row,
+                bar.value - error,
+                bar.value,
+                bar.value + error,
+                BLACK.stroke_width(1),
+                6,
+            )])?;
+        }
+        let (left, middle) = chart.backend_coord(&(0.0, row));
+        let name = (FONT, 13).into_text_style(area).pos(Pos::new(HPos::Right, VPos::Center));
+        area.draw_text(&bar.name, &name, (left - 6, middle))?;
+        let end = match bar.value.is_finite() {
+            true => chart.backend_coord(&(bar.value.max(0.0) + bar.error.unwrap_or(0.0), row)).0,
+            false => left,
+        };
+        let value = (FONT, 12).into_text_style(area).pos(Pos::new(HPos::Left, VPos::Center));
+        let text = super::table::Precision::Significant(3).show(bar.value);
+        area.draw_text(&text, &value, (end + 4, middle))?;
+    }
+    legend(&mut chart, groups.iter().filter(|group| !group.is_empty()).count())
+}
+
+fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
+    let len = series.iter().map(|s| s.points.len()).min().unwrap_or(0);
+    let mut below = vec![0.0; len];
+    let mut tops: Vec<Vec<f64>> = Vec::new();
+    for s in series {
+        for (sum, point) in below.iter_mut().zip(&s.points) {
+            *sum += point.y;
+        }
+        tops.push(below.clone());
+    }
+    let at = |i: usize| series[0].points[i].x;
+    let xs = Divided::around(x.scale, (0..len).map(at), false);
+    let ys = Divided::around(Scale::Linear, below.iter().copied().chain([0.0]), true);
+    let (Some(xs), Some(ys)) = (xs, ys) else { return nothing_to_show(area) };
+    let mut chart =
+        ChartBuilder::on(area).margin(12).x_label_area_size(44).y_label_area_size(70).build_cartesian_2d(xs, ys)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc(&x.label)
+        .y_desc(&y.label)
+        .label_style((FONT, 13))
+        .draw()?;
+    // From the top down: each area covers the foot of the one above it.
+    for (i, s) in series.iter().enumerate().rev() {
+        let colour = colour(i);
+        let top = tops[i].iter().enumerate().map(|(j, &sum)| (at(j), sum));
+        chart
+            .draw_series(AreaSeries::new(top, 0.0, colour.mix(1.0)))?
+            .label(&s.name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
+    }
+    legend(&mut chart, series.len())
+}
+
+/// Names of the series, in the upper left corner; one series needs none.
+fn legend<'a>(chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<Divided, Divided>>, entries: usize) -> Drawn {
+    if entries < 2 {
+        return Ok(());
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.4))
+        .label_font((FONT, 13))
+        .draw()
+}

@@ -1,0 +1,252 @@
+use std::path::Path;
+
+use super::*;
+
+/// Everything that a cell can hold, and text that every format must escape.
+fn sample() -> Table {
+    let mut table = Table::new(
+        "model-steps",
+        "Time of a step & its memory",
+        [
+            Column::text("size"),
+            Column::number("forward").unit("ms").decimals(2),
+            Column::number("rate").unit("GB/s"),
+            Column::integer("parameters"),
+            Column::text("remark"),
+        ],
+    )
+    .note("Batch 4; 100 % of the L2 cache.");
+    table.push([
+        Cell::from("small"),
+        Cell::mean_std(12.345, 0.5),
+        Cell::from(123.456),
+        Cell::from(128_625_408_usize),
+        Cell::from("a|b_c, \"d\" <e>"),
+    ]);
+    table.push([Cell::from("xl"), Cell::OutOfMemory, Cell::NotApplicable, Cell::from(1_998_235_200_u64), Cell::Empty]);
+    table.push([Cell::from("2.7B"), Cell::from(1.0 / 3.0), Cell::from(4.2e-7), Cell::Empty, Cell::from("64×128")]);
+    table
+}
+
+fn machine() -> Machine {
+    Machine {
+        cpu: "Example CPU".to_string(),
+        threads: 8,
+        memory_bytes: 16 << 30,
+        gpus: vec![Gpu {
+            name: "Example GPU".to_string(),
+            memory_bytes: 80 << 30,
+            compute_capability: "9.0".to_string(),
+        }],
+        driver: Some("580.159".to_string()),
+        cuda: Some("13.0".to_string()),
+        os: "Linux".to_string(),
+        version: "0.1.0".to_string(),
+        commit: Some("0123456789ab".to_string()),
+        date: "2026-01-31T12:34:56Z".to_string(),
+    }
+}
+
+use super::machine::{Gpu, date};
+
+fn report() -> Report {
+    let mut second = Table::new("second", "Another table", [Column::text("k"), Column::number("v")]);
+    second.push([Cell::from("a"), Cell::from(2.0)]);
+    let plot = Plot::bars(
+        "bars",
+        "Bars",
+        Axis::linear("ms"),
+        vec![Bar { name: "a".to_string(), group: String::new(), value: 1.5, error: None }],
+    );
+    let mut report = Report::new("model-steps", "Steps of a model")
+        .text("What this shows.")
+        .table(sample())
+        .plot(plot)
+        .table(second);
+    report.machine = Some(machine());
+    report
+}
+
+#[test]
+fn text() {
+    insta::assert_snapshot!(report().to_text());
+}
+
+#[test]
+fn markdown() {
+    insta::assert_snapshot!(report().to_markdown());
+}
+
+#[test]
+fn latex() {
+    insta::assert_snapshot!(report().to_latex());
+}
+
+#[test]
+fn json() {
+    insta::assert_snapshot!(format!("{:#}", report().to_json()));
+}
+
+#[test]
+fn csv_is_read_back_by_its_own_rules() {
+    let text = format::data::csv(&sample());
+    insta::assert_snapshot!(text);
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let records: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    assert_eq!(records.len(), 3);
+    assert_eq!(&records[0][5], "a|b_c, \"d\" <e>");
+    assert_eq!(records[2][1].parse::<f64>().unwrap(), 1.0 / 3.0);
+}
+
+#[test]
+fn html_has_everything_and_no_tag_of_the_text() {
+    let page = report().to_html();
+    for expected in
+        ["Example GPU", "<caption>Time of a step &amp; its memory", "12.35 ± 0.50", "OOM", "<svg", "&lt;e&gt;"]
+    {
+        assert!(page.contains(expected), "{expected}");
+    }
+    assert!(!page.contains("<e>") && !page.contains("http://") | page.contains("http://www.w3.org/2000/svg"));
+    let both = to_html_page("Two", &[report(), report()]);
+    assert_eq!(both.matches("<svg").count(), 2);
+    assert_eq!(both.matches("Example CPU").count(), 1);
+}
+
+#[test]
+fn numbers_are_rounded_to_what_matters() {
+    let show = |x: f64| Column::number("x").significant(3).show(&Cell::from(x));
+    let shown = [0.0, 1.0, 9.996, 123.4, 1234.5, 1.5e8, 0.00123, 1.2345e-5, -2.5].map(show);
+    assert_eq!(shown, ["0", "1.00", "10.0", "123", "1234", "1.50e8", "0.00123", "1.23e-5", "-2.50"]);
+    assert_eq!(Column::number("x").show(&Cell::mean_std(12.3456, 0.2345)), "12.35 ± 0.23");
+    assert_eq!(Column::number("x").show(&Cell::from(f64::NAN)), "NaN");
+    assert_eq!(Cell::statistics(&[1.0, 3.0]), Cell::MeanStd(2.0, 2.0_f64.sqrt()));
+    assert_eq!((Cell::statistics(&[]), Cell::statistics(&[4.0])), (Cell::Empty, Cell::Number(4.0)));
+}
+
+#[test]
+fn columns_that_say_nothing_go() {
+    let mut table = Table::new("t", "T", [Column::text("a"), Column::text("b"), Column::number("c")]);
+    table.push([Cell::from("x"), Cell::Empty, Cell::from(1.0)]);
+    table.push([Cell::from("y"), Cell::Empty, Cell::Empty]);
+    let table = table.without_empty_columns();
+    assert_eq!(table.columns.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["a", "c"]);
+    assert_eq!(table.rows[1], [Cell::from("y"), Cell::Empty]);
+}
+
+#[test]
+#[should_panic(expected = "a row of 1 cells in the table `t` of 2 columns")]
+fn a_row_of_another_length_is_a_mistake() {
+    Table::new("t", "T", [Column::text("a"), Column::text("b")]).push([Cell::Empty]);
+}
+
+#[test]
+fn dates_follow_the_calendar() {
+    assert_eq!(date(0), "1970-01-01T00:00:00Z");
+    assert_eq!(date(951_782_399), "2000-02-28T23:59:59Z");
+    assert_eq!(date(951_782_400), "2000-02-29T00:00:00Z");
+    assert_eq!(date(1_769_862_896), "2026-01-31T12:34:56Z");
+    assert_eq!(date(4_107_542_400), "2100-03-01T00:00:00Z");
+}
+
+/// The places of the circles of a plot, in the order of the points.
+fn circles(svg: &str) -> Vec<(i32, i32)> {
+    let number = |tag: &str, name: &str| -> i32 {
+        let start = tag.find(&format!("{name}=\"")).unwrap() + name.len() + 2;
+        tag[start..].split('"').next().unwrap().parse().unwrap()
+    };
+    svg.split("<circle").skip(1).map(|tag| (number(tag, "cx"), number(tag, "cy"))).collect()
+}
+
+#[test]
+fn logarithmic_axes_space_factors_evenly() {
+    let series = Series::new("s", [(256.0, 0.1), (1024.0, 1.0), (4096.0, 10.0), (16384.0, 0.0)].map(Point::from));
+    let svg = Plot::lines("p", "P", Axis::log2("length"), Axis::log10("ms"), vec![series]).to_svg();
+    let places = circles(&svg);
+    // Zero has no place on a logarithmic axis.
+    assert_eq!(places.len(), 3, "{svg}");
+    let (dx, dy) = (places[1].0 - places[0].0, places[0].1 - places[1].1);
+    assert!(dx > 50 && (places[2].0 - places[1].0 - dx).abs() <= 1, "{places:?}");
+    assert!(dy > 50 && (places[1].1 - places[2].1 - dy).abs() <= 1, "{places:?}");
+    for mark in ["256", "512", "16384", "0.1", "10"] {
+        assert!(svg.lines().any(|line| line.trim() == mark), "no mark {mark}: {svg}");
+    }
+}
+
+#[test]
+fn plots_show_their_names_and_survive_odd_values() {
+    let series = |name: &str, y: f64| Series::new(name, [(0.0, y), (1.0, y)].map(Point::from));
+    let stack = Plot::stack(
+        "s",
+        "Memory <now>",
+        Axis::linear("s"),
+        Axis::linear("MiB"),
+        vec![series("lower", 1.0), series("upper", 2.0)],
+    );
+    let svg = stack.to_svg();
+    assert!(svg.contains("lower") && svg.contains("upper") && svg.contains("Memory &lt;now&gt;"), "{svg}");
+    for odd in [f64::NAN, f64::INFINITY, 0.0, -1.0, 1e300, 1e-300] {
+        let bar = Bar { name: "b".to_string(), group: "g".to_string(), value: odd, error: Some(0.1) };
+        Plot::bars("b", "B", Axis::linear("x"), vec![bar]).to_svg();
+        for axis in [Axis::linear("y"), Axis::log2("y"), Axis::log10("y")] {
+            Plot::lines("l", "L", axis.clone(), axis, vec![series("s", odd)]).to_svg();
+        }
+    }
+    assert!(
+        Plot::lines("l", "L", Axis::linear("x"), Axis::linear("y"), Vec::new()).to_svg().contains("no value to show")
+    );
+    assert!(
+        Plot::stack("l", "L", Axis::linear("x"), Axis::linear("y"), Vec::new()).to_svg().contains("no value to show")
+    );
+}
+
+fn outputs(folder: &Path) -> Outputs {
+    Outputs {
+        out: Some(folder.join("all")),
+        csv: Some(folder.join("t.csv")),
+        plot: Some(folder.join("p.svg")),
+        ..Outputs::default()
+    }
+}
+
+#[test]
+fn every_format_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let outputs = outputs(folder.path());
+    outputs.check().unwrap();
+    let mut printed = Vec::new();
+    outputs.write(report(), &mut printed).unwrap();
+    let printed = String::from_utf8(printed).unwrap();
+    for file in [
+        "t.csv",
+        "t-second.csv",
+        "p.svg",
+        "all/model-steps.json",
+        "all/model-steps.md",
+        "all/model-steps.tex",
+        "all/model-steps.html",
+        "all/model-steps.csv",
+        "all/second.csv",
+        "all/bars.svg",
+    ] {
+        let path = folder.path().join(file);
+        assert!(std::fs::metadata(&path).is_ok_and(|m| m.len() > 0), "{file}");
+        assert!(printed.contains(&format!("wrote {}", path.display())), "{printed}");
+    }
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 4, "a temporary file was left");
+}
+
+#[test]
+fn what_cannot_be_written_is_known_before_the_measurement() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = Outputs { json: Some(folder.path().join("no/such/x.json")), ..Outputs::default() };
+    let message = missing.check().unwrap_err().to_string();
+    assert!(message.starts_with("cannot write") && message.contains("no/such/x.json"), "{message}");
+    let a_folder = Outputs { json: Some(folder.path().to_path_buf()), ..Outputs::default() };
+    assert!(a_folder.check().unwrap_err().to_string().contains("directory"));
+    let file = folder.path().join("file");
+    write_atomically(&file, b"old").unwrap();
+    let under_a_file = Outputs { out: Some(file.join("x")), ..Outputs::default() };
+    assert!(under_a_file.check().unwrap_err().to_string().starts_with("cannot make the folder"));
+    assert_eq!(std::fs::read(&file).unwrap(), b"old");
+}
