@@ -1,0 +1,192 @@
+//! From a text to tokens on disk, once.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::{Bpe, Error, Result, Text, TokenFile, write_tokens};
+
+/// A tokenizer, and the tokens of a text in two parts.
+pub struct Dataset {
+    /// What the text is called.
+    pub name: String,
+    pub tokenizer: Bpe,
+    pub tokens: TokenFile,
+    /// How many tokens are for training; the rest is for validation.
+    split: usize,
+}
+
+/// Consecutive tokens of a file.
+#[derive(Clone)]
+pub struct Part<'a> {
+    file: &'a TokenFile,
+    range: Range<usize>,
+}
+
+impl<'a> Part<'a> {
+    /// # Panics
+    /// A range beyond the end of the file.
+    pub fn new(file: &'a TokenFile, range: Range<usize>) -> Part<'a> {
+        assert!(
+            range.start <= range.end && range.end <= file.len(),
+            "internal error: {range:?} of {} tokens",
+            file.len()
+        );
+        Part { file, range }
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Appends the tokens of `range`, counted from this part's start, to `to`.
+    pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) {
+        assert!(range.end <= self.len(), "internal error: {range:?} of {} tokens", self.len());
+        self.file.read(self.range.start + range.start..self.range.start + range.end, to);
+    }
+}
+
+/// Of a text's tokens, one in this many is for validation: the last ones.
+const VALIDATION_SHARE: usize = 10;
+
+impl Dataset {
+    /// The first nine tenths: for training.
+    pub fn train(&self) -> Part<'_> {
+        Part::new(&self.tokens, 0..self.split)
+    }
+
+    /// The last tenth: for validation.
+    pub fn validation(&self) -> Part<'_> {
+        Part::new(&self.tokens, self.split..self.tokens.len())
+    }
+
+    /// Fails unless both parts hold a window of `context` tokens and the token after it.
+    ///
+    /// # Errors
+    /// A text that is too short, with both lengths.
+    pub fn check_context(&self, context: usize) -> Result<()> {
+        for (part, found) in [("training", self.train().len()), ("validation", self.validation().len())] {
+            let needed = context + 1;
+            if found < needed {
+                return Err(Error::TooShort { name: self.name.clone(), part, found, context, needed });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tokenizer and the tokens of `text`, from `folder` if an earlier run left them there, else made and kept there. `vocabulary` is
+/// the most entries that the tokenizer may have.
+///
+/// # Errors
+/// A folder that cannot be written, files in it that are damaged, and what [`Bpe::train`] says.
+pub fn prepare(text: &Text, vocabulary: usize, folder: &Path) -> Result<Dataset> {
+    let text_hash = *blake3::hash(text.as_str().as_bytes()).as_bytes();
+    let json = path_of(folder, &text_hash, &format!("{vocabulary}.tokenizer.json"));
+    let tokenizer = match json.exists() {
+        true => Bpe::open(&json)?,
+        false => {
+            let tokenizer = Bpe::train(text, vocabulary)?;
+            std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
+            keep(&json, tokenizer.json().as_bytes())?;
+            tokenizer
+        }
+    };
+    read_or_make(text, tokenizer, folder)
+}
+
+/// As [`prepare`], with a tokenizer that is there already, as a checkpoint's.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn read_or_make(text: &Text, tokenizer: Bpe, folder: &Path) -> Result<Dataset> {
+    let text_hash = *blake3::hash(text.as_str().as_bytes()).as_bytes();
+    let path = path_of(folder, &text_hash, &format!("{}.tokens", short(&tokenizer.hash())));
+    if !path.exists() {
+        std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
+        let tokens = tokenizer.encode_text(text)?;
+        write_tokens(&path, &tokens, tokenizer.vocabulary(), tokenizer.hash(), text_hash)?;
+    }
+    let tokens = TokenFile::open(&path)?;
+    if tokens.tokenizer_hash() != tokenizer.hash() || tokens.text_hash() != text_hash {
+        return Err(Error::damaged(&path, "it was made from another text or by another tokenizer"));
+    }
+    let split = tokens.len() - tokens.len() / VALIDATION_SHARE;
+    Ok(Dataset { name: text.name().to_string(), tokenizer, tokens, split })
+}
+
+fn path_of(folder: &Path, text: &[u8; 32], rest: &str) -> PathBuf {
+    folder.join(format!("{}-{rest}", short(text)))
+}
+
+/// The first 16 digits of a hash: enough for names; the whole hash is compared after opening.
+fn short(hash: &[u8; 32]) -> String {
+    hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes a file that is there whole or not at all.
+fn keep(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut temporary = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
+        std::io::Write::write_all(&mut temporary, bytes)?;
+        temporary.as_file().sync_all()?;
+        temporary.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    };
+    write().map_err(Error::file("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_run_takes_what_the_first_one_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("made/on/demand");
+        let text = Text::of("t", "one fish two fish red fish blue fish. ".repeat(40)).unwrap();
+        let first = prepare(&text, 280, &folder).unwrap();
+        let times: Vec<_> = modified(&folder);
+        let second = prepare(&text, 280, &folder).unwrap();
+        assert_eq!((times.len(), modified(&folder)), (2, times));
+        assert_eq!(first.tokenizer.json(), second.tokenizer.json());
+        let mut tokens = Vec::new();
+        second.train().read(0..second.train().len(), &mut tokens);
+        second.validation().read(0..second.validation().len(), &mut tokens);
+        assert_eq!(second.tokenizer.decode(&tokens).unwrap(), text.as_str());
+        assert!(second.validation().len() >= tokens.len() / 10);
+        // Another vocabulary, and another text, are other files.
+        prepare(&text, 260, &folder).unwrap();
+        prepare(&Text::of("u", "abc ".repeat(9)).unwrap(), 280, &folder).unwrap();
+        assert_eq!(modified(&folder).len(), 6);
+    }
+
+    fn modified(folder: &Path) -> Vec<(PathBuf, std::time::SystemTime)> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let mut list: Vec<_> = entries.map(|e| (e.path(), e.metadata().unwrap().modified().unwrap())).collect();
+        list.sort();
+        list
+    }
+
+    #[test]
+    fn short_texts_and_damaged_files_are_refused_with_a_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = Text::of("a.txt", "one fish two fish red fish blue fish. ".repeat(4)).unwrap();
+        let data = prepare(&text, 256, dir.path()).unwrap();
+        data.check_context(8).unwrap();
+        let message = data.check_context(64).unwrap_err().to_string();
+        for part in ["a.txt", "context 64", "65", "validation", "15 tokens", "--context"] {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+        let path = data.tokens.path().to_path_buf();
+        drop(data);
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        let message = prepare(&text, 256, dir.path()).err().unwrap().to_string();
+        assert!(message.contains("damaged") && message.contains("remove it"), "{message}");
+    }
+}

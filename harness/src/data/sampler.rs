@@ -1,0 +1,196 @@
+//! Which windows of the tokens a step sees.
+
+use serde::{Deserialize, Serialize};
+
+use super::Part;
+
+/// All there is to know about a sampler: with the same state it draws the same windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplerState {
+    pub seed: u64,
+    /// How many windows were drawn, by all processes together.
+    pub drawn: u64,
+}
+
+/// Draws windows at random places, each place as likely as any other. The place of a window follows from the seed and the window's
+/// number alone, so that a process can draw its share without the others'.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    state: SamplerState,
+}
+
+/// The share of one process in a batch: windows `rank · n / world` to `(rank + 1) · n / world`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    pub rank: usize,
+    pub world: usize,
+}
+
+impl Shard {
+    /// One process that sees everything.
+    pub const WHOLE: Shard = Shard { rank: 0, world: 1 };
+}
+
+/// Windows of one step: `windows` rows of `context` tokens, row after row, and beside each token the one that follows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    pub inputs: Vec<u32>,
+    pub targets: Vec<u32>,
+    pub windows: usize,
+    pub context: usize,
+}
+
+impl Batch {
+    fn with_room(windows: usize, context: usize) -> Batch {
+        let room = windows * context;
+        Batch { inputs: Vec::with_capacity(room), targets: Vec::with_capacity(room), windows: 0, context }
+    }
+
+    fn push(&mut self, part: &Part<'_>, start: usize) {
+        part.read(start..start + self.context, &mut self.inputs);
+        part.read(start + 1..start + 1 + self.context, &mut self.targets);
+        self.windows += 1;
+    }
+
+    /// Consecutive parts of at most `windows` windows each: micro-batches.
+    pub fn split(&self, windows: usize) -> impl Iterator<Item = Batch> {
+        let tokens = windows.max(1) * self.context;
+        self.inputs.chunks(tokens).zip(self.targets.chunks(tokens)).map(|(inputs, targets)| Batch {
+            inputs: inputs.to_vec(),
+            targets: targets.to_vec(),
+            windows: inputs.len() / self.context,
+            context: self.context,
+        })
+    }
+}
+
+impl Sampler {
+    /// A sampler that has drawn nothing yet.
+    pub fn new(seed: u64) -> Sampler {
+        Sampler::from_state(SamplerState { seed, drawn: 0 })
+    }
+
+    /// A sampler that goes on from `state`.
+    pub fn from_state(state: SamplerState) -> Sampler {
+        Sampler { state }
+    }
+
+    pub fn state(&self) -> SamplerState {
+        self.state
+    }
+
+    /// Draws `windows` windows for all processes, and reads those of `shard`.
+    ///
+    /// # Panics
+    /// `part` holds no window of this context (checked when a [`Dataset`](super::Dataset) hands parts out), or `windows` is no
+    /// multiple of the number of processes.
+    pub fn draw(&mut self, part: &Part<'_>, windows: usize, context: usize, shard: Shard) -> Batch {
+        assert!(part.len() > context, "internal error: {} tokens for a context of {context}", part.len());
+        assert_eq!(windows % shard.world, 0, "internal error: {windows} windows for {} processes", shard.world);
+        let places = (part.len() - context) as u64;
+        let share = windows / shard.world;
+        let first = self.state.drawn + (shard.rank * share) as u64;
+        let mut batch = Batch::with_room(share, context);
+        for number in first..first + share as u64 {
+            batch.push(part, below(places, self.state.seed, number) as usize);
+        }
+        self.state.drawn += windows as u64;
+        batch
+    }
+}
+
+/// The first `windows` windows of `part` that do not overlap, for an evaluation that is the same every time. Fewer where the part
+/// ends before; none where it is shorter than one.
+pub fn consecutive(part: &Part<'_>, windows: usize, context: usize) -> Batch {
+    let fit = part.len().saturating_sub(1) / context;
+    let mut batch = Batch::with_room(windows.min(fit), context);
+    for number in 0..windows.min(fit) {
+        batch.push(part, number * context);
+    }
+    batch
+}
+
+/// A number below `n`: the upper half of the product of n with 64 random bits (Lemire, "Fast random integer generation in an
+/// interval", 2019, without the rejection: its bias is below n / 2⁶⁴).
+fn below(n: u64, seed: u64, number: u64) -> u64 {
+    ((u128::from(random(seed, number)) * u128::from(n)) >> 64) as u64
+}
+
+/// 64 bits for each pair: two rounds of SplitMix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014).
+fn random(seed: u64, number: u64) -> u64 {
+    let mix = |mut z: u64| {
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let step = 0x9e37_79b9_7f4a_7c15;
+    mix(mix(seed.wrapping_add(step)).wrapping_add(number.wrapping_mul(step)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{TokenFile, write_tokens};
+    use super::*;
+
+    /// A file in which the token at place i is i.
+    fn counting(len: usize) -> (tempfile::TempDir, TokenFile) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.tokens");
+        let tokens: Vec<u32> = (0..len as u32).collect();
+        write_tokens(&path, &tokens, len, [0; 32], [0; 32]).unwrap();
+        let file = TokenFile::open(&path).unwrap();
+        (dir, file)
+    }
+
+    #[test]
+    fn targets_are_the_next_tokens() {
+        let (_dir, file) = counting(50);
+        let batch = Sampler::new(3).draw(&Part::new(&file, 10..40), 100, 7, Shard::WHOLE);
+        assert_eq!((batch.windows, batch.inputs.len()), (100, 700));
+        for (row, next) in batch.inputs.chunks(7).zip(batch.targets.chunks(7)) {
+            assert!(row.is_sorted_by(|a, b| a + 1 == *b) && row[0] >= 10 && next[6] < 40);
+            assert!(row.iter().zip(next).all(|(a, b)| a + 1 == *b));
+        }
+        let starts: std::collections::BTreeSet<u32> = batch.inputs.iter().step_by(7).copied().collect();
+        assert_eq!((starts.first(), starts.last()), (Some(&10), Some(&32)), "both ends are reached");
+        assert!(starts.len() >= 20, "{starts:?}");
+    }
+
+    #[test]
+    fn a_resumed_sampler_draws_what_it_would_have_drawn() {
+        let (_dir, file) = counting(1000);
+        let part = Part::new(&file, 0..1000);
+        let mut sampler = Sampler::new(7);
+        sampler.draw(&part, 5, 16, Shard::WHOLE);
+        let state: SamplerState = serde_json::from_str(&serde_json::to_string(&sampler.state()).unwrap()).unwrap();
+        assert_eq!(state, SamplerState { seed: 7, drawn: 5 });
+        let next = sampler.draw(&part, 5, 16, Shard::WHOLE);
+        assert_eq!(Sampler::from_state(state).draw(&part, 5, 16, Shard::WHOLE), next);
+        assert_ne!(Sampler::new(8).draw(&part, 5, 16, Shard::WHOLE), Sampler::new(7).draw(&part, 5, 16, Shard::WHOLE));
+    }
+
+    #[test]
+    fn shares_make_up_the_batch() {
+        let (_dir, file) = counting(1000);
+        let part = Part::new(&file, 0..1000);
+        let whole = Sampler::new(1).draw(&part, 12, 8, Shard::WHOLE);
+        let shares: Vec<Batch> =
+            (0..3).map(|rank| Sampler::new(1).draw(&part, 12, 8, Shard { rank, world: 3 })).collect();
+        let joined: Vec<u32> = shares.iter().flat_map(|share| share.inputs.clone()).collect();
+        assert_eq!(joined, whole.inputs);
+        let split: Vec<Batch> = whole.split(5).collect();
+        assert_eq!(split.iter().map(|batch| batch.windows).collect::<Vec<_>>(), [5, 5, 2]);
+        assert_eq!(split.iter().flat_map(|batch| batch.targets.clone()).collect::<Vec<_>>(), whole.targets);
+    }
+
+    #[test]
+    fn evaluation_goes_through_the_part_in_order() {
+        let (_dir, file) = counting(100);
+        let part = Part::new(&file, 20..61);
+        let batch = consecutive(&part, 100, 8);
+        assert_eq!((batch.windows, batch.inputs[0], batch.targets[39]), (5, 20, 60));
+        assert_eq!(consecutive(&part, 2, 8).windows, 2);
+        assert_eq!(consecutive(&Part::new(&file, 0..8), 2, 8).windows, 0);
+    }
+}

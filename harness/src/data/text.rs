@@ -1,0 +1,145 @@
+//! Plain text: a file of the user's, or the book that ships.
+
+use std::fs::File;
+use std::path::Path;
+
+use super::{Error, Result};
+
+/// The shipped text (`harness/data/README.md` says what it is).
+static SHIPPED: &str = include_str!("../../data/around-the-world.txt");
+
+/// What the shipped text is called in messages and logs.
+pub const SHIPPED_NAME: &str = "the shipped book (Around the World in Eighty Days)";
+
+/// Text that a tokenizer can read: the whole of it is UTF-8 and not empty.
+pub struct Text {
+    name: String,
+    contents: Contents,
+}
+
+enum Contents {
+    Static(&'static str),
+    Owned(String),
+    Mapped(memmap2::Mmap),
+}
+
+impl Text {
+    /// The book that ships with the program.
+    pub fn shipped() -> Text {
+        Text { name: SHIPPED_NAME.to_string(), contents: Contents::Static(SHIPPED) }
+    }
+
+    /// Text that the program has already, called `name` in messages.
+    ///
+    /// # Errors
+    /// Nothing in it.
+    pub fn of(name: impl Into<String>, text: impl Into<String>) -> Result<Text> {
+        let (name, text) = (name.into(), text.into());
+        match text.is_empty() {
+            true => Err(Error::Empty { name }),
+            false => Ok(Text { name, contents: Contents::Owned(text) }),
+        }
+    }
+
+    /// The text in a file, mapped into memory: files may be larger than it.
+    ///
+    /// # Errors
+    /// A file that is missing, cannot be read, is empty, or is not UTF-8 (with the place of the first wrong byte).
+    pub fn open(path: &Path) -> Result<Text> {
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(Error::file("read", path))?;
+        let metadata = file.metadata().map_err(Error::file("read", path))?;
+        if metadata.is_dir() {
+            let source = std::io::Error::new(std::io::ErrorKind::IsADirectory, "it is a folder");
+            return Err(Error::file("read", path)(source));
+        }
+        if metadata.len() == 0 {
+            return Err(Error::Empty { name });
+        }
+        // SAFETY: the map is only read, as bytes. Another process that cuts the file short meanwhile ends this one with a
+        // bus error, as it would any reader of a mapped file.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::file("read", path))?;
+        if let Err(error) = std::str::from_utf8(&map) {
+            let offset = error.valid_up_to();
+            return Err(Error::NotUtf8 { name, offset, byte: map[offset] });
+        }
+        Ok(Text { name, contents: Contents::Mapped(map) })
+    }
+
+    /// A path, or what else the text is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// All of it.
+    pub fn as_str(&self) -> &str {
+        match &self.contents {
+            Contents::Static(text) => text,
+            Contents::Owned(text) => text,
+            // SAFETY: `open` has checked the bytes.
+            Contents::Mapped(map) => unsafe { std::str::from_utf8_unchecked(map) },
+        }
+    }
+
+    /// Consecutive pieces of about `bytes` bytes each, which end at the ends of lines where there are any. Together they are the text.
+    pub fn pieces(&self, bytes: usize) -> impl Iterator<Item = &str> {
+        let mut rest = self.as_str();
+        std::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            let aim = rest.ceil_char_boundary(bytes.min(rest.len()));
+            let end = rest[aim..].find('\n').map_or(rest.len(), |newline| aim + newline + 1);
+            // A text without lines would be one piece.
+            let end = if end - aim > bytes { aim } else { end };
+            let (piece, tail) = rest.split_at(end.max(1).min(rest.len()));
+            rest = tail;
+            Some(piece)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_book_is_a_book_and_nothing_else() {
+        let text = Text::shipped();
+        assert!((300_000..500_000).contains(&text.as_str().len()));
+        assert!(text.as_str().is_ascii() && text.as_str().contains("Phileas Fogg"));
+        let lower = text.as_str().to_lowercase();
+        for word in ["gutenberg", "copyright", "license", "ebook", "http"] {
+            assert!(!lower.contains(word), "`{word}` is in the book");
+        }
+    }
+
+    #[test]
+    fn pieces_make_up_the_text() {
+        for (contents, bytes) in [("ab\ncd\n\nef", 2), ("äöü€no lines at all, and long", 3), ("x", 100)] {
+            let text = Text::of("t", contents).unwrap();
+            let pieces: Vec<&str> = text.pieces(bytes).collect();
+            assert_eq!(pieces.concat(), contents);
+            assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len() <= 2 * bytes + 4), "{pieces:?}");
+        }
+        let text = Text::shipped();
+        let pieces: Vec<&str> = text.pieces(10_000).collect();
+        assert!(pieces.len() > 20 && pieces.iter().all(|piece| piece.ends_with('\n')));
+        assert_eq!(pieces.concat(), text.as_str());
+    }
+
+    #[test]
+    fn files_that_are_no_text_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let message = |path: &Path| Text::open(path).err().unwrap().to_string();
+        let missing = message(&dir.path().join("missing.txt"));
+        assert!(missing.contains("missing.txt") && missing.contains("--data"), "{missing}");
+        assert!(message(dir.path()).contains("folder"));
+        let path = dir.path().join("bytes");
+        std::fs::write(&path, b"").unwrap();
+        assert!(message(&path).contains("is empty"));
+        std::fs::write(&path, b"caf\xe9 au lait").unwrap();
+        let latin = message(&path);
+        assert!(latin.contains("byte 3 (0xe9)") && latin.contains("iconv"), "{latin}");
+    }
+}

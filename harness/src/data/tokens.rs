@@ -1,0 +1,209 @@
+//! Token files: a header that says what is inside, then the tokens, mapped into memory.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..8 | `TWTOKENS` |
+//! | 8..12 | version of the format, 1 |
+//! | 12..16 | bytes of a token: 2 where the vocabulary allows it, else 4 |
+//! | 16..24 | size of the vocabulary |
+//! | 24..32 | number of tokens |
+//! | 32..64 | hash of the tokenizer |
+//! | 64..96 | hash of the text |
+//! | 96..128 | BLAKE3 of the tokens' bytes |
+//! | 128..160 | BLAKE3 of bytes 0..128 |
+//!
+//! Numbers are little-endian. A file that was cut short, changed or mixed up with another is refused when it is opened.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::{Error, Result};
+
+const MAGIC: &[u8; 8] = b"TWTOKENS";
+const VERSION: u32 = 1;
+const HEADER: usize = 160;
+
+/// Tokens on disk, mapped into memory.
+pub struct TokenFile {
+    path: PathBuf,
+    map: memmap2::Mmap,
+    width: usize,
+    vocabulary: usize,
+    len: usize,
+    tokenizer: [u8; 32],
+    text: [u8; 32],
+}
+
+fn width_for(vocabulary: usize) -> usize {
+    if vocabulary <= 1 << 16 { 2 } else { 4 }
+}
+
+/// Writes `tokens` to `path`, which is there whole or not at all.
+///
+/// # Errors
+/// What the file system says.
+///
+/// # Panics
+/// A token outside of the vocabulary.
+pub fn write_tokens(path: &Path, tokens: &[u32], vocabulary: usize, tokenizer: [u8; 32], text: [u8; 32]) -> Result<()> {
+    let width = width_for(vocabulary);
+    let mut payload = Vec::with_capacity(tokens.len() * width);
+    for &token in tokens {
+        assert!((token as usize) < vocabulary, "internal error: token {token} in a vocabulary of {vocabulary}");
+        payload.extend_from_slice(&token.to_le_bytes()[..width]);
+    }
+    let mut header = Vec::with_capacity(HEADER);
+    header.extend_from_slice(MAGIC);
+    header.extend_from_slice(&VERSION.to_le_bytes());
+    header.extend_from_slice(&(width as u32).to_le_bytes());
+    header.extend_from_slice(&(vocabulary as u64).to_le_bytes());
+    header.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
+    header.extend_from_slice(&tokenizer);
+    header.extend_from_slice(&text);
+    header.extend_from_slice(blake3::hash(&payload).as_bytes());
+    header.extend_from_slice(blake3::hash(&header).as_bytes());
+
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let write = || -> std::io::Result<()> {
+        let temporary = tempfile::NamedTempFile::new_in(folder)?;
+        let mut writer = BufWriter::new(temporary.as_file());
+        writer.write_all(&header)?;
+        writer.write_all(&payload)?;
+        writer.flush()?;
+        drop(writer);
+        temporary.as_file().sync_all()?;
+        temporary.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    };
+    write().map_err(Error::file("write", path))
+}
+
+impl TokenFile {
+    /// Opens a file and checks all of it.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no token file, or is damaged.
+    pub fn open(path: &Path) -> Result<TokenFile> {
+        let file = File::open(path).map_err(Error::file("read", path))?;
+        let bytes = file.metadata().map_err(Error::file("read", path))?.len();
+        if bytes < HEADER as u64 {
+            return Err(Error::damaged(path, format!("{bytes} bytes are fewer than the {HEADER} of its header")));
+        }
+        // SAFETY: the map is only read, as bytes; see `Text::open`.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::file("read", path))?;
+        let header = &map[..HEADER];
+        let u32_at = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
+        let hash_at = |at: usize| -> [u8; 32] { header[at..at + 32].try_into().expect("32 bytes") };
+        if &header[..8] != MAGIC {
+            return Err(Error::damaged(path, "it does not begin as a token file does"));
+        }
+        if u32_at(8) != VERSION {
+            let found = u32_at(8);
+            return Err(Error::damaged(path, format!("expected version {VERSION} of the format, found {found}")));
+        }
+        if *blake3::hash(&header[..128]).as_bytes() != hash_at(128) {
+            return Err(Error::damaged(path, "its header was changed"));
+        }
+        let (width, vocabulary, len) = (u32_at(12) as usize, u64_at(16) as usize, u64_at(24) as usize);
+        let expected = HEADER + len * width;
+        if map.len() != expected {
+            let reason = format!("expected {expected} bytes for {len} tokens, found {}", map.len());
+            return Err(Error::damaged(path, reason));
+        }
+        if *blake3::hash(&map[HEADER..]).as_bytes() != hash_at(96) {
+            return Err(Error::damaged(path, "the checksum of its tokens is wrong"));
+        }
+        let (tokenizer, text) = (hash_at(32), hash_at(64));
+        Ok(TokenFile { path: path.to_path_buf(), width, vocabulary, len, tokenizer, text, map })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Size of the vocabulary: tokens are below it.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// Hash of the tokenizer that made them ([`Bpe::hash`](super::Bpe::hash)).
+    pub fn tokenizer_hash(&self) -> [u8; 32] {
+        self.tokenizer
+    }
+
+    /// Hash of the text that they stand for.
+    pub fn text_hash(&self) -> [u8; 32] {
+        self.text
+    }
+
+    /// Appends the tokens of `range` to `to`.
+    ///
+    /// # Panics
+    /// A range beyond the end.
+    pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) {
+        let bytes = &self.map[HEADER + range.start * self.width..HEADER + range.end * self.width];
+        match self.width {
+            2 => to.extend(bytes.as_chunks::<2>().0.iter().map(|&token| u32::from(u16::from_le_bytes(token)))),
+            _ => to.extend(bytes.as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(tokens: &[u32], vocabulary: usize) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.tokens");
+        write_tokens(&path, tokens, vocabulary, [1; 32], [2; 32]).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn tokens_come_back_in_both_widths() {
+        for (vocabulary, width) in [(1 << 16, 2), ((1 << 16) + 1, 4)] {
+            let tokens: Vec<u32> = (0..1000).map(|i| (i * 7919) % vocabulary as u32).collect();
+            let (_dir, path) = written(&tokens, vocabulary);
+            let file = TokenFile::open(&path).unwrap();
+            assert_eq!((file.len(), file.vocabulary()), (1000, vocabulary));
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), (HEADER + 1000 * width) as u64);
+            assert_eq!((file.tokenizer_hash(), file.text_hash()), ([1; 32], [2; 32]));
+            let mut found = Vec::new();
+            file.read(0..3, &mut found);
+            file.read(3..1000, &mut found);
+            assert_eq!(found, tokens);
+        }
+    }
+
+    #[test]
+    fn a_change_of_any_byte_is_noticed() {
+        let (_dir, path) = written(&[5, 6, 7], 300);
+        let whole = std::fs::read(&path).unwrap();
+        for place in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[place] ^= 0x10;
+            std::fs::write(&path, &damaged).unwrap();
+            assert!(TokenFile::open(&path).is_err(), "byte {place}");
+        }
+        for len in [0, 7, HEADER - 1, HEADER, whole.len() - 1] {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            let message = TokenFile::open(&path).err().unwrap().to_string();
+            assert!(message.contains("damaged") && message.contains("x.tokens"), "{message}");
+        }
+        std::fs::write(&path, &whole).unwrap();
+        TokenFile::open(&path).unwrap();
+    }
+}
