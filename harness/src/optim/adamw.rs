@@ -1,0 +1,298 @@
+//! AdamW with the fused kernel, one launch for each group.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+use tilewright::kernels::adamw::{self, Options};
+use tilewright::prelude::*;
+use tilewright::{View, ViewMut};
+
+/// What is the same for all parameters and steps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamWOptions {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+}
+
+impl Default for AdamWOptions {
+    /// As language models are usually trained (Brown et al., "Language models are few-shot learners", 2020, appendix B).
+    fn default() -> AdamWOptions {
+        AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8 }
+    }
+}
+
+/// Parameters that share options: consecutive elements of the flat slice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    pub range: Range<usize>,
+    /// λ: each step takes learning rate · λ of every parameter away.
+    pub weight_decay: f64,
+    /// Factor of the learning rate.
+    pub rate_factor: f64,
+}
+
+/// Neighbours with the same options, joined: fewer launches.
+pub fn merge_groups(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
+    let mut merged: Vec<Group> = Vec::new();
+    for group in groups {
+        match merged.last_mut() {
+            Some(last)
+                if last.range.end == group.range.start
+                    && last.weight_decay == group.weight_decay
+                    && last.rate_factor == group.rate_factor =>
+            {
+                last.range.end = group.range.end;
+            }
+            _ => merged.push(group),
+        }
+    }
+    merged
+}
+
+/// Where a step also writes the new parameters, rounded.
+pub enum Copy<'a> {
+    None,
+    Bf16(ViewMut<'a, bf16>),
+    F16(ViewMut<'a, f16>),
+}
+
+/// The optimizer's state for the parameters of one range of the flat slice: all of them, or one process's share.
+pub struct AdamW {
+    options: AdamWOptions,
+    range: Range<usize>,
+    step: u64,
+    first: Buffer<f32>,
+    second: Buffer<f32>,
+}
+
+impl AdamW {
+    /// State for the parameters in `range`, before the first step.
+    ///
+    /// # Errors
+    /// The device is out of memory: 8 bytes for each parameter.
+    pub fn new(device: &Device, range: Range<usize>, options: AdamWOptions) -> Result<AdamW> {
+        let (first, second) = (Buffer::zeros(device, range.len())?, Buffer::zeros(device, range.len())?);
+        Ok(AdamW { options, range, step: 0, first, second })
+    }
+
+    pub fn options(&self) -> &AdamWOptions {
+        &self.options
+    }
+
+    /// The parameters that this updates.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// How many steps were made.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// First and second moments, an element for each parameter of the range.
+    pub fn moments(&self) -> (View<'_, f32>, View<'_, f32>) {
+        (self.first.view(), self.second.view())
+    }
+
+    /// As [`AdamW::moments`], for reading a checkpoint: writes what `read` gives, and the number of steps.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn restore<E: From<Error>>(
+        &mut self,
+        step: u64,
+        read: impl FnOnce(ViewMut<'_, f32>, ViewMut<'_, f32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        read(self.first.view_mut(), self.second.view_mut())?;
+        self.step = step;
+        Ok(())
+    }
+
+    /// Bytes of state on the device.
+    pub fn bytes(&self) -> usize {
+        2 * size_of::<f32>() * self.range.len()
+    }
+
+    /// One step. `values` and `gradients` are the whole flat slices, of which this reads and writes its range; `groups` say what holds
+    /// where (parameters in no group stay as they are); `gradient_scale` is what clipping, averaging and loss scaling make of
+    /// the gradient.
+    ///
+    /// # Errors
+    /// Slices that do not hold the range, and those of the launches. A failed step may have updated some groups.
+    pub fn step(
+        &mut self,
+        mut values: ViewMut<'_, f32>,
+        gradients: View<'_, f32>,
+        mut copy: Copy<'_>,
+        groups: &[Group],
+        rate: f64,
+        gradient_scale: f64,
+    ) -> Result<()> {
+        let device = self.first.device().clone();
+        let step = self.step + 1;
+        for group in groups {
+            let range = group.range.start.max(self.range.start)..group.range.end.min(self.range.end);
+            if range.is_empty() {
+                continue;
+            }
+            let local = range.start - self.range.start..range.end - self.range.start;
+            let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
+            let (m, v) = (self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?);
+            let AdamWOptions { beta1, beta2, eps } = self.options;
+            let options = Options {
+                lr: rate * group.rate_factor,
+                beta1,
+                beta2,
+                eps,
+                weight_decay: group.weight_decay,
+                grad_scale: gradient_scale,
+            };
+            match &mut copy {
+                Copy::None => adamw::step(&device, p, m, v, g, step, &options)?,
+                Copy::Bf16(copy) => {
+                    adamw::step_with_copy(&device, p, m, v, g, copy.reborrow().slice(range)?, step, &options)?;
+                }
+                Copy::F16(copy) => {
+                    adamw::step_with_copy(&device, p, m, v, g, copy.reborrow().slice(range)?, step, &options)?;
+                }
+            }
+        }
+        self.step = step;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        (0..n)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+            })
+            .collect()
+    }
+
+    /// Algorithm 2 of the paper for one parameter, in f64, written out by itself.
+    struct Plain {
+        p: f64,
+        m: f64,
+        v: f64,
+    }
+
+    impl Plain {
+        fn step(&mut self, g: f64, t: i32, rate: f64, decay: f64, options: &AdamWOptions) {
+            self.m = options.beta1 * self.m + (1.0 - options.beta1) * g;
+            self.v = options.beta2 * self.v + (1.0 - options.beta2) * g * g;
+            let m_hat = self.m / (1.0 - options.beta1.powi(t));
+            let v_hat = self.v / (1.0 - options.beta2.powi(t));
+            self.p -= rate * m_hat / (v_hat.sqrt() + options.eps) + rate * decay * self.p;
+        }
+    }
+
+    fn groups() -> Vec<Group> {
+        vec![
+            Group { range: 0..700, weight_decay: 0.1, rate_factor: 1.0 },
+            Group { range: 700..1500, weight_decay: 0.0, rate_factor: 1.0 },
+            // 1500..1600 is in no group.
+            Group { range: 1600..3000, weight_decay: 0.02, rate_factor: 0.5 },
+        ]
+    }
+
+    #[test]
+    fn many_steps_follow_an_optimizer_in_f64() {
+        let device = Device::cpu();
+        let n = 3000;
+        let (options, start) = (AdamWOptions::default(), numbers(n, 1));
+        let mut values = Buffer::from_slice(&device, &start).unwrap();
+        let mut copy = Buffer::<bf16>::poisoned(&device, n).unwrap();
+        let mut expected: Vec<Plain> = start.iter().map(|&p| Plain { p: p.into(), m: 0.0, v: 0.0 }).collect();
+        let mut adamw = AdamW::new(&device, 0..n, options).unwrap();
+        let schedule = crate::optim::Schedule { peak: 1e-2, floor: 1e-3, warmup: 3, total: 20 };
+        for t in 1..=20 {
+            let g = numbers(n, 100 + t as u32);
+            let gradients = Buffer::from_slice(&device, &g).unwrap();
+            let rate = schedule.rate(t);
+            let to = Copy::Bf16(copy.view_mut());
+            adamw.step(values.view_mut(), gradients.view(), to, &groups(), rate, 0.25).unwrap();
+            for group in groups() {
+                for i in group.range {
+                    let rate = rate * group.rate_factor;
+                    expected[i].step(0.25 * f64::from(g[i]), t as i32, rate, group.weight_decay, &options);
+                }
+            }
+        }
+        assert_eq!(adamw.steps(), 20);
+        let (values, copy) = (values.to_vec().unwrap(), copy.to_vec().unwrap());
+        for i in (0..1500).chain(1600..n) {
+            let (found, right) = (f64::from(values[i]), expected[i].p);
+            assert!((found - right).abs() <= 2e-6, "{i}: {found} for {right}");
+            assert_eq!(copy[i], bf16::from_f32(values[i]));
+        }
+        assert_eq!(values[1500..1600], start[1500..1600]);
+        let moved = (0..1500).map(|i| (values[i] - start[i]).abs()).fold(0.0, f32::max);
+        assert!(moved > 0.01, "the test sees movement far above its tolerance: {moved}");
+    }
+
+    #[test]
+    fn shares_of_the_parameters_give_the_same_bits_as_the_whole() {
+        let device = Device::cpu();
+        let n = 3000;
+        let (start, g) = (numbers(n, 5), numbers(n, 6));
+        let gradients = Buffer::from_slice(&device, &g).unwrap();
+        let run = |cuts: &[usize]| {
+            let mut values = Buffer::from_slice(&device, &start).unwrap();
+            let mut parts: Vec<AdamW> = cuts
+                .windows(2)
+                .map(|cut| AdamW::new(&device, cut[0]..cut[1], AdamWOptions::default()).unwrap())
+                .collect();
+            for _ in 0..3 {
+                for part in &mut parts {
+                    part.step(values.view_mut(), gradients.view(), Copy::None, &groups(), 1e-2, 1.0).unwrap();
+                }
+            }
+            values.to_vec().unwrap()
+        };
+        assert_eq!(run(&[0, 650, 651, 1550, 3000]), run(&[0, 3000]));
+    }
+
+    #[test]
+    fn restored_state_goes_on_with_the_same_bits() {
+        let device = Device::cpu();
+        let n = 100;
+        let groups = [Group { range: 0..n, weight_decay: 0.1, rate_factor: 1.0 }];
+        let gradients = Buffer::from_slice(&device, &numbers(n, 3)).unwrap();
+        let mut values = Buffer::from_slice(&device, &numbers(n, 2)).unwrap();
+        let mut adamw = AdamW::new(&device, 0..n, AdamWOptions::default()).unwrap();
+        let go = |adamw: &mut AdamW, values: &mut Buffer<f32>| {
+            adamw.step(values.view_mut(), gradients.view(), Copy::None, &groups, 1e-2, 1.0).unwrap();
+        };
+        go(&mut adamw, &mut values);
+        let (m, v) = adamw.moments();
+        let (m, v) = (m.to_vec().unwrap(), v.to_vec().unwrap());
+        let mut again = AdamW::new(&device, 0..n, AdamWOptions::default()).unwrap();
+        again
+            .restore(adamw.steps(), |mut first, mut second| -> Result<()> {
+                first.copy_from_slice(&m)?;
+                second.copy_from_slice(&v)
+            })
+            .unwrap();
+        let mut other = values.try_clone().unwrap();
+        go(&mut adamw, &mut values);
+        go(&mut again, &mut other);
+        assert_eq!(values.to_vec().unwrap(), other.to_vec().unwrap());
+    }
+
+    #[test]
+    fn neighbours_of_one_kind_become_one_group() {
+        let group = |range, weight_decay| Group { range, weight_decay, rate_factor: 1.0 };
+        let list = [group(0..4, 0.1), group(4..6, 0.1), group(6..7, 0.0), group(7..9, 0.1), group(10..12, 0.1)];
+        let merged = merge_groups(list);
+        assert_eq!(merged, [group(0..6, 0.1), group(6..7, 0.0), group(7..9, 0.1), group(10..12, 0.1)]);
+    }
+}

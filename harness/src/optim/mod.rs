@@ -1,0 +1,13 @@
+//! From gradients to new parameters, over flat slices of f32.
+//!
+//! A step is [`norm`] and [`clip`] (how large the gradient is, and by what it is shrunk), [`Schedule`] (the learning rate), and
+//! [`AdamW`] (the update). Nothing here knows of models: parameters are a flat slice, and [`Group`]s say what holds for which part of
+//! it. So one process can update all of the slice, or a share of it.
+
+mod adamw;
+mod norm;
+mod schedule;
+
+pub use adamw::{AdamW, AdamWOptions, Copy, Group, merge_groups};
+pub use norm::{clip, first_not_finite, norm, sum_of_squares};
+pub use schedule::Schedule;

@@ -1,0 +1,119 @@
+//! How large a gradient is, and whether all of it is a number.
+
+use std::ops::Range;
+
+use tilewright::prelude::*;
+
+/// Elements that one program adds up: a tile, this many times.
+const TILE: usize = 1024;
+const TILES: usize = 16;
+
+/// partials[p] = Σᵢ x[i]², over the `tiles` · `tile` elements of program p.
+#[kernel]
+pub fn sum_squares(x: In<f32>, partials: Out<f32>, n: i64, #[constexpr] tile: usize, #[constexpr] tiles: usize) {
+    let mut offsets = program_id(0).to::<i64>() * (tile * tiles) + arange(0, tile);
+    let mut acc = zeros::<f32>([tile]);
+    for _ in range(0, tiles) {
+        let xt = load(x + offsets, mask = offsets < n, other = 0.0);
+        acc += xt * xt;
+        offsets = offsets + tile;
+    }
+    store(partials + program_id(0), sum(acc, axis = 0));
+}
+
+/// Σᵢ x[i]². Waits for the device. The same x gives the same sum, bit for bit: what programs found is added up in order, in f64.
+/// Where an element is not finite the sum is not either; finite elements above 10¹⁹ give infinity too.
+///
+/// # Errors
+/// Those of the launch and of earlier work on the device.
+pub fn sum_of_squares(device: &Device, x: View<'_, f32>) -> Result<f64> {
+    let programs = x.len().div_ceil(TILE * TILES);
+    if programs == 0 {
+        return Ok(0.0);
+    }
+    let mut partials = Buffer::<f32>::uninit(device, programs)?;
+    SumSquares { x: &x, partials: &mut partials, n: x.len() as i64, tile: TILE, tiles: TILES }
+        .launch(device, programs)?;
+    Ok(partials.to_vec()?.into_iter().map(f64::from).sum())
+}
+
+/// The Euclidean norm of x.
+///
+/// # Errors
+/// As [`sum_of_squares`].
+pub fn norm(device: &Device, x: View<'_, f32>) -> Result<f64> {
+    sum_of_squares(device, x).map(f64::sqrt)
+}
+
+/// What a gradient of this norm is multiplied by so that its norm is at most `most` (Pascanu, Mikolov and Bengio, "On the difficulty of
+/// training recurrent neural networks", 2013, algorithm 1). Without a limit, 1.
+pub fn clip(norm: f64, most: Option<f64>) -> f64 {
+    match most {
+        // A little above the norm, so that rounding leaves it below the limit.
+        Some(most) if norm > most => most / (norm + 1e-6),
+        _ => 1.0,
+    }
+}
+
+/// The first of the named parts of x in which something is not finite.
+///
+/// # Errors
+/// As [`sum_of_squares`]; parts that leave x.
+pub fn first_not_finite<'n>(
+    device: &Device,
+    x: View<'_, f32>,
+    parts: impl IntoIterator<Item = (&'n str, Range<usize>)>,
+) -> Result<Option<&'n str>> {
+    for (name, range) in parts {
+        let part = x.slice(range)?;
+        // The sum may overflow where the elements do not.
+        if !sum_of_squares(device, part)?.is_finite() && part.to_vec()?.iter().any(|x| !x.is_finite()) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms_are_those_of_f64() {
+        let device = Device::cpu();
+        for n in [0, 1, 5, 1024, 16_384, 16_385, 100_003] {
+            let x: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01).collect();
+            let expected = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+            let buffer = Buffer::from_slice(&device, &x).unwrap();
+            let found = norm(&device, buffer.view()).unwrap();
+            assert!((found - expected).abs() <= 1e-6 * expected, "{n}: {found} for {expected}");
+            assert_eq!(norm(&device, buffer.view()).unwrap().to_bits(), found.to_bits());
+        }
+    }
+
+    #[test]
+    fn clipped_gradients_have_the_norm_that_was_asked_for() {
+        assert_eq!([clip(0.5, Some(1.0)), clip(1.0, Some(1.0)), clip(7.0, None)], [1.0; 3]);
+        let scale = clip(8.0, Some(2.0));
+        assert!(8.0 * scale <= 2.0 && 8.0 * scale > 1.999);
+    }
+
+    #[test]
+    fn the_part_that_is_not_finite_is_named() {
+        let device = Device::cpu();
+        let mut x = vec![1.0_f32; 40_000];
+        let parts = [("a", 0..10_000), ("b", 10_000..10_001), ("c", 10_001..40_000)];
+        let first = |x: &[f32]| {
+            let buffer = Buffer::from_slice(&device, x).unwrap();
+            first_not_finite(&device, buffer.view(), parts.clone()).unwrap()
+        };
+        assert_eq!(first(&x), None);
+        // Its square overflows, and yet it is a number.
+        x[3] = 1e30;
+        assert_eq!(first(&x), None);
+        x[39_999] = f32::NEG_INFINITY;
+        assert_eq!(first(&x), Some("c"));
+        x[10_000] = f32::NAN;
+        assert_eq!(first(&x), Some("b"));
+    }
+}

@@ -1,0 +1,58 @@
+//! The learning rate of each step.
+
+use serde::{Deserialize, Serialize};
+
+/// A linear warm-up, then half a cosine down to a floor (Loshchilov and Hutter, "SGDR", 2017, without restarts), then the floor.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// Highest learning rate, reached at the end of the warm-up.
+    pub peak: f64,
+    /// Lowest, reached in step `total`.
+    pub floor: f64,
+    /// Steps of the warm-up.
+    pub warmup: u64,
+    /// Steps until the floor.
+    pub total: u64,
+}
+
+impl Schedule {
+    /// The same rate in every step.
+    pub fn constant(rate: f64) -> Schedule {
+        Schedule { peak: rate, floor: rate, warmup: 0, total: 0 }
+    }
+
+    /// The rate of step `step`, counted from 1: the first step learns something already.
+    pub fn rate(&self, step: u64) -> f64 {
+        if step <= self.warmup {
+            return self.peak * step as f64 / self.warmup as f64;
+        }
+        if step >= self.total {
+            return self.floor;
+        }
+        let progress = (step - self.warmup) as f64 / (self.total - self.warmup) as f64;
+        self.floor + 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()) * (self.peak - self.floor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_rises_falls_and_stays() {
+        let schedule = Schedule { peak: 1.0, floor: 0.1, warmup: 10, total: 110 };
+        assert_eq!((schedule.rate(1), schedule.rate(5), schedule.rate(10)), (0.1, 0.5, 1.0));
+        assert!((schedule.rate(60) - 0.55).abs() < 1e-12, "half of the way down");
+        assert_eq!((schedule.rate(110), schedule.rate(10_000)), (0.1, 0.1));
+        assert!((10..110).all(|step| schedule.rate(step + 1) < schedule.rate(step)));
+        assert!((1..10).all(|step| schedule.rate(step + 1) > schedule.rate(step)));
+    }
+
+    #[test]
+    fn warm_ups_longer_than_the_run_and_none_at_all() {
+        assert_eq!(Schedule { peak: 1.0, floor: 0.0, warmup: 100, total: 10 }.rate(50), 0.5);
+        assert_eq!(Schedule { peak: 1.0, floor: 0.0, warmup: 0, total: 2 }.rate(1), 0.5);
+        assert_eq!(Schedule::constant(3e-4).rate(1), 3e-4);
+        assert_eq!(Schedule::constant(3e-4).rate(77), 3e-4);
+    }
+}
