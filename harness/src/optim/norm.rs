@@ -8,7 +8,7 @@ use tilewright::prelude::*;
 const TILE: usize = 1024;
 const TILES: usize = 16;
 
-/// partials[p] = Σᵢ x[i]², over the `tiles` · `tile` elements of program p.
+/// partials\[p\] = Σᵢ xᵢ², over the `tiles` · `tile` elements of program p.
 #[kernel]
 pub fn sum_squares(x: In<f32>, partials: Out<f32>, n: i64, #[constexpr] tile: usize, #[constexpr] tiles: usize) {
     let mut offsets = program_id(0).to::<i64>() * (tile * tiles) + arange(0, tile);
@@ -21,7 +21,7 @@ pub fn sum_squares(x: In<f32>, partials: Out<f32>, n: i64, #[constexpr] tile: us
     store(partials + program_id(0), sum(acc, axis = 0));
 }
 
-/// Σᵢ x[i]². Waits for the device. The same x gives the same sum, bit for bit: what programs found is added up in order, in f64.
+/// Σᵢ xᵢ². Waits for the device. The same x gives the same sum, bit for bit: what programs found is added up in order, in f64.
 /// Where an element is not finite the sum is not either; finite elements above 10¹⁹ give infinity too.
 ///
 /// # Errors
