@@ -1,7 +1,7 @@
 # The commands that people and CI use. Each does one thing that can be read here; the work is in cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup cuda-tools demo examples test lint fuzz gpu-test gpu-package
+.PHONY: help setup cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package
 
 # The ptxas that tests assemble PTX with: yours, or the one that `make cuda-tools` fetches.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -14,6 +14,7 @@ help:
 	@echo 'make fuzz      fuzz the parser and the passes for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
 	@echo 'make gpu-package  build build/gpu, the GPU tests and benchmarks to carry to a GPU machine (docs/gpu-testing.md)'
+	@echo 'make cuda-setup  fetch what `cargo build --features cuda` needs where no CUDA toolkit is installed'
 	@echo 'make setup     install what a build needs (demo and test do this first)'
 
 setup:
@@ -21,6 +22,9 @@ setup:
 
 cuda-tools:
 	@scripts/cuda-tools.sh
+
+cuda-setup:
+	@scripts/cuda-setup.sh
 
 demo: setup
 	cargo run --release --bin tilewright -- demo --out build/demo

@@ -1,11 +1,15 @@
-//! What a person runs: the command line today, models and training beside it.
+//! What a person runs: the command line, models and training.
 //!
 //! - [`cli`] is the program `tilewright`: one file per command, and what commands share.
 //! - [`data`] makes batches out of text.
+//! - [`ops`] are our kernels as differentiable operations on candle tensors.
 //! - [`optim`] makes new parameters out of gradients.
+//! - [`params`] holds a model's parameters and their gradients.
 //! - [`report`] makes tables, plots and pages of what commands measure.
 
 pub mod cli;
 pub mod data;
+pub mod ops;
 pub mod optim;
+pub mod params;
 pub mod report;

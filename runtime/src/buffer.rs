@@ -194,10 +194,53 @@ impl<'a, T: Element> View<'a, T> {
         Ok(View { address: self.address + (start * size_of::<T>()) as u64, len: end - start, ..*self })
     }
 
+    /// The elements of a slice of this process, for kernels on the CPU: another library's memory, without a copy.
+    ///
+    /// # Errors
+    /// `device` is a GPU.
+    pub fn of_slice(device: &'a Device, elements: &'a [T]) -> Result<View<'a, T>> {
+        expect_cpu(device)?;
+        let address = elements.as_ptr().expose_provenance() as u64;
+        Ok(View { device, address, len: elements.len(), elements: PhantomData })
+    }
+
+    /// `len` elements of another library's memory on `device`.
+    ///
+    /// # Safety
+    /// As long as the view lives, they are initialised, live memory of the device (on the CPU: of exposed provenance), aligned
+    /// for `T`, and nobody writes them but in the order of the device's stream.
+    pub unsafe fn from_address(device: &'a Device, address: u64, len: usize) -> View<'a, T> {
+        View { device, address, len, elements: PhantomData }
+    }
+
     /// The elements, copied to the host.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         // SAFETY: the view borrows `len` live elements, and no exclusive borrow of them exists.
         T::from_bytes(self.len, |bytes| unsafe { self.device.read(self.address, bytes) })
+    }
+}
+
+impl<'a, T: Element> ViewMut<'a, T> {
+    /// The elements of a slice of this process, for kernels on the CPU: another library's memory, without a copy.
+    ///
+    /// # Errors
+    /// `device` is a GPU.
+    pub fn of_slice(device: &'a Device, elements: &'a mut [T]) -> Result<ViewMut<'a, T>>
+    where
+        // Kernels write any bits.
+        T: bytemuck::Pod,
+    {
+        expect_cpu(device)?;
+        let address = elements.as_mut_ptr().expose_provenance() as u64;
+        Ok(ViewMut { device, address, len: elements.len(), elements: PhantomData })
+    }
+
+    /// `len` elements of another library's memory on `device`.
+    ///
+    /// # Safety
+    /// As for [`View::from_address`], and nobody else reads them either.
+    pub unsafe fn from_address(device: &'a Device, address: u64, len: usize) -> ViewMut<'a, T> {
+        ViewMut { device, address, len, elements: PhantomData }
     }
 }
 
@@ -277,6 +320,14 @@ impl<T: Element> ViewMut<'_, T> {
         }
         Err(Error::Length { what, expected: self.len, found })
     }
+}
+
+fn expect_cpu(device: &Device) -> Result<()> {
+    if !device.is_cuda() {
+        return Ok(());
+    }
+    let what = "a kernel and a slice of this process";
+    Err(Error::DifferentDevices { what, left: device.to_string(), right: Device::cpu().to_string() })
 }
 
 fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
@@ -402,6 +453,18 @@ mod tests {
         left.copy_from_slice(&[1, 2]).unwrap();
         right.slice(1..=2).unwrap().copy_from_slice(&[3, 4]).unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [1, 2, 0, 3, 4, 0]);
+    }
+
+    #[test]
+    fn slices_are_borrowed_in_place() {
+        let device = Device::cpu();
+        let mut values = vec![1.0_f32, 2.0, 3.0];
+        let address = values.as_ptr() as u64;
+        let mut target = ViewMut::of_slice(&device, &mut values[1..]).unwrap();
+        assert_eq!(target.address(), address + 4);
+        target.copy_from_slice(&[5.0, 6.0]).unwrap();
+        assert_eq!(View::of_slice(&device, &values).unwrap().to_vec().unwrap(), [1.0, 5.0, 6.0]);
+        assert_eq!(values, [1.0, 5.0, 6.0]);
     }
 
     #[test]

@@ -1,0 +1,360 @@
+//! Candle's tensors as memory that our kernels run on, without copies.
+//!
+//! - [`Read`] borrows a tensor's elements for a kernel that reads them.
+//! - [`Fresh`] is memory that a kernel fills and that then becomes a tensor.
+//! - [`write`] lends a tensor's elements to a kernel that changes them in place.
+//!
+//! Kernels run on the CPU, or on candle's own stream of a GPU, so they are in order with candle's work.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+use candle_core::{
+    CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType,
+};
+use tilewright::{Device as KernelDevice, Element, View, ViewMut, kernels};
+
+/// Element types that candle and our kernels share.
+pub trait Elem: WithDType + Element + bytemuck::Pod + CudaElem {
+    #[doc(hidden)]
+    fn cpu_slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]>;
+}
+
+/// What candle's CUDA back end asks of an element type.
+#[cfg(feature = "cuda")]
+pub trait CudaElem: candle_core::cuda::CudaDType + candle_core::cuda::cudarc::driver::DeviceRepr {}
+#[cfg(feature = "cuda")]
+impl<T: candle_core::cuda::CudaDType + candle_core::cuda::cudarc::driver::DeviceRepr> CudaElem for T {}
+/// What candle's CUDA back end asks of an element type: nothing in a build without it.
+#[cfg(not(feature = "cuda"))]
+pub trait CudaElem {}
+#[cfg(not(feature = "cuda"))]
+impl<T> CudaElem for T {}
+
+macro_rules! elems {
+    ($($ty:ty => $variant:ident),*) => {$(
+        impl Elem for $ty {
+            fn cpu_slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]> {
+                match storage {
+                    CpuStorage::$variant(elements) => Ok(elements),
+                    other => Err(wrong_dtype(<$ty as Element>::DTYPE, candle_core::backend::BackendStorage::dtype(other))),
+                }
+            }
+        }
+    )*};
+}
+elems!(f32 => F32, half::bf16 => BF16, half::f16 => F16, u32 => U32, i64 => I64);
+
+fn wrong_dtype(expected: impl std::fmt::Display, found: DType) -> candle_core::Error {
+    candle_core::Error::Msg(format!("expected a tensor of {expected}, found {}", found.as_str()))
+}
+
+/// An error of the runtime or of a kernel's checks, as candle carries it.
+pub fn kernel_error(error: tilewright::Error) -> candle_core::Error {
+    candle_core::Error::wrap(error)
+}
+
+/// Runs an expression with a type name that stands for the element type, one of f32, bf16 and f16.
+macro_rules! for_float_type {
+    ($dtype:expr, $what:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            ::candle_core::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            ::candle_core::DType::BF16 => {
+                type $T = ::half::bf16;
+                $body
+            }
+            ::candle_core::DType::F16 => {
+                type $T = ::half::f16;
+                $body
+            }
+            other => Err(::candle_core::Error::Msg(format!(
+                "{} computes on f32, bf16 and f16, found a tensor of {}: convert it with to_dtype",
+                $what,
+                other.as_str()
+            ))),
+        }
+    };
+}
+pub(crate) use for_float_type;
+
+/// The device that our kernels know a candle device by. Cheap after the first call.
+///
+/// # Errors
+/// A GPU that our kernels do not run on, or a back end that they do not know.
+pub fn kernel_device(device: &Device) -> Result<&'static KernelDevice> {
+    static CPU: OnceLock<KernelDevice> = OnceLock::new();
+    match device {
+        Device::Cpu => Ok(CPU.get_or_init(KernelDevice::cpu)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::kernel_device(cuda),
+        other => Err(candle_core::Error::Msg(format!("our kernels do not run on {:?}", other.location()))),
+    }
+}
+
+/// A tensor's elements, borrowed for kernels that read them.
+pub struct Read<'t, T: Elem> {
+    storage: StorageRef<'t>,
+    layout: &'t Layout,
+    device: &'static KernelDevice,
+    elements: PhantomData<T>,
+}
+
+impl<'t, T: Elem> Read<'t, T> {
+    /// Borrows `tensor` for as long as this lives: meanwhile nothing can write it.
+    ///
+    /// # Errors
+    /// The tensor holds another type.
+    pub fn new(tensor: &'t Tensor) -> Result<Read<'t, T>> {
+        if tensor.dtype() != <T as WithDType>::DTYPE {
+            return Err(wrong_dtype(<T as Element>::DTYPE, tensor.dtype()));
+        }
+        let device = kernel_device(tensor.device())?;
+        let (storage, layout) = tensor.storage_and_layout();
+        Ok(Read { storage, layout, device, elements: PhantomData })
+    }
+
+    /// Everything from the tensor's first element to the end of its memory.
+    fn reach(&self) -> Result<View<'_, T>> {
+        let start = self.layout.start_offset();
+        match &*self.storage {
+            Storage::Cpu(storage) => {
+                View::of_slice(self.device, &storage.as_slice::<T>()?[start..]).map_err(kernel_error)
+            }
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(storage) => cuda::view(self.device, storage, start),
+            other => Err(candle_core::Error::Msg(format!("our kernels do not run on {:?}", other.device().location()))),
+        }
+    }
+
+    /// The elements, which must lie densely one behind the other.
+    pub fn view(&self) -> Result<View<'_, T>> {
+        if !self.layout.is_contiguous() {
+            return Err(candle_core::Error::RequiresContiguous { op: "kernel" }.bt());
+        }
+        self.reach()?.slice(..self.layout.shape().elem_count()).map_err(kernel_error)
+    }
+
+    /// The elements in the tensor's own shape and strides.
+    pub fn strided<const R: usize>(&self) -> Result<kernels::Tensor<'_, T, R>> {
+        let (shape, strides) = (array::<R>(self.layout.dims())?, array::<R>(self.layout.stride())?);
+        kernels::Tensor::strided(self.reach()?, shape, strides.map(|s| s as i64)).map_err(kernel_error)
+    }
+
+    /// The elements in another shape of as many: the tensor must be contiguous.
+    pub fn dense<const R: usize>(&self, shape: [usize; R]) -> Result<kernels::Tensor<'_, T, R>> {
+        kernels::Tensor::dense(self.view()?, shape).map_err(kernel_error)
+    }
+
+    /// The last dimension as columns, all others together as rows.
+    pub fn rows(&self) -> Result<kernels::Tensor<'_, T, 2>> {
+        match self.layout.dims() {
+            [_, _] => self.strided(),
+            dims => {
+                let d = dims.last().copied().unwrap_or(1);
+                self.dense([self.layout.shape().elem_count() / d.max(1), d])
+            }
+        }
+    }
+
+    /// The device that kernels run on.
+    pub fn device(&self) -> &'static KernelDevice {
+        self.device
+    }
+}
+
+fn array<const R: usize>(values: &[usize]) -> Result<[usize; R]> {
+    <[usize; R]>::try_from(values)
+        .map_err(|_| candle_core::Error::Msg(format!("expected a tensor of rank {R}, found rank {}", values.len())))
+}
+
+/// New memory that a kernel fills, and that then becomes a tensor.
+pub struct Fresh<T: Elem> {
+    memory: FreshMemory<T>,
+    device: &'static KernelDevice,
+}
+
+enum FreshMemory<T: Elem> {
+    Cpu(Vec<T>),
+    #[cfg(feature = "cuda")]
+    Cuda(candle_core::cuda::cudarc::driver::CudaSlice<T>, candle_core::CudaDevice),
+}
+
+impl<T: Elem> Fresh<T> {
+    /// `len` elements with unspecified values.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn new(device: &Device, len: usize) -> Result<Fresh<T>> {
+        let on = kernel_device(device)?;
+        let memory = match device {
+            Device::Cpu => FreshMemory::Cpu(bytemuck::zeroed_vec(len)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => FreshMemory::Cuda(cuda::allocate(cuda, len)?, cuda.clone()),
+            other => {
+                return Err(candle_core::Error::Msg(format!("our kernels do not run on {:?}", other.location())));
+            }
+        };
+        Ok(Fresh { memory, device: on })
+    }
+
+    /// All elements, to be written.
+    pub fn view(&mut self) -> Result<ViewMut<'_, T>> {
+        match &mut self.memory {
+            FreshMemory::Cpu(elements) => ViewMut::of_slice(self.device, elements).map_err(kernel_error),
+            #[cfg(feature = "cuda")]
+            FreshMemory::Cuda(slice, device) => Ok(cuda::view_of_fresh(self.device, slice, device)),
+        }
+    }
+
+    /// All elements in a shape of as many, to be written.
+    pub fn dense<const R: usize>(&mut self, shape: [usize; R]) -> Result<kernels::TensorMut<'_, T, R>> {
+        kernels::TensorMut::dense(self.view()?, shape).map_err(kernel_error)
+    }
+
+    /// As candle stores it.
+    pub fn into_storage(self) -> Storage {
+        match self.memory {
+            FreshMemory::Cpu(elements) => Storage::Cpu(T::to_cpu_storage_owned(elements)),
+            #[cfg(feature = "cuda")]
+            FreshMemory::Cuda(slice, device) => Storage::Cuda(candle_core::CudaStorage::wrap_cuda_slice(slice, device)),
+        }
+    }
+
+    /// As a tensor of this shape, off the tape.
+    pub fn into_tensor(self, shape: impl Into<Shape>) -> Tensor {
+        Tensor::from_storage(self.into_storage(), shape, candle_core::op::BackpropOp::none(), false)
+    }
+}
+
+/// Lends the elements of a contiguous tensor to `f`, which may change them. The tensor's whole memory is locked meanwhile:
+/// `f` must not touch another view of it.
+///
+/// # Errors
+/// A tensor of another type or one with gaps, and those of `f`.
+pub fn write<T: Elem, R>(
+    tensor: &Tensor,
+    f: impl FnOnce(&'static KernelDevice, ViewMut<'_, T>) -> Result<R>,
+) -> Result<R> {
+    let device = kernel_device(tensor.device())?;
+    let op = Write { f: RefCell::new(Some(f)), result: RefCell::new(None), device, elements: PhantomData::<T> };
+    tensor.inplace_op1(&op)?;
+    op.result.into_inner().ok_or_else(|| candle_core::Error::Msg("a write ran on no device".into()))
+}
+
+struct Write<T, F, R> {
+    f: RefCell<Option<F>>,
+    result: RefCell<Option<R>>,
+    device: &'static KernelDevice,
+    elements: PhantomData<T>,
+}
+
+impl<T: Elem, R, F: FnOnce(&'static KernelDevice, ViewMut<'_, T>) -> Result<R>> Write<T, F, R> {
+    fn run(&self, view: ViewMut<'_, T>) -> Result<()> {
+        if let Some(f) = self.f.borrow_mut().take() {
+            let result = f(self.device, view)?;
+            *self.result.borrow_mut() = Some(result);
+        }
+        Ok(())
+    }
+}
+
+fn contiguous_range(layout: &Layout) -> Result<(usize, usize)> {
+    layout.contiguous_offsets().ok_or_else(|| candle_core::Error::RequiresContiguous { op: "write" }.bt())
+}
+
+impl<T: Elem, R, F: FnOnce(&'static KernelDevice, ViewMut<'_, T>) -> Result<R>> InplaceOp1 for Write<T, F, R> {
+    fn name(&self) -> &'static str {
+        "write"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let (start, end) = contiguous_range(layout)?;
+        let elements = &mut T::cpu_slice_mut(storage)?[start..end];
+        self.run(ViewMut::of_slice(self.device, elements).map_err(kernel_error)?)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut candle_core::CudaStorage, layout: &Layout) -> Result<()> {
+        let (start, end) = contiguous_range(layout)?;
+        self.run(cuda::view_mut(self.device, storage, start, end)?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    //! The same on candle's CUDA back end: addresses of its slices, and its stream.
+
+    use std::collections::HashMap;
+    use std::sync::{Mutex, PoisonError};
+
+    use candle_core::backend::BackendStorage;
+
+    use candle_core::cuda::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
+    use candle_core::{CudaDevice, CudaStorage, Result};
+    use tilewright::{Device as KernelDevice, View, ViewMut};
+
+    use super::{Elem, kernel_error};
+
+    /// One of our devices per candle stream, kept for good: there are as many as GPUs in use.
+    pub(super) fn kernel_device(device: &CudaDevice) -> Result<&'static KernelDevice> {
+        static DEVICES: Mutex<Option<HashMap<usize, &'static KernelDevice>>> = Mutex::new(None);
+        let stream = device.cuda_stream();
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = devices.get_or_insert_default();
+        let key = std::sync::Arc::as_ptr(&stream) as usize;
+        if let Some(known) = devices.get(&key) {
+            return Ok(known);
+        }
+        // The device holds the stream, so that its address stays its own.
+        let made: &'static KernelDevice =
+            Box::leak(Box::new(KernelDevice::from_cuda_stream(stream).map_err(kernel_error)?));
+        devices.insert(key, made);
+        Ok(made)
+    }
+
+    pub(super) fn allocate<T: Elem>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
+        // SAFETY: every bit pattern is a value of these types, and kernels write the memory before anyone reads it.
+        unsafe { device.alloc::<T>(len) }
+    }
+
+    pub(super) fn view<'a, T: Elem>(
+        device: &'a KernelDevice,
+        storage: &'a CudaStorage,
+        start: usize,
+    ) -> Result<View<'a, T>> {
+        let slice = storage.as_cuda_slice::<T>()?;
+        let (address, _) = slice.device_ptr(&storage.device().cuda_stream());
+        let address = address + (start * size_of::<T>()) as u64;
+        // SAFETY: the slice is borrowed as long as the view, and candle and we use one stream.
+        Ok(unsafe { View::from_address(device, address, slice.len() - start) })
+    }
+
+    pub(super) fn view_mut<'a, T: Elem>(
+        device: &'a KernelDevice,
+        storage: &'a mut CudaStorage,
+        start: usize,
+        end: usize,
+    ) -> Result<ViewMut<'a, T>> {
+        let stream = storage.device().cuda_stream();
+        let slice = storage.as_cuda_slice_mut::<T>()?;
+        let (address, _) = slice.device_ptr_mut(&stream);
+        let address = address + (start * size_of::<T>()) as u64;
+        // SAFETY: as above, with an exclusive borrow; the range is that of a tensor in this memory.
+        Ok(unsafe { ViewMut::from_address(device, address, end - start) })
+    }
+
+    pub(super) fn view_of_fresh<'a, T: Elem>(
+        device: &'a KernelDevice,
+        slice: &'a mut CudaSlice<T>,
+        candle: &CudaDevice,
+    ) -> ViewMut<'a, T> {
+        let len = slice.len();
+        let (address, _) = slice.device_ptr_mut(&candle.cuda_stream());
+        // SAFETY: as above.
+        unsafe { ViewMut::from_address(device, address, len) }
+    }
+}

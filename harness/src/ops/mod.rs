@@ -1,0 +1,3 @@
+//! Our kernels as differentiable operations on candle tensors.
+
+pub mod memory;

@@ -1,0 +1,382 @@
+//! All parameters of a model in two flat tensors: one of values, one of gradients.
+//!
+//! AdamW, clipping, reductions over ranks and sharding then work on slices of memory, whatever the model looks like, and no
+//! gradient is ever allocated. A [`Param`] is a handle: its [`value`](Param::value) and [`grad`](Param::grad) are views of the
+//! flat tensors.
+//!
+//! Candle's own walk has no place for that, so gradients reach the flat tensor from inside custom ops:
+//!
+//! - [`Param::leaf`] puts a parameter on the tape; its backward adds the gradient of that use.
+//! - Ops that know their parameter's gradient, such as [`crate::ops`]' linear layer, take a [`Use`] when they run forward, add
+//!   into the flat gradient when they run backward, and call [`Use::finish`].
+//!
+//! Uses are counted. When the last one of a backward pass is finished, the callbacks of [`Params::on_grad_ready`] hear of it:
+//! once per pass, however often a parameter is used or shared.
+//!
+//! Files in reading order: this one, `spec.rs` (what a parameter starts as), `tape.rs` (uses and leaves), `state.rs` (values by
+//! name).
+
+mod spec;
+mod state;
+mod tape;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+
+pub use spec::{Init, ParamSpec};
+pub use tape::{Use, grad_enabled, no_grad};
+
+/// Parameters start at multiples of this many elements: 256 bytes in f32, 128 bytes in the half types.
+pub const ALIGNMENT: usize = 64;
+
+/// A parameter among those of its [`Params`]: its place in the order of registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub usize);
+
+/// The parameters of one model on one device. Clones are handles to the same parameters.
+#[derive(Clone)]
+pub struct Params(Arc<Inner>);
+
+/// One parameter. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Param {
+    params: Arc<Inner>,
+    id: ParamId,
+}
+
+/// Parameters that an optimizer treats alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// Whether weight decay applies.
+    pub decay: bool,
+    /// Factor of the learning rate.
+    pub lr_scale: f64,
+    /// The parameters, in order.
+    pub ids: Vec<ParamId>,
+    /// Their elements in the flat tensors, in order; neighbours are merged, gaps for alignment included.
+    pub ranges: Vec<Range<usize>>,
+}
+
+/// Stops the callbacks of [`Params::on_grad_ready`] when it is dropped.
+#[must_use = "the callback is removed when this is dropped"]
+pub struct ReadyHook {
+    params: Arc<Inner>,
+    key: u64,
+}
+
+type Callback = Arc<dyn Fn(ParamId) -> Result<()> + Send + Sync>;
+
+struct Inner {
+    device: Device,
+    specs: Vec<ParamSpec>,
+    by_name: HashMap<String, ParamId>,
+    ranges: Vec<Range<usize>>,
+    values: Tensor,
+    grads: Tensor,
+    /// The values in a shorter type, for products.
+    copy: RwLock<Option<Tensor>>,
+    /// Puts ops on the tape whose only gradient is a parameter's.
+    anchor: Var,
+    /// Uses of each parameter that have run forward and not yet backward.
+    pending: Vec<AtomicUsize>,
+    callbacks: RwLock<Vec<(u64, Callback)>>,
+}
+
+impl Params {
+    /// Makes the parameters that `specs` describe, in that order, with starting values that depend on `seed` and the order
+    /// alone: not on the device.
+    ///
+    /// # Errors
+    /// Two parameters of one name, or no memory on the device.
+    pub fn new(specs: Vec<ParamSpec>, device: &Device, seed: u64) -> Result<Params> {
+        let mut by_name = HashMap::new();
+        let mut ranges = Vec::with_capacity(specs.len());
+        let mut end = 0_usize;
+        for (i, spec) in specs.iter().enumerate() {
+            if by_name.insert(spec.name.clone(), ParamId(i)).is_some() {
+                return Err(candle_core::Error::Msg(format!("two parameters are named `{}`: rename one", spec.name)));
+            }
+            ranges.push(end..end + spec.numel());
+            end = (end + spec.numel()).next_multiple_of(ALIGNMENT);
+        }
+        let values = Tensor::from_vec(spec::initial_values(&specs, &ranges, end, seed), end, device)?;
+        let grads = Tensor::zeros(end, DType::F32, device)?;
+        let pending = specs.iter().map(|_| AtomicUsize::new(0)).collect();
+        Ok(Params(Arc::new(Inner {
+            device: device.clone(),
+            specs,
+            by_name,
+            ranges,
+            values,
+            grads,
+            copy: RwLock::new(None),
+            anchor: Var::zeros(1, DType::F32, device)?,
+            pending,
+            callbacks: RwLock::default(),
+        })))
+    }
+
+    /// New parameters of the same names, shapes and values, on this or another device: a replica for another rank.
+    ///
+    /// # Errors
+    /// No memory on the device.
+    pub fn replicate(&self, device: &Device) -> Result<Params> {
+        let zeros = self.0.specs.iter().cloned().map(|spec| ParamSpec { init: Init::Zeros, ..spec });
+        let replica = Params::new(zeros.collect(), device, 0)?;
+        replica.0.values.slice_set(&self.0.values.force_contiguous()?.to_device(device)?, 0, 0)?;
+        if let Some(copy) = self.copy() {
+            replica.keep_copy(copy.dtype())?;
+        }
+        Ok(replica)
+    }
+
+    /// The device of all parameters.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Number of parameter tensors.
+    pub fn len(&self) -> usize {
+        self.0.specs.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.specs.is_empty()
+    }
+
+    /// Number of parameters as papers count them: elements, without the gaps between tensors.
+    pub fn numel(&self) -> usize {
+        self.0.ranges.iter().map(Range::len).sum()
+    }
+
+    /// Elements of the flat tensors, gaps included: a multiple of [`ALIGNMENT`].
+    pub fn flat_len(&self) -> usize {
+        self.0.values.elem_count()
+    }
+
+    /// All values: f32 [flat_len]. Gaps are zeros, and stay so under any update that maps (0, gradient 0) to 0.
+    pub fn values(&self) -> &Tensor {
+        &self.0.values
+    }
+
+    /// All gradients: f32 [flat_len]. Gaps are zeros.
+    pub fn grads(&self) -> &Tensor {
+        &self.0.grads
+    }
+
+    /// The parameter of this place in the order of registration.
+    ///
+    /// # Panics
+    /// There are fewer parameters: ids come from these parameters.
+    pub fn param(&self, id: ParamId) -> Param {
+        assert!(id.0 < self.len(), "parameter {} of {}", id.0, self.len());
+        Param { params: self.0.clone(), id }
+    }
+
+    /// The parameter of this name.
+    ///
+    /// # Errors
+    /// There is none; says which name is nearest.
+    pub fn get(&self, name: &str) -> Result<Param> {
+        match self.0.by_name.get(name) {
+            Some(&id) => Ok(self.param(id)),
+            None => Err(candle_core::Error::Msg(self.unknown(name))),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> String {
+        let distance = |other: &&ParamSpec| strsim::levenshtein(name, &other.name);
+        match self.0.specs.iter().min_by_key(distance) {
+            Some(nearest) => format!("no parameter is named `{name}`: did you mean `{}`?", nearest.name),
+            None => format!("no parameter is named `{name}`: there are none"),
+        }
+    }
+
+    /// All parameters, in the order of registration.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Param> + '_ {
+        (0..self.len()).map(|i| self.param(ParamId(i)))
+    }
+
+    /// Sets all gradients to zero.
+    pub fn zero_grads(&self) -> Result<()> {
+        self.0.grads.zero_set()
+    }
+
+    /// The parameters that are trained, grouped by decay and factor of the learning rate, in the order in which groups first
+    /// appear.
+    pub fn groups(&self) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for param in self.iter().filter(Param::requires_grad) {
+            let (decay, lr_scale) = (param.spec().decay, param.spec().lr_scale);
+            let at = groups.iter().position(|g| g.decay == decay && g.lr_scale == lr_scale).unwrap_or_else(|| {
+                groups.push(Group { decay, lr_scale, ids: Vec::new(), ranges: Vec::new() });
+                groups.len() - 1
+            });
+            groups[at].push(param.id(), param.range());
+        }
+        groups
+    }
+
+    /// Keeps a copy of all values in `dtype`, one of bf16 and f16, that [`Param::compute`] gives views of. f32 drops the copy.
+    ///
+    /// # Errors
+    /// Another type, or no memory.
+    pub fn keep_copy(&self, dtype: DType) -> Result<()> {
+        let copy = match dtype {
+            DType::F32 => None,
+            DType::BF16 | DType::F16 => Some(self.0.values.to_dtype(dtype)?),
+            other => {
+                let message = format!("parameters compute in f32, bf16 or f16, not in {}", other.as_str());
+                return Err(candle_core::Error::Msg(message));
+            }
+        };
+        *self.0.copy.write().unwrap_or_else(PoisonError::into_inner) = copy;
+        Ok(())
+    }
+
+    /// The copy that [`Params::keep_copy`] made: [flat_len]. An optimizer either writes it with the values, or calls
+    /// [`Params::refresh_copy`] afterwards.
+    pub fn copy(&self) -> Option<Tensor> {
+        self.0.copy.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Brings the copy, if there is one, up to date with the values.
+    pub fn refresh_copy(&self) -> Result<()> {
+        match self.copy() {
+            None => Ok(()),
+            Some(copy) => copy.slice_set(&self.0.values.to_dtype(copy.dtype())?, 0, 0),
+        }
+    }
+
+    /// Calls `callback` during backward with each parameter whose gradient of this pass is complete: no use of it is left.
+    /// It runs on the thread that walks backward, and its errors end the walk.
+    ///
+    /// A parameter that the loss does not depend on is never reported: whoever waits for all of them looks at the rest when
+    /// the walk is over.
+    pub fn on_grad_ready(&self, callback: impl Fn(ParamId) -> Result<()> + Send + Sync + 'static) -> ReadyHook {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let key = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut callbacks = self.0.callbacks.write().unwrap_or_else(PoisonError::into_inner);
+        callbacks.push((key, Arc::new(callback)));
+        ReadyHook { params: self.0.clone(), key }
+    }
+}
+
+impl Group {
+    /// Adds a parameter behind the others; what lies between two neighbours is a gap.
+    fn push(&mut self, id: ParamId, range: Range<usize>) {
+        let next_to = |before: &ParamId| before.0 + 1 == id.0;
+        match self.ranges.last_mut() {
+            Some(last) if self.ids.last().is_some_and(next_to) => last.end = range.end,
+            _ => self.ranges.push(range),
+        }
+        self.ids.push(id);
+    }
+}
+
+impl Param {
+    pub fn id(&self) -> ParamId {
+        self.id
+    }
+
+    fn spec(&self) -> &ParamSpec {
+        &self.params.specs[self.id.0]
+    }
+
+    /// Its name: `blocks.3.attention.out.weight`.
+    pub fn name(&self) -> &str {
+        &self.spec().name
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.spec().shape
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.spec().numel()
+    }
+
+    /// Its elements in the flat tensors. The start is a multiple of [`ALIGNMENT`].
+    pub fn range(&self) -> Range<usize> {
+        self.params.ranges[self.id.0].clone()
+    }
+
+    /// The parameters that this is one of.
+    pub fn params(&self) -> Params {
+        Params(self.params.clone())
+    }
+
+    /// Whether it is trained. Frozen ones get no gradient.
+    pub fn requires_grad(&self) -> bool {
+        !self.spec().frozen
+    }
+
+    /// Whether weight decay applies.
+    pub fn decay(&self) -> bool {
+        self.spec().decay
+    }
+
+    /// Factor of the learning rate.
+    pub fn lr_scale(&self) -> f64 {
+        self.spec().lr_scale
+    }
+
+    fn view(&self, flat: &Tensor) -> Result<Tensor> {
+        let range = self.range();
+        flat.narrow(0, range.start, range.len())?.reshape(self.shape())
+    }
+
+    /// Its value, f32: a view of [`Params::values`].
+    pub fn value(&self) -> Result<Tensor> {
+        self.view(&self.params.values)
+    }
+
+    /// Its gradient, f32: a view of [`Params::grads`].
+    pub fn grad(&self) -> Result<Tensor> {
+        self.view(&self.params.grads)
+    }
+
+    /// Its value for computing in `dtype`, off the tape: a view of the values or of their copy where there is one of this
+    /// type, else a conversion.
+    pub fn compute(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == DType::F32 {
+            return self.value();
+        }
+        match self.params().copy() {
+            Some(copy) if copy.dtype() == dtype => self.view(&copy),
+            _ => self.value()?.to_dtype(dtype),
+        }
+    }
+
+    /// Adds `gradient`, of any float type and of its shape, to its gradient.
+    pub fn add_grad(&self, gradient: &Tensor) -> Result<()> {
+        let gradient = gradient.to_dtype(DType::F32)?;
+        let sum = self.grad()?.add(&gradient)?;
+        self.params.grads.slice_set(&sum.flatten_all()?, 0, self.range().start)
+    }
+}
+
+impl std::fmt::Debug for Param {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Param({} {:?})", self.name(), self.shape())
+    }
+}
+
+impl std::fmt::Debug for Params {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Params({} tensors, {} elements)", self.len(), self.numel())
+    }
+}
+
+impl Drop for ReadyHook {
+    fn drop(&mut self) {
+        let mut callbacks = self.params.callbacks.write().unwrap_or_else(PoisonError::into_inner);
+        callbacks.retain(|(key, _)| *key != self.key);
+    }
+}
