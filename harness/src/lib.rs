@@ -2,14 +2,18 @@
 //!
 //! - [`cli`] is the program `tilewright`: one file per command, and what commands share.
 //! - [`data`] makes batches out of text.
+//! - [`files`] writes files that are there whole or not at all.
 //! - [`ops`] are our kernels as differentiable operations on candle tensors.
 //! - [`optim`] makes new parameters out of gradients.
 //! - [`params`] holds a model's parameters and their gradients.
 //! - [`report`] makes tables, plots and pages of what commands measure.
+//! - [`train`] is training: steps, checkpoints, and the loop around them.
 
 pub mod cli;
 pub mod data;
+pub mod files;
 pub mod ops;
 pub mod optim;
 pub mod params;
 pub mod report;
+pub mod train;

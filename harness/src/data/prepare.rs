@@ -92,7 +92,8 @@ pub fn prepare(text: &Text, vocabulary: usize, folder: &Path) -> Result<Dataset>
         false => {
             let tokenizer = Bpe::train(text, vocabulary)?;
             std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
-            keep(&json, tokenizer.json().as_bytes())?;
+            crate::files::replace(&json, |file| file.write_all(tokenizer.json().as_bytes()))
+                .map_err(Error::file("write", &json))?;
             tokenizer
         }
     };
@@ -126,18 +127,6 @@ fn path_of(folder: &Path, text: &[u8; 32], rest: &str) -> PathBuf {
 /// The first 16 digits of a hash: enough for names; the whole hash is compared after opening.
 fn short(hash: &[u8; 32]) -> String {
     hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Writes a file that is there whole or not at all.
-fn keep(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || -> std::io::Result<()> {
-        let mut temporary = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
-        std::io::Write::write_all(&mut temporary, bytes)?;
-        temporary.as_file().sync_all()?;
-        temporary.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    write().map_err(Error::file("write", path))
 }
 
 #[cfg(test)]

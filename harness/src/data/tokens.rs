@@ -15,7 +15,6 @@
 //! Numbers are little-endian. A file that was cut short, changed or mixed up with another is refused when it is opened.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -65,19 +64,11 @@ pub fn write_tokens(path: &Path, tokens: &[u32], vocabulary: usize, tokenizer: [
     header.extend_from_slice(blake3::hash(&payload).as_bytes());
     header.extend_from_slice(blake3::hash(&header).as_bytes());
 
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        let temporary = tempfile::NamedTempFile::new_in(folder)?;
-        let mut writer = BufWriter::new(temporary.as_file());
-        writer.write_all(&header)?;
-        writer.write_all(&payload)?;
-        writer.flush()?;
-        drop(writer);
-        temporary.as_file().sync_all()?;
-        temporary.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    write().map_err(Error::file("write", path))
+    crate::files::replace(path, |file| {
+        file.write_all(&header)?;
+        file.write_all(&payload)
+    })
+    .map_err(Error::file("write", path))
 }
 
 impl TokenFile {

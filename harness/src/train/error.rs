@@ -1,0 +1,104 @@
+//! Why training stopped, in words for whoever started it.
+
+use std::path::{Path, PathBuf};
+
+/// Result of this module.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why training stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error(transparent)]
+    Data(#[from] crate::data::Error),
+
+    #[error(transparent)]
+    Kernel(#[from] tilewright::Error),
+
+    #[error("{0}")]
+    Candle(#[from] candle_core::Error),
+
+    /// `what` reads as in "the loss", `first` as in "the parameter `x`".
+    #[error("step {step}: {what} is not finite; the first that has NaN or infinity is {first}{}", hint(saved.as_deref()))]
+    NotFinite { step: u64, what: &'static str, first: String, saved: Option<PathBuf> },
+
+    #[error("cannot {doing} {}: {source}{}", path.display(), full(source))]
+    File { doing: &'static str, path: PathBuf, source: std::io::Error },
+
+    #[error("{} is no checkpoint that can be used: {reason}", path.display())]
+    Damaged { path: PathBuf, reason: String },
+
+    #[error("{} is a checkpoint of another model: {difference}", path.display())]
+    OtherModel { path: PathBuf, difference: String },
+}
+
+fn hint(saved: Option<&Path>) -> String {
+    let help = "\n  help: a lower --lr, a longer --warmup or --clip 1 keep training stable";
+    match saved {
+        Some(path) => format!("\n  the state before this step is in {}{help}", path.display()),
+        None => help.to_string(),
+    }
+}
+
+fn full(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    match source.kind() {
+        StorageFull | QuotaExceeded | FileTooLarge => {
+            "\n  help: there is no room for it; make some, or name another place with --out (the last checkpoint is still whole)"
+        }
+        _ => "",
+    }
+}
+
+impl Error {
+    pub(crate) fn file(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.to_path_buf();
+        move |source| Error::File { doing, path, source }
+    }
+
+    /// Whether the device had no memory left.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Error::Kernel(error) => kernel_is_out_of_memory(error),
+            Error::Candle(error) => is_out_of_memory(error),
+            _ => false,
+        }
+    }
+}
+
+fn kernel_is_out_of_memory(error: &tilewright::Error) -> bool {
+    match error {
+        tilewright::Error::OutOfMemory { .. } | tilewright::Error::HostMemory { .. } => true,
+        tilewright::Error::Cuda { failure, .. } => failure.code == 2,
+        _ => false,
+    }
+}
+
+/// Whether this is about a device that had no memory left.
+///
+/// Candle carries the errors of the driver and of our kernels wrapped in its own; what is left of them everywhere is their words.
+pub fn is_out_of_memory(error: &candle_core::Error) -> bool {
+    let text = error.to_string();
+    ["OUT_OF_MEMORY", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"].iter().any(|words| text.contains(words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lack_of_memory_is_known_through_candles_wrapping() {
+        let ours = tilewright::Error::OutOfMemory { device: "GPU 0".into(), requested: 8, free: 4, total: 16 };
+        assert!(Error::Kernel(ours.clone()).is_out_of_memory());
+        assert!(Error::Candle(candle_core::Error::wrap(ours).bt()).is_out_of_memory());
+        let driver = candle_core::Error::Msg("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")".into());
+        assert!(is_out_of_memory(&driver.context("in a product")));
+        assert!(!is_out_of_memory(&candle_core::Error::Msg("shape mismatch".into())));
+    }
+
+    #[test]
+    fn a_full_disk_says_that_the_last_checkpoint_is_whole() {
+        let error = Error::file("write", Path::new("a/b"))(std::io::ErrorKind::StorageFull.into()).to_string();
+        assert!(error.contains("a/b") && error.contains("still whole"), "{error}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Dynamic loss scaling, for gradients in f16.
+
+use serde::{Deserialize, Serialize};
+
+/// What the loss is multiplied by before backward, so that small gradients do not round to zero in f16 (Micikevicius et al., "Mixed
+/// precision training", 2018, section 3.2). The factor is halved when a gradient overflows, and that step is left out; it is doubled
+/// after many steps without.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    factor: f64,
+    /// Steps since the factor changed.
+    good: u32,
+    dynamic: bool,
+}
+
+/// Steps without an overflow before the factor is doubled.
+const GROW_AFTER: u32 = 2000;
+const LARGEST: f64 = 16_777_216.0;
+
+impl LossScale {
+    /// For gradients that need no scaling: the factor is 1, and an overflow is an error.
+    pub const NONE: LossScale = LossScale { factor: 1.0, good: 0, dynamic: false };
+
+    /// Starts at 65536.
+    pub fn dynamic() -> LossScale {
+        LossScale { factor: 65_536.0, good: 0, dynamic: true }
+    }
+
+    /// What the loss is multiplied by, and gradients are divided by.
+    pub fn factor(&self) -> f64 {
+        self.factor
+    }
+
+    /// Learns whether the gradient of a step was finite. Says whether the step counts: `None` where an overflow cannot be helped by a
+    /// smaller factor.
+    pub fn learn(&mut self, finite: bool) -> Option<bool> {
+        if finite {
+            self.good += 1;
+            if self.dynamic && self.good >= GROW_AFTER && self.factor < LARGEST {
+                (self.factor, self.good) = (2.0 * self.factor, 0);
+            }
+            return Some(true);
+        }
+        if !self.dynamic || self.factor <= 1.0 {
+            return None;
+        }
+        (self.factor, self.good) = (0.5 * self.factor, 0);
+        Some(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_backs_off_at_once_and_grows_slowly() {
+        let mut scale = LossScale::dynamic();
+        assert_eq!((scale.learn(false), scale.factor()), (Some(false), 32_768.0));
+        for _ in 0..GROW_AFTER - 1 {
+            assert_eq!(scale.learn(true), Some(true));
+        }
+        assert_eq!(scale.factor(), 32_768.0);
+        scale.learn(true);
+        assert_eq!(scale.factor(), 65_536.0);
+    }
+
+    #[test]
+    fn overflows_that_nothing_helps_are_errors() {
+        let mut none = LossScale::NONE;
+        assert_eq!((none.learn(true), none.learn(false), none.factor()), (Some(true), None, 1.0));
+        let mut scale = LossScale::dynamic();
+        let tries = std::iter::from_fn(|| scale.learn(false)).count();
+        assert_eq!((tries, scale.factor()), (16, 1.0));
+    }
+}
