@@ -7,6 +7,7 @@
 //! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, several with commas | print the IR after that stage or pass, of that kernel or of all |
 //! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass there, with the options |
 //! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` that tests and `doctor` use; without it, the first on `PATH` |
+//! | `NVTX_INJECTION64_PATH` | a file | set by NVIDIA's tools for the programs that they run: where ranges go |
 //!
 //! An empty value counts as unset.
 
@@ -29,6 +30,8 @@ pub struct Env {
     pub repro_dir: Option<PathBuf>,
     /// `TILEWRIGHT_PTXAS`, or what `PATH` offers.
     pub ptxas: Option<PathBuf>,
+    /// `NVTX_INJECTION64_PATH`.
+    pub nvtx_injection: Option<PathBuf>,
 }
 
 /// A device by name.
@@ -97,6 +100,7 @@ impl Env {
             dump: dump.unwrap_or_default(),
             repro_dir: path("TILEWRIGHT_REPRO").map(PathBuf::from),
             ptxas: path("TILEWRIGHT_PTXAS").map(PathBuf::from).or_else(on_path),
+            nvtx_injection: path("NVTX_INJECTION64_PATH").map(PathBuf::from),
         })
     }
 }

@@ -29,6 +29,9 @@ pub enum Error {
     )]
     UnsupportedGpu { device: String, major: i32, minor: i32 },
 
+    #[error("{tool} is not available: {reason}\n  help: {help}")]
+    Profiler { tool: &'static str, reason: String, help: &'static str },
+
     #[error("{doing}: {failure}")]
     Cuda { doing: String, failure: CudaFailure },
 

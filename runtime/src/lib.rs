@@ -24,6 +24,7 @@ mod launch;
 pub mod prelude;
 pub mod probe;
 mod stream;
+pub mod trace;
 pub mod watch;
 
 pub use buffer::{Buffer, Strided, View, ViewMut};

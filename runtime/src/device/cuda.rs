@@ -144,6 +144,31 @@ impl Cuda {
         unsafe { result::mem_pool::trim_to(pool, 0) }.doing(&format!("trimming the memory pool of {}", self.label))
     }
 
+    /// Bytes of the pool in use now; from now on its peak counts anew.
+    pub(crate) fn restart_pool_peak(&self) -> Result<u64> {
+        let Some(pool) = self.pool()? else { return Ok(0) };
+        let mut zero = 0_u64;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        // SAFETY: this attribute takes a pointer to a u64, which must be zero (CUDA Driver API, cuMemPoolSetAttribute).
+        unsafe { result::mem_pool::set_attribute(pool, attribute, &raw mut zero as *mut c_void) }
+            .doing(&format!("setting up the memory pool of {}", self.label))?;
+        self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+    }
+
+    /// Most bytes of the pool in use at once since [`Cuda::restart_pool_peak`].
+    pub(crate) fn pool_peak(&self) -> Result<u64> {
+        self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+    }
+
+    fn pool_bytes(&self, attribute: sys::CUmemPool_attribute) -> Result<u64> {
+        let Some(pool) = self.pool()? else { return Ok(0) };
+        let mut bytes = 0_u64;
+        // SAFETY: the attributes that count bytes give a u64 (CUDA Driver API, cuMemPoolGetAttribute).
+        unsafe { result::mem_pool::get_attribute(pool, attribute, &raw mut bytes as *mut c_void) }
+            .doing(&format!("asking the memory pool of {}", self.label))?;
+        Ok(bytes)
+    }
+
     /// By default the pool returns freed memory at every synchronisation, which makes the next allocation slow.
     fn keep_freed_memory(&self) -> Result<()> {
         let Some(pool) = self.pool()? else { return Ok(()) };

@@ -22,6 +22,7 @@ pub use cuda::Resources;
 use crate::device::{Cuda, Device, Inner};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
+use crate::trace;
 
 /// Values of the kernel's arguments, one 8-byte slot for each in the manifest's order.
 type Slots = SmallVec<[u64; 32]>;
@@ -110,6 +111,7 @@ impl CompiledKernel {
         if grid.contains(&0) {
             return Ok(());
         }
+        let _span = trace::span_of(&kernel.manifest.kernel);
         match (&kernel.code, kernel.device.inner()) {
             (Loaded::Host(module), _) => {
                 // SAFETY: the arguments match the manifest, which describes the entry; the rest is the caller's promise.

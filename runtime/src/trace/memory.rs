@@ -1,0 +1,148 @@
+//! Allocations of the CPU: an allocator that can be listened to.
+//!
+//! A program that wants to know its allocations makes [`CountingAllocator`] its global allocator. While nobody records it
+//! adds one load of an atomic to each call of the system's allocator.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::NodeId;
+
+/// One allocation or release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryEvent {
+    /// Since the recording started.
+    pub time_ns: u64,
+    pub address: u64,
+    pub bytes: u64,
+    pub allocated: bool,
+    /// The span that asked for it.
+    pub node: NodeId,
+}
+
+/// The system's allocator, which can be listened to.
+pub struct CountingAllocator;
+
+static ON: AtomicBool = AtomicBool::new(false);
+/// Smaller blocks are counted, but get no event.
+static FROM_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Bytes that live now, of those since the start.
+static LIVE: AtomicI64 = AtomicI64::new(0);
+static PEAK: AtomicI64 = AtomicI64::new(0);
+static LOG: Mutex<Option<Log>> = Mutex::new(None);
+
+struct Log {
+    started: Instant,
+    events: Vec<MemoryEvent>,
+}
+
+thread_local! {
+    /// What the recording itself allocates does not count.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While this lives, this thread's allocations do not count.
+pub(super) struct Quiet(bool);
+
+pub(super) fn quiet() -> Quiet {
+    Quiet(QUIET.replace(true))
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        QUIET.set(self.0);
+    }
+}
+
+pub(super) fn start(from_bytes: usize) {
+    let _quiet = quiet();
+    FROM_BYTES.store(from_bytes, Ordering::Relaxed);
+    LIVE.store(0, Ordering::Relaxed);
+    PEAK.store(0, Ordering::Relaxed);
+    *log() = Some(Log { started: Instant::now(), events: Vec::with_capacity(1 << 16) });
+    ON.store(true, Ordering::SeqCst);
+}
+
+/// The events, and the most bytes that lived at once.
+pub(super) fn finish() -> (Vec<MemoryEvent>, u64) {
+    ON.store(false, Ordering::SeqCst);
+    let events = log().take().map(|log| log.events).unwrap_or_default();
+    (events, u64::try_from(PEAK.load(Ordering::SeqCst)).unwrap_or(0))
+}
+
+fn log() -> std::sync::MutexGuard<'static, Option<Log>> {
+    LOG.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cold]
+fn note(address: usize, bytes: usize, allocated: bool) {
+    if QUIET.try_with(Cell::get).unwrap_or(true) {
+        return;
+    }
+    let signed = bytes as i64;
+    let live = LIVE.fetch_add(if allocated { signed } else { -signed }, Ordering::Relaxed);
+    if allocated {
+        PEAK.fetch_max(live + signed, Ordering::Relaxed);
+    }
+    if bytes < FROM_BYTES.load(Ordering::Relaxed) {
+        return;
+    }
+    let _quiet = quiet();
+    let node = super::current_node();
+    if let Some(log) = log().as_mut() {
+        let time_ns = u64::try_from(log.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let event = MemoryEvent { time_ns, address: address as u64, bytes: bytes as u64, allocated, node };
+        log.events.push(event);
+    }
+}
+
+// SAFETY: every call goes to the system's allocator with the same arguments, and its answer back; what is noted besides
+// does not touch the memory. Noting allocates only while QUIET is set, which ends the recursion.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let pointer = unsafe { System.alloc(layout) };
+        if ON.load(Ordering::Relaxed) && !pointer.is_null() {
+            note(pointer.addr(), layout.size(), true);
+        }
+        pointer
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let pointer = unsafe { System.alloc_zeroed(layout) };
+        if ON.load(Ordering::Relaxed) && !pointer.is_null() {
+            note(pointer.addr(), layout.size(), true);
+        }
+        pointer
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // Before it is freed, so that no other thread's allocation at this address is noted first.
+        if ON.load(Ordering::Relaxed) {
+            note(pointer.addr(), layout.size(), false);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) };
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let on = ON.load(Ordering::Relaxed);
+        if on {
+            note(pointer.addr(), layout.size(), false);
+        }
+        // SAFETY: the caller's promise.
+        let moved = unsafe { System.realloc(pointer, layout, new_size) };
+        if on {
+            match moved.is_null() {
+                // It stays as it was.
+                true => note(pointer.addr(), layout.size(), true),
+                false => note(moved.addr(), new_size, true),
+            }
+        }
+        moved
+    }
+}

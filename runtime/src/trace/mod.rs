@@ -1,0 +1,408 @@
+//! What a program does, when, and with how much memory: spans, allocations, and the kernels of a GPU.
+//!
+//! Code names what it does with [`span`] and [`phase`]; both return a guard that ends with the block. While nobody records
+//! they cost one load of an atomic. [`Recording::start`] switches them on, [`Recording::finish`] returns a [`Trace`]:
+//!
+//! ```
+//! use tilewright_runtime::trace::{Options, Phase, Recording, phase, span};
+//!
+//! let recording = Recording::start(Options { spans: true, ..Options::default() }).unwrap();
+//! {
+//!     let _forward = phase(Phase::Forward);
+//!     let _attention = span("attention");
+//! }
+//! let trace = recording.finish().unwrap();
+//! assert_eq!(trace.path(trace.spans[0].node), ["forward", "attention"]);
+//! ```
+//!
+//! A span's *node* is its place in the tree of names: all spans of one name under the same names share it. Allocations and
+//! kernels carry the node that they happened in. Threads without a span of their own, such as those of a thread pool,
+//! belong to the span that was opened last anywhere.
+//!
+//! In reading order: this file, [`memory`], [`cupti`], [`nvtx`].
+
+pub mod cupti;
+pub mod memory;
+pub mod nvtx;
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+pub use cupti::Activity;
+pub use memory::{CountingAllocator, MemoryEvent};
+
+use crate::device::Device;
+use crate::error::Result;
+
+/// The parts of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// Reading a batch.
+    Data,
+    /// From tokens to the loss.
+    Forward,
+    /// From the loss to gradients.
+    Backward,
+    /// Clipping and the new parameters.
+    Optimizer,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 4] = [Phase::Data, Phase::Forward, Phase::Backward, Phase::Optimizer];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Data => "data",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Optimizer => "optimizer",
+        }
+    }
+}
+
+/// What to record.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Start and end of each span.
+    pub spans: bool,
+    /// Allocations of at least so many bytes: of the CPU, if [`CountingAllocator`] is the program's allocator, else of the
+    /// GPU through CUPTI, where `gpu` is given.
+    pub memory_from_bytes: Option<usize>,
+    /// Kernels, copies and fills of this GPU, through CUPTI. Phases end when the GPU has done their work.
+    pub gpu: Option<Device>,
+    /// Show spans to a tool of NVIDIA's that runs this program.
+    pub nvtx: bool,
+}
+
+/// A name in the tree of names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Index of the name around it; the root's is its own.
+    pub parent: u32,
+    pub name: String,
+    /// The phase that the name stands for.
+    pub phase: Option<Phase>,
+}
+
+/// Index of a [`Node`].
+pub type NodeId = u32;
+
+/// The node around all spans.
+pub const ROOT: NodeId = 0;
+
+/// One time that a span was open. Times are in nanoseconds since the recording started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanEvent {
+    pub node: NodeId,
+    /// Threads are counted in the order in which they first open a span.
+    pub thread: u32,
+    pub start_ns: u64,
+    pub end_ns: u64,
+}
+
+/// What a recording found. Times are in nanoseconds since it started.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// The root first; parents before children.
+    pub nodes: Vec<Node>,
+    /// In the order of their ends.
+    pub spans: Vec<SpanEvent>,
+    /// In the order of their times.
+    pub memory: Vec<MemoryEvent>,
+    /// Most bytes that lived at once, of all sizes, of those allocated since the start: an independent count.
+    pub peak_bytes: u64,
+    /// In the order of their starts.
+    pub activities: Vec<Activity>,
+    /// Records that CUPTI had no room for.
+    pub dropped: u64,
+    /// How long the recording took.
+    pub end_ns: u64,
+}
+
+impl Trace {
+    /// The names from the root to a node, without the root's.
+    pub fn path(&self, node: NodeId) -> Vec<&str> {
+        let mut names = Vec::new();
+        let mut at = node;
+        while at != ROOT {
+            let node = &self.nodes[at as usize];
+            names.push(node.name.as_str());
+            at = node.parent;
+        }
+        names.reverse();
+        names
+    }
+
+    /// The innermost phase around a node.
+    pub fn phase(&self, node: NodeId) -> Option<Phase> {
+        let mut at = node;
+        loop {
+            let here = &self.nodes[at as usize];
+            if at == ROOT || here.phase.is_some() {
+                return here.phase;
+            }
+            at = here.parent;
+        }
+    }
+}
+
+const SPANS: u8 = 1;
+const MEMORY: u8 = 2;
+const NVTX: u8 = 4;
+const GPU: u8 = 8;
+/// Spans are needed by all of these: for themselves, or to say where something happened.
+const ANY: u8 = SPANS | MEMORY | NVTX | GPU;
+
+/// What is being recorded.
+static FLAGS: AtomicU8 = AtomicU8::new(0);
+/// The node of the span that was opened last and is still open, for threads that have none.
+static LATEST: AtomicU32 = AtomicU32::new(ROOT);
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+/// Tells recordings apart, for spans that outlive theirs.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// Held as long as there is a recording: the next one waits.
+static TURN: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    /// The node of this thread's innermost span, and the recording that it is a node of.
+    static CURRENT: Cell<(u32, NodeId)> = const { Cell::new((0, ROOT)) };
+    static THREAD: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+struct State {
+    generation: u32,
+    started: Instant,
+    nodes: Vec<Node>,
+    children: HashMap<(NodeId, String), NodeId>,
+    spans: Vec<SpanEvent>,
+    threads: u32,
+    gpu: Option<Device>,
+}
+
+impl State {
+    fn node(&mut self, parent: NodeId, name: &str, phase: Option<Phase>) -> NodeId {
+        let key = (parent, name.to_string());
+        if let Some(&node) = self.children.get(&key) {
+            return node;
+        }
+        let node = self.nodes.len() as NodeId;
+        self.nodes.push(Node { parent, name: name.to_string(), phase });
+        self.children.insert(key, node);
+        node
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+fn state() -> MutexGuard<'static, Option<State>> {
+    // A panic elsewhere leaves the state as it was: every change is one assignment or push.
+    STATE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A span that ends when this is dropped.
+#[must_use = "a span ends when its guard is dropped: bind it to a name, as in `let _span = span(…)`"]
+pub struct Span {
+    open: Option<Open>,
+    /// It ends on the thread on which it began.
+    _thread: PhantomData<*const ()>,
+}
+
+struct Open {
+    generation: u32,
+    node: NodeId,
+    outer: (u32, NodeId),
+    latest: NodeId,
+    start_ns: u64,
+    phase: bool,
+}
+
+/// Names what happens until the guard is dropped.
+#[inline]
+pub fn span(name: &'static str) -> Span {
+    match FLAGS.load(Ordering::Relaxed) & ANY {
+        0 => Span { open: None, _thread: PhantomData },
+        flags => open(flags, name, None),
+    }
+}
+
+/// The same for a name that exists only at run time: a kernel's.
+#[inline]
+pub(crate) fn span_of(name: &str) -> Span {
+    match FLAGS.load(Ordering::Relaxed) & ANY {
+        0 => Span { open: None, _thread: PhantomData },
+        flags => open(flags, name, None),
+    }
+}
+
+/// Says which part of a training step runs until the guard is dropped.
+#[inline]
+pub fn phase(phase: Phase) -> Span {
+    match FLAGS.load(Ordering::Relaxed) & ANY {
+        0 => Span { open: None, _thread: PhantomData },
+        flags => open(flags, phase.name(), Some(phase)),
+    }
+}
+
+/// Whether anything is recorded now: for code that would do work only for a recording.
+pub fn recording() -> bool {
+    FLAGS.load(Ordering::Relaxed) & ANY != 0
+}
+
+#[cold]
+fn open(flags: u8, name: &str, phase: Option<Phase>) -> Span {
+    let _quiet = memory::quiet();
+    let mut guard = state();
+    let Some(state) = guard.as_mut() else { return Span { open: None, _thread: PhantomData } };
+    let (outer, latest) = (CURRENT.get(), LATEST.load(Ordering::Relaxed));
+    let node = state.node(current_node(), name, phase);
+    let opened =
+        Open { generation: state.generation, node, outer, latest, start_ns: state.now(), phase: phase.is_some() };
+    drop(guard);
+    CURRENT.set((opened.generation, node));
+    LATEST.store(node, Ordering::Relaxed);
+    if flags & GPU != 0 {
+        cupti::enter(node);
+    }
+    if flags & NVTX != 0 {
+        nvtx::push(name);
+    }
+    Span { open: Some(opened), _thread: PhantomData }
+}
+
+impl Drop for Span {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(open) = self.open.take() {
+            close(&open);
+        }
+    }
+}
+
+#[cold]
+fn close(open: &Open) {
+    let _quiet = memory::quiet();
+    CURRENT.set(open.outer);
+    if GENERATION.load(Ordering::Relaxed) != open.generation {
+        return;
+    }
+    let flags = FLAGS.load(Ordering::Relaxed);
+    LATEST.store(open.latest, Ordering::Relaxed);
+    if flags & NVTX != 0 {
+        nvtx::pop();
+    }
+    if flags & GPU != 0 {
+        cupti::leave();
+        if open.phase {
+            // A failure shows up at the next call that can report it.
+            let gpu = state().as_ref().and_then(|state| state.gpu.clone());
+            let _ = gpu.map(|gpu| gpu.synchronize());
+        }
+    }
+    let mut guard = state();
+    let Some(state) = guard.as_mut().filter(|state| state.generation == open.generation) else { return };
+    if flags & SPANS != 0 {
+        let thread = THREAD.get().unwrap_or_else(|| {
+            state.threads += 1;
+            THREAD.set(Some(state.threads - 1));
+            state.threads - 1
+        });
+        let event = SpanEvent { node: open.node, thread, start_ns: open.start_ns, end_ns: state.now() };
+        state.spans.push(event);
+    }
+}
+
+/// The node that an allocation or a launch of this thread belongs to. A thread of a pool works for the span that was
+/// opened last.
+fn current_node() -> NodeId {
+    match CURRENT.get() {
+        (generation, node) if generation == GENERATION.load(Ordering::Relaxed) && node != ROOT => node,
+        _ => LATEST.load(Ordering::Relaxed),
+    }
+}
+
+/// A recording in progress. There is one at a time in a process.
+pub struct Recording {
+    options: Options,
+    finished: bool,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Recording {
+    /// Starts to record, when the recording before is over.
+    ///
+    /// # Errors
+    /// CUPTI or NVTX was asked for and is not there or refuses.
+    pub fn start(options: Options) -> Result<Recording> {
+        let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if options.nvtx {
+            nvtx::load()?;
+        }
+        let generation = GENERATION.load(Ordering::Relaxed).wrapping_add(1);
+        GENERATION.store(generation, Ordering::Relaxed);
+        let root = Node { parent: ROOT, name: String::new(), phase: None };
+        let _quiet = memory::quiet();
+        *state() = Some(State {
+            generation,
+            started: Instant::now(),
+            nodes: vec![root],
+            children: HashMap::new(),
+            spans: Vec::new(),
+            threads: 0,
+            gpu: options.gpu.clone(),
+        });
+        LATEST.store(ROOT, Ordering::Relaxed);
+        let flag = |on: bool, flag: u8| if on { flag } else { 0 };
+        let mut flags = flag(options.spans, SPANS) | flag(options.nvtx, NVTX);
+        if let Some(device) = &options.gpu {
+            cupti::start(device, options.memory_from_bytes.is_some())?;
+            flags |= GPU;
+        } else if let Some(bytes) = options.memory_from_bytes {
+            memory::start(bytes);
+            flags |= MEMORY;
+        }
+        FLAGS.store(flags, Ordering::SeqCst);
+        Ok(Recording { options, finished: false, _turn: turn })
+    }
+
+    /// Ends the recording.
+    ///
+    /// # Errors
+    /// The GPU's work failed, or CUPTI cannot hand out its records.
+    pub fn finish(mut self) -> Result<Trace> {
+        self.finished = true;
+        let memory = FLAGS.swap(0, Ordering::SeqCst) & MEMORY != 0;
+        let mut trace = Trace::default();
+        if memory {
+            (trace.memory, trace.peak_bytes) = memory::finish();
+        }
+        let state = state().take();
+        let Some(state) = state else { return Ok(trace) };
+        trace.end_ns = state.now();
+        if self.options.gpu.is_some() {
+            let found = cupti::finish(state.nodes.len(), self.options.memory_from_bytes)?;
+            (trace.activities, trace.dropped) = (found.activities, found.dropped);
+            (trace.memory, trace.peak_bytes) = (found.memory, found.peak_bytes);
+        }
+        (trace.nodes, trace.spans) = (state.nodes, state.spans);
+        Ok(trace)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if !self.finished {
+            FLAGS.store(0, Ordering::SeqCst);
+            memory::finish();
+            if self.options.gpu.is_some() {
+                cupti::abandon();
+            }
+            *state() = None;
+        }
+    }
+}
