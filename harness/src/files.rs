@@ -10,19 +10,7 @@ use std::path::Path;
 /// # Errors
 /// Those of `write`, and what the file system says.
 pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        Some(_) | None => Path::new("."),
-    };
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".tilewright-");
-    // What everyone may read who may read files of this user: temporary files are private otherwise.
-    #[cfg(unix)]
-    builder.permissions(<std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
-    let temporary = builder.tempfile_in(folder).map_err(|error| {
-        // The library names its temporary file, which nobody asked for.
-        error.raw_os_error().map_or(error, io::Error::from_raw_os_error)
-    })?;
+    let temporary = temporary(path)?;
     let mut buffered = BufWriter::with_capacity(1 << 20, temporary.as_file());
     write(&mut buffered)?;
     buffered.flush()?;
@@ -31,8 +19,39 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     temporary.persist(path).map_err(|error| error.error)?;
     // The new name is on the disk when its folder is.
     #[cfg(unix)]
-    File::open(folder)?.sync_all()?;
+    File::open(folder_of(path))?.sync_all()?;
     Ok(())
+}
+
+/// Finds out, before hours of work, whether [`replace`] could write a file at `path` now.
+///
+/// # Errors
+/// What the file system says against it.
+pub fn check_writable(path: &Path) -> io::Result<()> {
+    match path.is_dir() {
+        true => Err(io::ErrorKind::IsADirectory.into()),
+        false => temporary(path).map(drop),
+    }
+}
+
+/// An empty file beside `path`, which goes away unless it is renamed.
+fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".tilewright-");
+    // What everyone may read who may read files of this user: temporary files are private otherwise.
+    #[cfg(unix)]
+    builder.permissions(<std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
+    builder.tempfile_in(folder_of(path)).map_err(|error| {
+        // The library names its temporary file, which nobody asked for.
+        error.raw_os_error().map_or(error, io::Error::from_raw_os_error)
+    })
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(_) | None => Path::new("."),
+    }
 }
 
 #[cfg(test)]

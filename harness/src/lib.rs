@@ -6,6 +6,7 @@
 //! - [`ops`] are our kernels as differentiable operations on candle tensors.
 //! - [`optim`] makes new parameters out of gradients.
 //! - [`params`] holds a model's parameters and their gradients.
+//! - [`profile`] names what a step spends its time on.
 //! - [`report`] makes tables, plots and pages of what commands measure.
 //! - [`train`] is training: steps, checkpoints, and the loop around them.
 
@@ -15,5 +16,6 @@ pub mod files;
 pub mod ops;
 pub mod optim;
 pub mod params;
+pub mod profile;
 pub mod report;
 pub mod train;

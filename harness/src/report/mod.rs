@@ -26,7 +26,7 @@ pub mod plot;
 pub mod table;
 
 pub use machine::Machine;
-pub use outputs::{Error, Outputs, write_atomically};
+pub use outputs::{Error, Outputs};
 pub use plot::{Axis, Bar, Plot, Point, Scale, Series};
 pub use table::{Cell, Column, Table};
 

@@ -1,12 +1,13 @@
 //! The files that a command can write, as arguments that commands share.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::{Machine, Report, format};
+use crate::files;
 
 /// Files for what a command finds. Flatten it into a command's arguments; call [`Outputs::check`] before a long
 /// measurement and [`Outputs::write`] after it.
@@ -59,13 +60,10 @@ impl Outputs {
     pub fn check(&self) -> Result<(), Error> {
         if let Some(folder) = &self.out {
             fs::create_dir_all(folder).map_err(|source| Error::Folder { path: folder.clone(), source })?;
-            temporary(&folder.join("report"))?;
+            check(&folder.join("report"))?;
         }
         let files = [&self.json, &self.csv, &self.markdown, &self.latex, &self.plot, &self.html];
-        files.into_iter().flatten().try_for_each(|path| match path.is_dir() {
-            true => Err(Error::Write { path: path.clone(), source: io::ErrorKind::IsADirectory.into() }),
-            false => temporary(path).map(drop),
-        })
+        files.into_iter().flatten().try_for_each(|path| check(path))
     }
 
     /// Prints the report for people to `out`, then writes the files that were asked for and names them.
@@ -97,7 +95,8 @@ impl Outputs {
         }
         let mut written = Vec::new();
         for (path, text) in self.files(report) {
-            write_atomically(&path, text.as_bytes())?;
+            files::replace(&path, |file| file.write_all(text.as_bytes()))
+                .map_err(|source| Error::Write { path: path.clone(), source })?;
             written.push(path);
         }
         Ok(written)
@@ -123,6 +122,10 @@ impl Outputs {
     }
 }
 
+fn check(path: &Path) -> Result<(), Error> {
+    files::check_writable(path).map_err(|source| Error::Write { path: path.to_path_buf(), source })
+}
+
 /// Places for several things of one format. The first gets the file that was named, later ones that file with their own
 /// name in it; in a folder each is named after itself.
 fn several(
@@ -143,34 +146,4 @@ fn several(
         files.extend([named, in_folder].into_iter().flatten().map(|path| (path, text.clone())));
     }
     files
-}
-
-/// Writes a file so that it is there as a whole or not at all, whatever happens in between: a temporary file beside it is
-/// renamed when it is complete.
-///
-/// # Errors
-/// The folder is missing, full, or not to be written.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let fail = |source| Error::Write { path: path.to_path_buf(), source };
-    let mut file = temporary(path)?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(fail)?;
-    file.persist(path).map(drop).map_err(|error| fail(error.error))
-}
-
-/// An empty file beside `path`, which goes away unless it is renamed.
-fn temporary(path: &Path) -> Result<tempfile::NamedTempFile, Error> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        Some(_) | None => Path::new("."),
-    };
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".tilewright-");
-    // What everyone may read who may read files made by this user: temporary files are private otherwise.
-    #[cfg(unix)]
-    builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
-    builder.tempfile_in(folder).map_err(|error| {
-        // The library names its temporary file, which nobody asked for.
-        let source = error.raw_os_error().map_or(error, io::Error::from_raw_os_error);
-        Error::Write { path: path.to_path_buf(), source }
-    })
 }

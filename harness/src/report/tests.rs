@@ -245,7 +245,7 @@ fn what_cannot_be_written_is_known_before_the_measurement() {
     let a_folder = Outputs { json: Some(folder.path().to_path_buf()), ..Outputs::default() };
     assert!(a_folder.check().unwrap_err().to_string().contains("directory"));
     let file = folder.path().join("file");
-    write_atomically(&file, b"old").unwrap();
+    std::fs::write(&file, b"old").unwrap();
     let under_a_file = Outputs { out: Some(file.join("x")), ..Outputs::default() };
     assert!(under_a_file.check().unwrap_err().to_string().starts_with("cannot make the folder"));
     assert_eq!(std::fs::read(&file).unwrap(), b"old");

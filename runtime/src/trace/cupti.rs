@@ -407,7 +407,7 @@ impl Collected {
     /// # Safety
     /// `record` is a record of CUPTI's: its first field is its kind, which says what it is.
     unsafe fn take_record(&mut self, record: *const u8) {
-        // SAFETY (of all casts below): the kind, and the records' first fields are as above.
+        // SAFETY: every record starts with its kind, and all casts below are to the kind's type.
         match unsafe { *record.cast::<u32>() } {
             CONCURRENT_KERNEL => {
                 // SAFETY: as above.
