@@ -56,6 +56,11 @@ impl<'a, T: Element, const R: usize> Tensor<'a, T, R> {
         self
     }
 
+    /// The memory that the elements lie in, from the first one on.
+    pub fn view(&self) -> View<'a, T> {
+        self.data
+    }
+
     /// Extent of each dimension.
     pub fn shape(&self) -> [usize; R] {
         self.shape

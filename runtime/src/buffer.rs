@@ -213,6 +213,20 @@ impl<'a, T: Element> View<'a, T> {
         View { device, address, len, elements: PhantomData }
     }
 
+    /// The elements where they are, on the CPU.
+    pub fn as_slice(&self) -> Option<&'a [T]>
+    where
+        // The memory may hold any bits.
+        T: bytemuck::Pod,
+    {
+        if self.device.is_cuda() {
+            return None;
+        }
+        let first = std::ptr::with_exposed_provenance(self.address as usize);
+        // SAFETY: the view borrows `len` live elements, aligned and, on the CPU, initialised; nothing writes them meanwhile.
+        Some(unsafe { std::slice::from_raw_parts(first, self.len) })
+    }
+
     /// The elements, copied to the host.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         // SAFETY: the view borrows `len` live elements, and no exclusive borrow of them exists.
@@ -266,6 +280,20 @@ impl<T: Element> ViewMut<'_, T> {
     /// The same elements, shared, for as long as this is borrowed.
     pub fn as_view(&self) -> View<'_, T> {
         View { device: self.device, address: self.address, len: self.len, elements: PhantomData }
+    }
+
+    /// The elements where they are, on the CPU.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [T]>
+    where
+        // The memory may hold any bits.
+        T: bytemuck::Pod,
+    {
+        if self.device.is_cuda() {
+            return None;
+        }
+        let first = std::ptr::with_exposed_provenance_mut(self.address as usize);
+        // SAFETY: the view borrows `len` live elements exclusively; they are aligned and, on the CPU, initialised.
+        Some(unsafe { std::slice::from_raw_parts_mut(first, self.len) })
     }
 
     /// The same elements, for as long as this is borrowed.
@@ -462,8 +490,13 @@ mod tests {
         let address = values.as_ptr() as u64;
         let mut target = ViewMut::of_slice(&device, &mut values[1..]).unwrap();
         assert_eq!(target.address(), address + 4);
-        target.copy_from_slice(&[5.0, 6.0]).unwrap();
-        assert_eq!(View::of_slice(&device, &values).unwrap().to_vec().unwrap(), [1.0, 5.0, 6.0]);
+        target.copy_from_slice(&[5.0, 0.0]).unwrap();
+        target.as_mut_slice().unwrap()[1] = 6.0;
+        let view = View::of_slice(&device, &values).unwrap();
+        assert_eq!(
+            (view.to_vec().unwrap().as_slice(), view.as_slice().unwrap()),
+            ([1.0, 5.0, 6.0].as_slice(), [1.0, 5.0, 6.0].as_slice())
+        );
         assert_eq!(values, [1.0, 5.0, 6.0]);
     }
 

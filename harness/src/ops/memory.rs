@@ -8,17 +8,29 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use candle_core::{
     CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType,
 };
+use half::slice::HalfFloatSliceExt;
 use tilewright::{Device as KernelDevice, Element, View, ViewMut, kernels};
 
 /// Element types that candle and our kernels share.
 pub trait Elem: WithDType + Element + bytemuck::Pod + CudaElem {
     #[doc(hidden)]
     fn cpu_slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]>;
+
+    /// Converts as many elements as both slices have.
+    fn to_f32s(from: &[Self], to: &mut [f32]) {
+        to.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f64() as f32);
+    }
+
+    /// Converts as many elements as both slices have, rounding to the nearest.
+    fn from_f32s(from: &[f32], to: &mut [Self]) {
+        to.iter_mut().zip(from).for_each(|(to, x)| *to = Self::from_f64(*x as f64));
+    }
 }
 
 /// What candle's CUDA back end asks of an element type.
@@ -33,8 +45,11 @@ pub trait CudaElem {}
 impl<T> CudaElem for T {}
 
 macro_rules! elems {
-    ($($ty:ty => $variant:ident),*) => {$(
+    ($($ty:ty => $variant:ident $({ $($faster:tt)* })?),* $(,)?) => {$(
         impl Elem for $ty {
+            $($($faster)*)?
+
+
             fn cpu_slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]> {
                 match storage {
                     CpuStorage::$variant(elements) => Ok(elements),
@@ -44,7 +59,24 @@ macro_rules! elems {
         }
     )*};
 }
-elems!(f32 => F32, half::bf16 => BF16, half::f16 => F16, u32 => U32, i64 => I64);
+macro_rules! half_slices {
+    ($ty:ty => $variant:ident) => {
+        elems!($ty => $variant {
+            fn to_f32s(from: &[Self], to: &mut [f32]) {
+                let n = from.len().min(to.len());
+                from[..n].convert_to_f32_slice(&mut to[..n]);
+            }
+
+            fn from_f32s(from: &[f32], to: &mut [Self]) {
+                let n = from.len().min(to.len());
+                to[..n].convert_from_f32_slice(&from[..n]);
+            }
+        });
+    };
+}
+half_slices!(half::bf16 => BF16);
+half_slices!(half::f16 => F16);
+elems!(f32 => F32, u32 => U32, i64 => I64);
 
 fn wrong_dtype(expected: impl std::fmt::Display, found: DType) -> candle_core::Error {
     candle_core::Error::Msg(format!("expected a tensor of {expected}, found {}", found.as_str()))
@@ -99,6 +131,7 @@ pub fn kernel_device(device: &Device) -> Result<&'static KernelDevice> {
 pub struct Read<'t, T: Elem> {
     storage: StorageRef<'t>,
     layout: &'t Layout,
+    candle_device: &'t Device,
     device: &'static KernelDevice,
     elements: PhantomData<T>,
 }
@@ -114,7 +147,7 @@ impl<'t, T: Elem> Read<'t, T> {
         }
         let device = kernel_device(tensor.device())?;
         let (storage, layout) = tensor.storage_and_layout();
-        Ok(Read { storage, layout, device, elements: PhantomData })
+        Ok(Read { storage, layout, candle_device: tensor.device(), device, elements: PhantomData })
     }
 
     /// Everything from the tensor's first element to the end of its memory.
@@ -163,6 +196,11 @@ impl<'t, T: Elem> Read<'t, T> {
     /// The device that kernels run on.
     pub fn device(&self) -> &'static KernelDevice {
         self.device
+    }
+
+    /// The same device as candle knows it.
+    pub fn candle_device(&self) -> &'t Device {
+        self.candle_device
     }
 }
 
@@ -213,6 +251,63 @@ impl<T: Elem> Fresh<T> {
     /// All elements in a shape of as many, to be written.
     pub fn dense<const R: usize>(&mut self, shape: [usize; R]) -> Result<kernels::TensorMut<'_, T, R>> {
         kernels::TensorMut::dense(self.view()?, shape).map_err(kernel_error)
+    }
+
+    /// Ranges of columns of the elements as a dense matrix [rows, d]: matrices side by side, which one kernel writes.
+    ///
+    /// # Errors
+    /// Ranges that overlap or leave the matrix.
+    pub fn columns<const N: usize>(
+        &mut self,
+        [rows, d]: [usize; 2],
+        ranges: [Range<usize>; N],
+    ) -> Result<[kernels::TensorMut<'_, T, 2>; N]> {
+        self.parts([rows, d], ranges.map(|range| ([rows, range.len()], [d as i64, 1], range)))
+    }
+
+    /// Tensors (shape, strides, columns), each of which lies in a range of columns of the elements as a dense matrix
+    /// [rows, d]: such as the gradients of queries, keys and values that one product made. One kernel writes them all.
+    ///
+    /// # Errors
+    /// Ranges that overlap or leave the matrix, tensors that leave their range.
+    pub fn parts<const N: usize, const R: usize>(
+        &mut self,
+        [rows, d]: [usize; 2],
+        parts: [([usize; R], [i64; R], Range<usize>); N],
+    ) -> Result<[kernels::TensorMut<'_, T, R>; N]> {
+        let device = self.device;
+        let whole = self.view()?;
+        let inside = |(shape, strides, range): &([usize; R], [i64; R], Range<usize>)| {
+            // A stride of whole rows moves down, any other one along a row.
+            let (mut down, mut along) = (0, 0);
+            for (&n, &stride) in shape.iter().zip(strides) {
+                let (stride, steps) = (stride.unsigned_abs() as usize, n.saturating_sub(1));
+                if stride.is_multiple_of(d) { down += steps * (stride / d) } else { along += steps * stride }
+            }
+            range.end <= d && along < range.len() && down < rows && strides.iter().all(|&s| s > 0)
+        };
+        let apart =
+            (0..N).all(|i| (0..i).all(|j| parts[i].2.end <= parts[j].2.start || parts[j].2.end <= parts[i].2.start));
+        if !(rows * d <= whole.len() && apart && parts.iter().all(inside)) && !whole.is_empty() {
+            let message = format!("{parts:?} are no separate parts of a matrix of {rows} rows and {d} columns");
+            return Err(candle_core::Error::Msg(message));
+        }
+        let mut made = Vec::with_capacity(N);
+        for (shape, strides, range) in parts {
+            let address = whole.address() + (range.start * size_of::<T>()) as u64;
+            // SAFETY: `whole` borrows these elements exclusively for as long as the parts live, and no element is in two of
+            // them, as was checked above: rows and columns are those of one matrix, and the ranges of columns are apart.
+            let view = unsafe { ViewMut::from_address(device, address, whole.len() - range.start) };
+            made.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
+        }
+        <[_; N]>::try_from(made).map_err(|_| candle_core::Error::Msg("expected as many parts as were asked for".into()))
+    }
+
+    /// A copy of a contiguous tensor's elements.
+    pub fn copy_of(tensor: &Tensor) -> Result<Fresh<T>> {
+        let mut copy = Fresh::new(tensor.device(), tensor.elem_count())?;
+        copy.view()?.copy_from(Read::<T>::new(tensor)?.view()?).map_err(kernel_error)?;
+        Ok(copy)
     }
 
     /// As candle stores it.
@@ -295,6 +390,7 @@ mod cuda {
 
     use candle_core::cuda::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
     use candle_core::{CudaDevice, CudaStorage, Result};
+    use half::slice::HalfFloatSliceExt;
     use tilewright::{Device as KernelDevice, View, ViewMut};
 
     use super::{Elem, kernel_error};

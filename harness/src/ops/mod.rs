@@ -1,3 +1,30 @@
 //! Our kernels as differentiable operations on candle tensors.
+//!
+//! Each op runs forward at once, on candle's own memory and stream, and is recorded with a backward of ours: what our kernels
+//! compute, not what candle would derive. Gradients of parameters go straight into the flat gradient of [`crate::params`].
+//! Nothing here drops a gradient: where an op has none to give, it says so.
+//!
+//! Files in reading order: `memory.rs` (tensors as kernels' memory), `tape.rs` (recording), then an op each. Functions named
+//! `…_unfused` are the same formulas in candle's own ops: what fusion is measured against, and what tests compare with.
 
+pub mod attention;
+#[cfg(feature = "cuda")]
+mod cublas;
+mod elementwise;
+mod embedding;
+mod linear;
+mod loss;
 pub mod memory;
+mod norm;
+mod product;
+mod rope;
+pub mod tape;
+
+pub use attention::{flash_attention, flash_attention_packed};
+pub use elementwise::{cast, silu, silu_unfused, swiglu, swiglu_of, swiglu_unfused};
+pub use embedding::embedding;
+pub use linear::linear;
+pub use loss::{cross_entropy, cross_entropy_rows, cross_entropy_unfused};
+pub use norm::{layer_norm, rms_norm};
+pub use product::{add_product, product};
+pub use rope::Rope;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, Var};
 
 use super::{Callback, Param, ParamId};
-use crate::ops::memory::{Fresh, Read, for_float_type, kernel_error};
+use crate::ops::memory::{Fresh, for_float_type};
 
 thread_local! {
     static GRAD_DISABLED: Cell<bool> = const { Cell::new(false) };
@@ -114,10 +114,7 @@ impl Leaf {
     fn value(&self) -> Result<(Storage, Shape)> {
         let value = self.using.param().compute(self.dtype)?;
         let storage = for_float_type!(self.dtype, "a parameter", T => {
-            let mut copy = Fresh::<T>::new(value.device(), value.elem_count())?;
-            let source = Read::<T>::new(&value)?;
-            copy.view()?.copy_from(source.view()?).map_err(kernel_error)?;
-            Ok(copy.into_storage())
+            Ok(Fresh::<T>::copy_of(&value)?.into_storage())
         })?;
         Ok((storage, value.shape().clone()))
     }

@@ -1,0 +1,226 @@
+//! FlashAttention-2 by our kernels.
+
+use candle_core::{Result, Tensor};
+use tilewright::kernels::attention::{self as kernel, Options, Saved};
+use tilewright::kernels::rope::Direction;
+use tilewright::kernels::{self, FloatElement, TensorMut};
+
+use crate::ops::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
+use crate::ops::rope::Rope;
+use crate::ops::tape::{record1, record3};
+
+/// O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d] of any
+/// strides, where heads_kv divides heads. O lies by rows: its transpose to [batch, n_q, heads, d] is contiguous. With `causal`,
+/// row i sees the keys j ≤ i + (n_k − n_q).
+///
+/// # Errors
+/// Shapes that do not fit each other, a head dimension above 256.
+pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: Option<f64>) -> Result<Tensor> {
+    let options = options(causal, scale);
+    let (batch, heads, n_q, d) = q.dims4()?;
+    for_float_type!(q.dtype(), "flash_attention", T => {
+        let mut o = Fresh::<T>::new(q.device(), q.elem_count())?;
+        let mut lse = Fresh::<f32>::new(q.device(), batch * heads * n_q)?;
+        {
+            let (q, k, v) = (Read::<T>::new(q)?, Read::<T>::new(k)?, Read::<T>::new(v)?);
+            let (target, lse) = (o.dense([batch, heads, n_q, d])?, lse.view()?);
+            kernel::forward_into(q.device(), q.strided()?, k.strided()?, v.strided()?, target, lse, &options)
+                .map_err(kernel_error)?;
+        }
+        let lse = lse.into_tensor((batch, heads, n_q));
+        record3("flash_attention", [q, k, v], o, q.shape(), move |[q, k, v], o, grad| {
+            let gradients = backward::<T>([q, k, v, o, grad], &lse, &options)?;
+            Ok(gradients.map(Some))
+        })
+    })
+}
+
+fn options(causal: bool, scale: Option<f64>) -> Options {
+    let options = Options { scale: scale.map(|s| s as f32), ..Options::new(causal) };
+    #[cfg(feature = "cuda")]
+    if candle_core::cuda::gemm_reduced_precision_f32() {
+        return Options { precision: Some(tilewright::prelude::Precision::Tf32), ..options };
+    }
+    options
+}
+
+fn backward<T: Elem + FloatElement>(
+    [q, k, v, o, grad]: [&Tensor; 5],
+    lse: &Tensor,
+    options: &Options,
+) -> Result<[Tensor; 3]> {
+    let fresh = |x: &Tensor| Fresh::<T>::new(x.device(), x.elem_count());
+    let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
+    let shape = |x: &Tensor| x.dims4().map(|(a, b, c, d)| [a, b, c, d]);
+    let (q_shape, k_shape) = (shape(q)?, shape(k)?);
+    let mut workspace = Fresh::<f32>::new(q.device(), kernel::backward_workspace(q_shape))?;
+    {
+        let [q, k, v, o, grad] = [Read::<T>::new(q)?, Read::new(k)?, Read::new(v)?, Read::new(o)?, Read::new(grad)?];
+        let lse = Read::<f32>::new(lse)?;
+        let saved = Saved {
+            q: q.strided()?,
+            k: k.strided()?,
+            v: v.strided()?,
+            o: o.strided()?,
+            lse: lse.view()?,
+            d_o: grad.strided()?,
+        };
+        let targets = (dq.dense(q_shape)?, dk.dense(k_shape)?, dv.dense(k_shape)?);
+        kernel::backward_into(q.device(), saved, targets.0, targets.1, targets.2, workspace.view()?, options)
+            .map_err(kernel_error)?;
+    }
+    Ok([dq.into_tensor(q.shape()), dk.into_tensor(k.shape()), dv.into_tensor(v.shape())])
+}
+
+/// How the columns of a packed tensor are queries, keys and values: first `heads` heads of queries, then `heads_kv` of keys,
+/// then `heads_kv` of values, each of `d` columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    pub heads: usize,
+    pub heads_kv: usize,
+    pub d: usize,
+}
+
+impl Heads {
+    /// Columns of the packed tensor.
+    pub fn columns(&self) -> usize {
+        (self.heads + 2 * self.heads_kv) * self.d
+    }
+
+    /// Heads that positions turn: those of queries and keys.
+    fn turned(&self) -> usize {
+        self.heads + self.heads_kv
+    }
+}
+
+/// Causal self-attention of qkv [batch, n, (heads + 2·heads_kv) · d], as one product makes it, with positions turned by `rope`
+/// on the way: O [batch, n, heads · d].
+///
+/// # Errors
+/// A qkv of other columns, or more positions than `rope` has.
+pub fn flash_attention_packed(qkv: &Tensor, heads: Heads, rope: &Rope) -> Result<Tensor> {
+    let (batch, n, _) = qkv.dims3()?;
+    let rope = rope.clone();
+    for_float_type!(qkv.dtype(), "flash_attention", T => {
+        let (o, kept) = packed_forward::<T>(qkv, heads, &rope)?;
+        record1("flash_attention", qkv, o, (batch, n, heads.heads * heads.d), move |[qkv], o, grad| {
+            Ok([Some(packed_backward::<T>(qkv, o, grad, &kept, heads, &rope)?)])
+        })
+    })
+}
+
+/// What a packed forward pass keeps: turned queries and keys [batch, n, turned heads, d], and the log-sum-exp of each row.
+pub(crate) struct Kept {
+    turned: Tensor,
+    lse: Tensor,
+}
+
+fn batch_and_length(qkv: &Tensor, heads: Heads) -> Result<(usize, usize)> {
+    let (batch, n, columns) = qkv.dims3()?;
+    if columns == heads.columns() {
+        return Ok((batch, n));
+    }
+    let message = format!(
+        "{} heads of queries and {} of keys and values, of {} columns each, are {} columns: found {columns}",
+        heads.heads,
+        heads.heads_kv,
+        heads.d,
+        heads.columns()
+    );
+    Err(candle_core::Error::Msg(message))
+}
+
+/// `count` heads from column `first` on of a contiguous tensor [batch, n, columns], as [batch, count, n, d].
+fn heads_at<'a, T: Elem>(
+    packed: &'a Read<'_, T>,
+    [batch, n, columns]: [usize; 3],
+    first: usize,
+    [count, d]: [usize; 2],
+) -> Result<kernels::Tensor<'a, T, 4>> {
+    let from_first = packed.view()?.slice(first..).map_err(kernel_error)?;
+    let strides = [n * columns, d, columns, 1].map(|s| s as i64);
+    kernels::Tensor::strided(from_first, [batch, count, n, d], strides).map_err(kernel_error)
+}
+
+/// O as memory [batch, n, heads · d], and what backward needs.
+pub(crate) fn packed_forward<T: Elem + FloatElement>(
+    qkv: &Tensor,
+    heads: Heads,
+    rope: &Rope,
+) -> Result<(Fresh<T>, Kept)> {
+    let (batch, n) = batch_and_length(qkv, heads)?;
+    let (d, turned_heads) = (heads.d, heads.turned());
+    let (columns, turned_columns) = (heads.columns(), turned_heads * d);
+    let mut turned = Fresh::<T>::new(qkv.device(), batch * n * turned_columns)?;
+    let mut o = Fresh::<T>::new(qkv.device(), batch * n * heads.heads * d)?;
+    let mut lse = Fresh::<f32>::new(qkv.device(), batch * heads.heads * n)?;
+    let packed = Read::<T>::new(qkv)?;
+    {
+        let strides = [columns, d, 1].map(|s| s as i64);
+        let tokens = kernels::Tensor::strided(packed.view()?, [batch * n, turned_heads, d], strides);
+        let target = turned.dense([batch * n, turned_heads, d])?;
+        rope.turn_into(packed.device(), tokens.map_err(kernel_error)?, n, target, Direction::Forward)?;
+    }
+    let turned = turned.into_tensor((batch, n, turned_columns));
+    {
+        let source = Read::<T>::new(&turned)?;
+        let sizes = [batch, n, turned_columns];
+        let q = heads_at(&source, sizes, 0, [heads.heads, d])?;
+        let k = heads_at(&source, sizes, heads.heads * d, [heads.heads_kv, d])?;
+        let v = heads_at(&packed, [batch, n, columns], turned_columns, [heads.heads_kv, d])?;
+        let width = heads.heads * d;
+        let strides = [n * width, d, width, 1].map(|s| s as i64);
+        let target = TensorMut::strided(o.view()?, [batch, heads.heads, n, d], strides).map_err(kernel_error)?;
+        kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, &options(true, None))
+            .map_err(kernel_error)?;
+    }
+    Ok((o, Kept { turned, lse: lse.into_tensor((batch, heads.heads, n)) }))
+}
+
+/// ∂L/∂qkv [batch, n, columns], given O and its gradient [batch, n, heads · d].
+pub(crate) fn packed_backward<T: Elem + FloatElement>(
+    qkv: &Tensor,
+    o: &Tensor,
+    grad: &Tensor,
+    kept: &Kept,
+    heads: Heads,
+    rope: &Rope,
+) -> Result<Tensor> {
+    let (batch, n) = batch_and_length(qkv, heads)?;
+    let (d, turned_heads) = (heads.d, heads.turned());
+    let (columns, turned_columns) = (heads.columns(), turned_heads * d);
+    let tokens = batch * n;
+    let mut grad_turned = Fresh::<T>::new(qkv.device(), tokens * turned_columns)?;
+    let mut grad_qkv = Fresh::<T>::new(qkv.device(), tokens * columns)?;
+    let mut workspace = Fresh::<f32>::new(qkv.device(), kernel::backward_workspace([batch, heads.heads, n, d]))?;
+    let packed = Read::<T>::new(qkv)?;
+    {
+        let [turned, o, grad] = [Read::<T>::new(&kept.turned)?, Read::new(o)?, Read::new(grad)?];
+        let lse = Read::<f32>::new(&kept.lse)?;
+        let (sizes, width) = ([batch, n, turned_columns], heads.heads * d);
+        let saved = Saved {
+            q: heads_at(&turned, sizes, 0, [heads.heads, d])?,
+            k: heads_at(&turned, sizes, width, [heads.heads_kv, d])?,
+            v: heads_at(&packed, [batch, n, columns], turned_columns, [heads.heads_kv, d])?,
+            o: heads_at(&o, [batch, n, width], 0, [heads.heads, d])?,
+            lse: lse.view()?,
+            d_o: heads_at(&grad, [batch, n, width], 0, [heads.heads, d])?,
+        };
+        let part = |row: usize, count: usize, range: std::ops::Range<usize>| {
+            ([batch, count, n, d], [n * row, d, row, 1].map(|s| s as i64), range)
+        };
+        let [dq, dk] = grad_turned.parts(
+            [tokens, turned_columns],
+            [part(turned_columns, heads.heads, 0..width), part(turned_columns, heads.heads_kv, width..turned_columns)],
+        )?;
+        let [dv] = grad_qkv.parts([tokens, columns], [part(columns, heads.heads_kv, turned_columns..columns)])?;
+        kernel::backward_into(packed.device(), saved, dq, dk, dv, workspace.view()?, &options(true, None))
+            .map_err(kernel_error)?;
+    }
+    let grad_turned = grad_turned.into_tensor((tokens, turned_heads, d));
+    let source = Read::<T>::new(&grad_turned)?;
+    let strides = [columns, d, 1].map(|s| s as i64);
+    let [target] = grad_qkv.parts([tokens, columns], [([tokens, turned_heads, d], strides, 0..turned_columns)])?;
+    rope.turn_into(packed.device(), source.strided()?, n, target, Direction::Backward)?;
+    Ok(grad_qkv.into_tensor((batch, n, columns)))
+}

@@ -1,0 +1,192 @@
+//! FlashAttention-2 (Dao, 2023, algorithms 1 and 2) in candle's own ops: tiles of queries and keys, an online softmax, and a
+//! backward pass that recomputes the scores. No kernel of ours runs here: it shows what the algorithm alone brings, and it is
+//! the assignment's second step.
+
+use candle_core::{D, Result, Tensor};
+
+use super::naive::{batched_product, score_type, see_nothing};
+use crate::ops::memory::{Fresh, for_float_type};
+use crate::ops::tape::record3;
+
+/// Rows of a tile of queries and of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    pub queries: usize,
+    pub keys: usize,
+}
+
+impl Default for Tiling {
+    fn default() -> Tiling {
+        Tiling { queries: 128, keys: 128 }
+    }
+}
+
+/// What one attention is, beside its tensors.
+#[derive(Clone, Copy)]
+struct Plan {
+    tiling: Tiling,
+    causal: bool,
+    scale: f64,
+    n_q: usize,
+    n_k: usize,
+}
+
+/// A tile: its first row and how many it has.
+type Rows = (usize, usize);
+
+/// O = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v [batch, heads, n_k, d], tile by tile. `scale` is 1/√d by
+/// default.
+///
+/// # Errors
+/// Shapes that do not fit each other, or tiles without rows.
+pub fn tiled_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    causal: bool,
+    scale: Option<f64>,
+    tiling: Tiling,
+) -> Result<Tensor> {
+    if tiling.queries == 0 || tiling.keys == 0 {
+        return Err(candle_core::Error::Msg(
+            "a tile of attention needs at least one row of queries and of keys".into(),
+        ));
+    }
+    let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt());
+    let plan = Plan { tiling, causal, scale, n_q: q.dim(2)?, n_k: k.dim(2)? };
+    let [q_off, k_off, v_off] = [q, k, v].map(Tensor::detach);
+    let (o, lse) = plan.forward(&q_off, &k_off, &v_off)?;
+    for_float_type!(q.dtype(), "tiled_attention", T => {
+        record3("tiled_attention", [q, k, v], Fresh::<T>::copy_of(&o)?, q.shape(), move |[q, k, v], o, grad| {
+            let [q, k, v, o] = [q, k, v, o].map(Tensor::detach);
+            Ok(plan.backward([&q, &k, &v, &o, grad], &lse)?.map(Some))
+        })
+    })
+}
+
+impl Plan {
+    fn query_tiles(&self) -> impl Iterator<Item = Rows> + use<> {
+        tiles(self.n_q, self.tiling.queries)
+    }
+
+    /// The tiles of keys that some row of a tile of queries sees.
+    fn key_tiles(&self, (first, rows): Rows) -> impl Iterator<Item = Rows> + use<> {
+        let seen =
+            if self.causal { (first + rows + self.n_k).saturating_sub(self.n_q).min(self.n_k) } else { self.n_k };
+        tiles(self.n_k, self.tiling.keys).take_while(move |(key, _)| *key < seen)
+    }
+
+    /// scale · Q Kᵀ of two tiles, masked.
+    fn scores(&self, q: &Tensor, k: &Tensor, (row, rows): Rows, (key, keys): Rows) -> Result<Tensor> {
+        let scores = (batched_product(q, &k.t()?)?.to_dtype(score_type(q))? * self.scale)?;
+        let sees = |i: usize, j: usize| key + j + self.n_q <= row + i + self.n_k;
+        // Only tiles on the diagonal hide something.
+        if !self.causal || sees(0, keys - 1) {
+            return Ok(scores);
+        }
+        let mask = (0..rows * keys).map(|at| if sees(at / keys, at % keys) { 0.0_f32 } else { -1e30 });
+        let mask = Tensor::from_iter(mask, q.device())?.reshape((rows, keys))?.to_dtype(scores.dtype())?;
+        scores.broadcast_add(&mask)
+    }
+
+    /// Algorithm 1: O, and the log-sum-exp of each row.
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (mut outputs, mut sums) = (Vec::new(), Vec::new());
+        for q_rows in self.query_tiles() {
+            let q_tile = part(q, q_rows)?;
+            // (largest score, sum of exp, Σ exp · v) of the keys so far.
+            let mut state: Option<(Tensor, Tensor, Tensor)> = None;
+            for k_rows in self.key_tiles(q_rows) {
+                let scores = self.scores(&q_tile, &part(k, k_rows)?, q_rows, k_rows)?;
+                let tile_max = scores.max_keepdim(D::Minus1)?;
+                let largest = match &state {
+                    None => tile_max,
+                    Some((before, ..)) => before.maximum(&tile_max)?,
+                };
+                let weights = scores.broadcast_sub(&largest)?.exp()?;
+                let values =
+                    batched_product(&weights.to_dtype(v.dtype())?, &part(v, k_rows)?)?.to_dtype(weights.dtype())?;
+                let sum = weights.sum_keepdim(D::Minus1)?;
+                state = Some(match state {
+                    None => (largest, sum, values),
+                    Some((before, sum_before, values_before)) => {
+                        let shrink = (before - &largest)?.exp()?;
+                        let values = (values_before.broadcast_mul(&shrink)? + values)?;
+                        (largest, ((sum_before * shrink)? + sum)?, values)
+                    }
+                });
+            }
+            match state {
+                Some((largest, sum, values)) => {
+                    outputs.push(values.broadcast_div(&sum)?.to_dtype(q.dtype())?);
+                    sums.push((largest + sum.log()?)?);
+                }
+                // With fewer keys than queries the first rows see none.
+                None => {
+                    outputs.push(q_tile.zeros_like()?);
+                    sums.push(q_tile.narrow(3, 0, 1)?.to_dtype(score_type(q))?.zeros_like()?);
+                }
+            }
+        }
+        let (o, lse) = (Tensor::cat(&outputs, 2)?, Tensor::cat(&sums, 2)?);
+        let hidden = if self.causal { self.n_q.saturating_sub(self.n_k) } else { 0 };
+        if hidden == 0 {
+            return Ok((o, lse));
+        }
+        // The first rows see no key, though their tile may have some: their weights are exp(−∞).
+        let rest = lse.narrow(2, hidden, self.n_q - hidden)?;
+        let unseen = (lse.narrow(2, 0, hidden)?.zeros_like()? + 1e30)?;
+        Ok((see_nothing(&o, hidden)?, Tensor::cat(&[unseen, rest], 2)?))
+    }
+
+    /// Algorithm 2: dQ, dK, dV, with D = rowsum(dO ∘ O) and the scores recomputed from L.
+    fn backward(&self, [q, k, v, o, grad]: [&Tensor; 5], lse: &Tensor) -> Result<[Tensor; 3]> {
+        let wide = score_type(q);
+        let delta = (grad.to_dtype(wide)? * o.to_dtype(wide)?)?.sum_keepdim(D::Minus1)?;
+        let mut dq_tiles = Vec::new();
+        let mut dkv_tiles: Vec<Option<[Tensor; 2]>> = vec![None; self.n_k.div_ceil(self.tiling.keys)];
+        for q_rows in self.query_tiles() {
+            let (q_tile, grad_tile) = (part(q, q_rows)?, part(grad, q_rows)?);
+            let (lse_tile, delta_tile) = (part(lse, q_rows)?, part(&delta, q_rows)?);
+            let mut dq: Option<Tensor> = None;
+            for k_rows in self.key_tiles(q_rows) {
+                let (k_tile, v_tile) = (part(k, k_rows)?, part(v, k_rows)?);
+                let weights = self.scores(&q_tile, &k_tile, q_rows, k_rows)?.broadcast_sub(&lse_tile)?.exp()?;
+                let dv = batched_product(&weights.to_dtype(q.dtype())?.t()?, &grad_tile)?.to_dtype(wide)?;
+                let d_weights = batched_product(&grad_tile, &v_tile.t()?)?.to_dtype(wide)?;
+                let d_scores =
+                    ((weights * d_weights.broadcast_sub(&delta_tile)?)? * self.scale)?.to_dtype(q.dtype())?;
+                let dk = batched_product(&d_scores.t()?, &q_tile)?.to_dtype(wide)?;
+                let more = batched_product(&d_scores, &k_tile)?.to_dtype(wide)?;
+                dq = Some(match dq {
+                    None => more,
+                    Some(before) => (before + more)?,
+                });
+                let sums = &mut dkv_tiles[k_rows.0 / self.tiling.keys];
+                *sums = Some(match sums.take() {
+                    None => [dk, dv],
+                    Some([dk_before, dv_before]) => [(dk_before + dk)?, (dv_before + dv)?],
+                });
+            }
+            dq_tiles.push(dq.map_or_else(|| q_tile.zeros_like(), |dq| dq.to_dtype(q.dtype()))?);
+        }
+        let (mut dk_tiles, mut dv_tiles) = (Vec::new(), Vec::new());
+        for (sums, rows) in dkv_tiles.into_iter().zip(tiles(self.n_k, self.tiling.keys)) {
+            let [dk, dv] = match sums {
+                Some(sums) => sums,
+                None => [part(k, rows)?.zeros_like()?, part(v, rows)?.zeros_like()?],
+            };
+            dk_tiles.push(dk.to_dtype(q.dtype())?);
+            dv_tiles.push(dv.to_dtype(q.dtype())?);
+        }
+        Ok([Tensor::cat(&dq_tiles, 2)?, Tensor::cat(&dk_tiles, 2)?, Tensor::cat(&dv_tiles, 2)?])
+    }
+}
+
+fn tiles(n: usize, tile: usize) -> impl Iterator<Item = Rows> {
+    (0..n).step_by(tile).map(move |first| (first, tile.min(n - first)))
+}
+
+fn part(x: &Tensor, (first, rows): Rows) -> Result<Tensor> {
+    x.narrow(2, first, rows)?.contiguous()
+}

@@ -1,0 +1,136 @@
+//! SiLU, SwiGLU and casts, by our kernels.
+
+use candle_core::{D, DType, Result, Tensor};
+use tilewright::kernels::{self, FloatElement, swiglu as kernel};
+
+use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
+use super::tape::{record1, record2};
+
+/// y = x · σ(x).
+///
+/// # Errors
+/// An x that is not contiguous and not a matrix.
+pub fn silu(x: &Tensor) -> Result<Tensor> {
+    for_float_type!(x.dtype(), "silu", T => {
+        let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
+        let source = Read::<T>::new(x)?;
+        let rows = source.rows()?;
+        kernel::silu(source.device(), rows, y.dense(rows.shape())?).map_err(kernel_error)?;
+        drop(source);
+        record1("silu", x, y, x.shape(), |[x], _, grad| {
+            let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
+            let (source, grad) = (Read::<T>::new(x)?, Read::<T>::new(grad)?);
+            let rows = source.rows()?;
+            kernel::silu_backward(source.device(), rows, grad.rows()?, grad_x.dense(rows.shape())?)
+                .map_err(kernel_error)?;
+            Ok([Some(grad_x.into_tensor(x.shape()))])
+        })
+    })
+}
+
+/// y [.., d] = silu(a) · b, where a and b are the halves of x [.., 2d]: gate and value, as one product makes them.
+///
+/// # Errors
+/// An odd last dimension, or an x that is not contiguous.
+pub fn swiglu(x: &Tensor) -> Result<Tensor> {
+    let mut shape = x.dims().to_vec();
+    match shape.last_mut() {
+        Some(last) if last.is_multiple_of(2) => *last /= 2,
+        _ => {
+            let message = format!("swiglu takes gate and value side by side: the shape {:?} has no halves", x.dims());
+            return Err(candle_core::Error::Msg(message));
+        }
+    }
+    for_float_type!(x.dtype(), "swiglu", T => {
+        let y = swiglu_forward::<T>(x)?;
+        record1("swiglu", x, y, shape, |[x], _, grad| Ok([Some(swiglu_backward::<T>(x, grad)?)]))
+    })
+}
+
+fn halves(x: &Tensor) -> Result<(Tensor, Tensor)> {
+    let x = super::linear::as_rows(x)?;
+    let d = x.dim(1)? / 2;
+    Ok((x.narrow(1, 0, d)?, x.narrow(1, d, d)?))
+}
+
+/// silu(a) · b of the halves of x [.., 2d].
+pub(crate) fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<Fresh<T>> {
+    let mut y = Fresh::<T>::new(x.device(), x.elem_count() / 2)?;
+    let (a, b) = halves(x)?;
+    let (a, b) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?);
+    let rows = a.strided()?;
+    kernel::forward(a.device(), rows, b.strided()?, y.dense(rows.shape())?).map_err(kernel_error)?;
+    Ok(y)
+}
+
+/// ∂L/∂x in x's shape.
+pub(crate) fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let shape = x.shape();
+    let (a, b) = halves(x)?;
+    let (a, b, grad) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?, Read::<T>::new(grad)?);
+    let a_rows = a.strided()?;
+    let [rows, d] = a_rows.shape();
+    let [grad_a, grad_b] = grad_x.columns([rows, 2 * d], [0..d, d..2 * d])?;
+    kernel::backward(a.device(), a_rows, b.strided()?, grad.rows()?, grad_a, grad_b).map_err(kernel_error)?;
+    Ok(grad_x.into_tensor(shape))
+}
+
+/// y = silu(a) · b for two tensors of one shape.
+///
+/// # Errors
+/// Shapes or types that differ.
+pub fn swiglu_of(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    for_float_type!(a.dtype(), "swiglu", T => {
+        let mut y = Fresh::<T>::new(a.device(), a.elem_count())?;
+        {
+            let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+            let rows = a.rows()?;
+            kernel::forward(a.device(), rows, b.rows()?, y.dense(rows.shape())?).map_err(kernel_error)?;
+        }
+        record2("swiglu", [a, b], y, a.shape(), |[a, b], _, grad| {
+            let shape = a.shape();
+            let [mut grad_a, mut grad_b] = [Fresh::<T>::new(a.device(), a.elem_count())?, Fresh::new(a.device(), b.elem_count())?];
+            let (a, b, grad) = (Read::<T>::new(a)?, Read::<T>::new(b)?, Read::<T>::new(grad)?);
+            let rows = a.rows()?;
+            let targets = (grad_a.dense(rows.shape())?, grad_b.dense(rows.shape())?);
+            kernel::backward(a.device(), rows, b.rows()?, grad.rows()?, targets.0, targets.1).map_err(kernel_error)?;
+            Ok([Some(grad_a.into_tensor(shape)), Some(grad_b.into_tensor(shape))])
+        })
+    })
+}
+
+/// x in another float type, rounded to the nearest. The gradient comes back in x's type.
+///
+/// # Errors
+/// Types that our kernels do not know.
+pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype {
+        return Ok(x.clone());
+    }
+    for_float_type!(x.dtype(), "cast", T => for_float_type!(dtype, "cast", U => {
+        let y = cast_to::<T, U>(x)?;
+        record1("cast", x, y, x.shape(), |[x], _, grad| {
+            Ok([Some(cast_to::<U, T>(grad)?.into_tensor(x.shape()))])
+        })
+    }))
+}
+
+pub(crate) fn cast_to<T: Elem + FloatElement, U: Elem + FloatElement>(x: &Tensor) -> Result<Fresh<U>> {
+    let mut y = Fresh::<U>::new(x.device(), x.elem_count())?;
+    let x = Read::<T>::new(x)?;
+    let rows = x.rows()?;
+    kernels::cast::forward(x.device(), rows, y.dense(rows.shape())?).map_err(kernel_error)?;
+    Ok(y)
+}
+
+/// x · σ(x) in candle's own ops: what [`silu`] is compared with.
+pub fn silu_unfused(x: &Tensor) -> Result<Tensor> {
+    x.silu()
+}
+
+/// silu(a) · b of the halves of x in candle's own ops: what [`swiglu`] is compared with.
+pub fn swiglu_unfused(x: &Tensor) -> Result<Tensor> {
+    let d = x.dim(D::Minus1)? / 2;
+    x.narrow(D::Minus1, 0, d)?.silu()? * x.narrow(D::Minus1, d, d)?
+}

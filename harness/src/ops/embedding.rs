@@ -1,0 +1,67 @@
+//! Embeddings: rows of a table, whose gradient goes straight into the flat gradient.
+
+use candle_core::{DType, Result, Tensor};
+use tilewright::kernels::{FloatElement, embedding as kernel};
+
+use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error, write};
+use super::tape::record1;
+use crate::params::Param;
+
+/// y [.., d] in `dtype`: the rows of a table [vocabulary, d] that ids (u32, of any shape) choose.
+///
+/// # Errors
+/// An id beyond the vocabulary (on the CPU; a GPU would have to be asked), ids of another type.
+pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
+    let [_, d] = table.shape() else {
+        let message = format!("an embedding is a matrix: `{}` has the shape {:?}", table.name(), table.shape());
+        return Err(candle_core::Error::Msg(message));
+    };
+    let shape: Vec<usize> = ids.dims().iter().chain([d]).copied().collect();
+    let flat_ids = ids.flatten_all()?.contiguous()?;
+    let using = table.begin_use();
+    for_float_type!(dtype, "an embedding", T => {
+        let rows = table.compute(dtype)?.index_select(&flat_ids, 0)?;
+        let y = Fresh::<T>::copy_of(&rows)?;
+        let ids = flat_ids.clone();
+        if !table.requires_grad() {
+            return Ok(y.into_tensor(shape));
+        }
+        record1("embedding", table.anchor(), y, shape, move |_, _, grad| {
+            if let Some(using) = &using {
+                add_gradient::<T>(&ids, grad, &using.param().grad()?)?;
+                using.finish()?;
+            }
+            Ok([None])
+        })
+    })
+}
+
+/// grad_table[ids[t], :] += grad[t, :].
+pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &Tensor) -> Result<()> {
+    let [vocabulary, d] = [grad_table.dim(0)?, grad_table.dim(1)?];
+    let (ids, grad) = (Read::<u32>::new(ids)?, Read::<T>::new(grad)?);
+    let (id_list, grad_rows) = (ids.view()?, grad.rows()?);
+    write::<f32, ()>(grad_table, |device, mut target| {
+        // The kernel adds with atomics, in any order. On the CPU a loop gives every run the same bits, and costs little: the
+        // table's gradient is as long as the tokens.
+        if let (Some(ids), Some(sums)) = (id_list.as_slice(), target.as_mut_slice()) {
+            let rows = grad_rows.view().as_slice().unwrap_or_default();
+            add_in_order(ids, rows, d, sums);
+            return Ok(());
+        }
+        let table = tilewright::kernels::TensorMut::dense(target, [vocabulary, d]).map_err(kernel_error)?;
+        let ids = tilewright::kernels::Tensor::dense(id_list, [id_list.len()]).map_err(kernel_error)?;
+        kernel::backward(device, ids, grad_rows, table).map_err(kernel_error)
+    })
+}
+
+fn add_in_order<T: Elem>(ids: &[u32], rows: &[T], d: usize, sums: &mut [f32]) {
+    let mut row_f32 = vec![0.0; d];
+    for (&id, row) in ids.iter().zip(rows.chunks_exact(d.max(1))) {
+        T::to_f32s(row, &mut row_f32);
+        let start = id as usize * d;
+        if let Some(sums) = sums.get_mut(start..start + d) {
+            sums.iter_mut().zip(&row_f32).for_each(|(sum, g)| *sum += g);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Linear layers: y = x·Wᵀ, whose weight gradient goes straight into the flat gradient.
+
+use candle_core::{Result, Tensor};
+
+use super::memory::for_float_type;
+use super::product::{add_product, fresh_product, product};
+use super::tape::record2;
+use crate::params::Param;
+
+/// y [.., n] = x·Wᵀ for x [.., k] of any float type and a weight W [n, k], which computes in x's type.
+///
+/// The weight's gradient, (∂L/∂y)ᵀ·x, is added to its flat gradient in f32, and its use is finished there.
+///
+/// # Errors
+/// A weight whose columns are not x's last dimension.
+pub fn linear(x: &Tensor, weight: &Param) -> Result<Tensor> {
+    let (rows, shape) = rows_and_shape(x, weight)?;
+    let w = weight.compute(x.dtype())?;
+    let using = weight.begin_use();
+    for_float_type!(x.dtype(), "a linear layer", T => {
+        let y = fresh_product::<T>(&rows, &w.t()?)?;
+        let backward = move |[x, _]: [&Tensor; 2], _: &Tensor, grad: &Tensor| {
+            let (x_rows, grad_rows) = (as_rows(x)?, as_rows(grad)?);
+            if let Some(using) = &using {
+                weight_gradient(using.param(), &x_rows, &grad_rows)?;
+                using.finish()?;
+            }
+            let grad_x = if x.track_op() { Some(product(&grad_rows, &w)?.reshape(x.shape())?) } else { None };
+            Ok([grad_x, None])
+        };
+        if weight.requires_grad() {
+            record2("linear", [x, weight.anchor()], y, shape, backward)
+        } else {
+            record2("linear", [x, &x.detach()], y, shape, backward)
+        }
+    })
+}
+
+/// W's gradient += gradᵀ·x, for x [rows, k] and grad [rows, n].
+pub(crate) fn weight_gradient(weight: &Param, x: &Tensor, grad: &Tensor) -> Result<()> {
+    add_product(&weight.grad()?, &grad.t()?, x)
+}
+
+/// All dimensions but the last as one.
+pub(crate) fn as_rows(x: &Tensor) -> Result<Tensor> {
+    let x = x.detach();
+    match x.rank() {
+        2 => Ok(x),
+        0 => Err(candle_core::Error::Msg("expected a tensor with at least one dimension, found a number".into())),
+        rank => {
+            let d = x.dims()[rank - 1];
+            x.reshape((x.elem_count() / d.max(1), d))
+        }
+    }
+}
+
+fn rows_and_shape(x: &Tensor, weight: &Param) -> Result<(Tensor, Vec<usize>)> {
+    let [n, k] = weight.shape() else {
+        let message = format!("the weight of a linear layer is a matrix: `{}` is {:?}", weight.name(), weight.shape());
+        return Err(candle_core::Error::Msg(message));
+    };
+    let mut shape = x.dims().to_vec();
+    match shape.last_mut() {
+        Some(last) if *last == *k => *last = *n,
+        _ => {
+            let message = format!(
+                "`{}` {:?} multiplies rows of {k} elements: found a tensor of shape {:?}",
+                weight.name(),
+                weight.shape(),
+                x.dims()
+            );
+            return Err(candle_core::Error::Msg(message));
+        }
+    }
+    Ok((as_rows(x)?, shape))
+}

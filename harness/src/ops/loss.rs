@@ -1,0 +1,100 @@
+//! Cross-entropy over a vocabulary, by our kernel, which walks over the logits once.
+
+use candle_core::{D, DType, Result, Tensor};
+use tilewright::kernels::cross_entropy as kernel;
+use tilewright::kernels::{self, FloatElement};
+
+use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
+use super::tape::record1;
+
+/// No target is ignored: this is no token.
+const NONE_IGNORED: i64 = -1;
+
+/// The mean over all rows of −log softmax(logits)[target], f32: a number.
+///
+/// logits are [rows, vocabulary] of any float type, targets u32 [rows]. A target beyond the vocabulary gives NaN.
+///
+/// # Errors
+/// Shapes that do not fit each other, or targets of another type.
+pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let rows = logits.dim(0)?;
+    let targets = targets.clone();
+    for_float_type!(logits.dtype(), "cross_entropy", T => {
+        let (losses, lse) = forward::<T>(logits, &targets)?;
+        let mean = Fresh::<f32>::copy_of(&losses.into_tensor(rows).mean_all()?)?;
+        record1("cross_entropy", logits, mean, (), move |[logits], _, grad| {
+            Ok([Some(backward::<T>(logits, &targets, &lse, &grad.reshape(1)?, true)?)])
+        })
+    })
+}
+
+/// −log softmax(logits)[target] of every row, f32 [rows].
+///
+/// # Errors
+/// As [`cross_entropy`].
+pub fn cross_entropy_rows(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let rows = logits.dim(0)?;
+    let targets = targets.clone();
+    for_float_type!(logits.dtype(), "cross_entropy", T => {
+        let (losses, lse) = forward::<T>(logits, &targets)?;
+        record1("cross_entropy", logits, losses, rows, move |[logits], _, grad| {
+            Ok([Some(backward::<T>(logits, &targets, &lse, grad, false)?)])
+        })
+    })
+}
+
+/// (losses [rows], lse [rows]).
+pub(crate) fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor) -> Result<(Fresh<f32>, Tensor)> {
+    let rows = logits.dim(0)?;
+    let [mut losses, mut lse] = [Fresh::<f32>::new(logits.device(), rows)?, Fresh::new(logits.device(), rows)?];
+    let (logits, targets) = (Read::<T>::new(logits)?, Read::<u32>::new(targets)?);
+    kernel::forward(
+        logits.device(),
+        logits.strided()?,
+        targets.strided()?,
+        NONE_IGNORED,
+        losses.dense([rows])?,
+        lse.dense([rows])?,
+    )
+    .map_err(kernel_error)?;
+    Ok((losses, lse.into_tensor(rows)))
+}
+
+/// The gradient of the logits, given that of the losses: one per row, or one for their mean.
+pub(crate) fn backward<T: Elem + FloatElement>(
+    logits: &Tensor,
+    targets: &Tensor,
+    lse: &Tensor,
+    grad: &Tensor,
+    mean: bool,
+) -> Result<Tensor> {
+    let (rows, d) = logits.dims2()?;
+    let mut grad_logits = Fresh::<T>::new(logits.device(), rows * d)?;
+    let (logits, targets) = (Read::<T>::new(logits)?, Read::<u32>::new(targets)?);
+    let (lse, grad) = (Read::<f32>::new(lse)?, Read::<f32>::new(grad)?);
+    // The gradient of a mean is the same for every row.
+    let grad_rows = kernels::Tensor::strided(grad.view()?, [rows], [if mean { 0 } else { 1 }]).map_err(kernel_error)?;
+    let scale = if mean { 1.0 / rows.max(1) as f32 } else { 1.0 };
+    kernel::backward(
+        logits.device(),
+        logits.strided()?,
+        targets.strided()?,
+        NONE_IGNORED,
+        lse.strided()?,
+        grad_rows,
+        scale,
+        grad_logits.dense([rows, d])?,
+    )
+    .map_err(kernel_error)?;
+    Ok(grad_logits.into_tensor((rows, d)))
+}
+
+/// As [`cross_entropy`], in candle's own ops, in f32: what it is compared with.
+pub fn cross_entropy_unfused(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let logits = logits.to_dtype(DType::F32)?;
+    // The maximum only keeps exp in range: its gradient cancels.
+    let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
+    let lse = shifted.exp()?.sum_keepdim(D::Minus1)?.log()?;
+    let chosen = shifted.gather(&targets.unsqueeze(1)?, 1)?;
+    (lse - chosen)?.mean_all()
+}

@@ -1,0 +1,143 @@
+//! RMSNorm and LayerNorm over the last dimension, by our kernels.
+
+use candle_core::{Result, Tensor};
+use tilewright::kernels::{FloatElement, layer_norm as layer, rms_norm as rms};
+
+use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
+use super::tape::record2;
+use crate::params::Param;
+
+/// y = x / √(mean(x²) + ε) · w over the last dimension of x, for a weight w [d].
+///
+/// # Errors
+/// A weight of another length, or an x that is not contiguous and not a matrix.
+pub fn rms_norm(x: &Tensor, weight: &Param, eps: f64) -> Result<Tensor> {
+    let w = weight.compute(x.dtype())?;
+    let using = weight.begin_use();
+    for_float_type!(x.dtype(), "rms_norm", T => {
+        let (y, rstd) = rms_forward::<T>(x, &w, eps)?;
+        record2("rms_norm", [x, weight.anchor()], y, x.shape(), move |[x, _], _, grad| {
+            let (grad_x, grad_w) = rms_backward::<T>(x, &w, &rstd, grad)?;
+            if let Some(using) = &using {
+                using.param().add_grad(&grad_w)?;
+                using.finish()?;
+            }
+            Ok([Some(grad_x), None])
+        })
+    })
+}
+
+/// (y, rstd [rows]) of x and w.
+pub(crate) fn rms_forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Fresh<T>, Tensor)> {
+    let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let (x, w) = (Read::<T>::new(x)?, Read::<T>::new(w)?);
+    let x_rows = x.rows()?;
+    let [rows, d] = x_rows.shape();
+    let mut rstd = Fresh::<f32>::new(x.candle_device(), rows)?;
+    rms::forward(x.device(), x_rows, w.strided()?, y.dense([rows, d])?, rstd.dense([rows])?, eps as f32)
+        .map_err(kernel_error)?;
+    Ok((y, rstd.into_tensor(rows)))
+}
+
+/// (∂L/∂x in x's shape, ∂L/∂w [d] in f32), given what [`rms_forward`] kept.
+pub(crate) fn rms_backward<T: Elem + FloatElement>(
+    x: &Tensor,
+    w: &Tensor,
+    rstd: &Tensor,
+    grad: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let shape = x.shape();
+    let (x, w, rstd, grad) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<f32>::new(rstd)?, Read::<T>::new(grad)?);
+    let x_rows = x.rows()?;
+    let [rows, d] = x_rows.shape();
+    let mut grad_w = Fresh::<f32>::new(x.candle_device(), d)?;
+    rms::backward(
+        x.device(),
+        x_rows,
+        w.strided()?,
+        rstd.strided()?,
+        grad.rows()?,
+        grad_x.dense([rows, d])?,
+        grad_w.dense([d])?,
+    )
+    .map_err(kernel_error)?;
+    Ok((grad_x.into_tensor(shape), grad_w.into_tensor(d)))
+}
+
+/// y = (x − mean(x)) / √(var(x) + ε) · w + b over the last dimension of x, for w and b [d].
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn layer_norm(x: &Tensor, weight: &Param, bias: &Param, eps: f64) -> Result<Tensor> {
+    let (w, b) = (weight.compute(x.dtype())?, bias.compute(x.dtype())?);
+    let uses = [weight.begin_use(), bias.begin_use()];
+    for_float_type!(x.dtype(), "layer_norm", T => {
+        let (y, moments) = layer_forward::<T>(x, &w, &b, eps)?;
+        record2("layer_norm", [x, weight.anchor()], y, x.shape(), move |[x, _], _, grad| {
+            let (grad_x, gradients) = layer_backward::<T>(x, &w, &moments, grad)?;
+            for (using, gradient) in uses.iter().zip(&gradients) {
+                if let Some(using) = using {
+                    using.param().add_grad(gradient)?;
+                    using.finish()?;
+                }
+            }
+            Ok([Some(grad_x), None])
+        })
+    })
+}
+
+/// (y, [mean, rstd], both [rows]) of x, w and b.
+pub(crate) fn layer_forward<T: Elem + FloatElement>(
+    x: &Tensor,
+    w: &Tensor,
+    b: &Tensor,
+    eps: f64,
+) -> Result<(Fresh<T>, [Tensor; 2])> {
+    let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let (x, w, b) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<T>::new(b)?);
+    let x_rows = x.rows()?;
+    let [rows, d] = x_rows.shape();
+    let [mut mean, mut rstd] = [Fresh::<f32>::new(x.candle_device(), rows)?, Fresh::new(x.candle_device(), rows)?];
+    layer::forward(
+        x.device(),
+        x_rows,
+        w.strided()?,
+        b.strided()?,
+        y.dense([rows, d])?,
+        mean.dense([rows])?,
+        rstd.dense([rows])?,
+        eps as f32,
+    )
+    .map_err(kernel_error)?;
+    Ok((y, [mean.into_tensor(rows), rstd.into_tensor(rows)]))
+}
+
+/// (∂L/∂x in x's shape, [∂L/∂w, ∂L/∂b], both [d] in f32), given what [`layer_forward`] kept.
+pub(crate) fn layer_backward<T: Elem + FloatElement>(
+    x: &Tensor,
+    w: &Tensor,
+    [mean, rstd]: &[Tensor; 2],
+    grad: &Tensor,
+) -> Result<(Tensor, [Tensor; 2])> {
+    let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let shape = x.shape();
+    let (x, w, grad) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<T>::new(grad)?);
+    let (mean, rstd) = (Read::<f32>::new(mean)?, Read::<f32>::new(rstd)?);
+    let x_rows = x.rows()?;
+    let [rows, d] = x_rows.shape();
+    let [mut grad_w, mut grad_b] = [Fresh::<f32>::new(x.candle_device(), d)?, Fresh::new(x.candle_device(), d)?];
+    layer::backward(
+        x.device(),
+        x_rows,
+        w.strided()?,
+        mean.strided()?,
+        rstd.strided()?,
+        grad.rows()?,
+        grad_x.dense([rows, d])?,
+        grad_w.dense([d])?,
+        grad_b.dense([d])?,
+    )
+    .map_err(kernel_error)?;
+    Ok((grad_x.into_tensor(shape), [grad_w.into_tensor(d), grad_b.into_tensor(d)]))
+}

@@ -1,0 +1,172 @@
+//! Matrix products off the tape: c = a·b, and c += a·b for gradients that add up.
+//!
+//! On the CPU they are those of the `gemm` crate, on a GPU those of cuBLAS: both take operands in any order of rows and columns,
+//! so that no product copies a transposed matrix. Half types multiply exactly and sum in f32; the result is rounded once.
+
+use candle_core::{Result, Tensor};
+
+use super::memory::{Elem, Fresh, Read, for_float_type, write};
+
+/// a·b of a [m, k] and b [k, n], both of one float type, which is that of the result [m, n].
+///
+/// # Errors
+/// Shapes that do not fit each other, and matrices that lie neither by rows nor by columns.
+pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (m, _, n) = sizes(a, b)?;
+    for_float_type!(a.dtype(), "a matrix product", T => Ok(fresh_product::<T>(a, b)?.into_tensor((m, n))))
+}
+
+/// As [`product`], as memory that can be put onto the tape.
+pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
+    let (m, k, n) = sizes(a, b)?;
+    let device = a.device();
+    let mut c = Fresh::<T>::new(device, m * n)?;
+    let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+    let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
+    #[cfg(feature = "cuda")]
+    if let candle_core::Device::Cuda(cuda) = device {
+        super::cublas::multiply(cuda, &a, &b, &mut c.view()?, [m, k, n], 0.0)?;
+        return Ok(c);
+    }
+    let mut target = c.view()?;
+    cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n])?;
+    Ok(c)
+}
+
+/// c += a·b for an f32 c [m, n] that is contiguous, and a [m, k] and b [k, n] of any float type.
+///
+/// # Errors
+/// As [`product`].
+pub fn add_product(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    let (m, k, n) = sizes(a, b)?;
+    if c.dims() != [m, n] {
+        return Err(candle_core::Error::Msg(format!(
+            "a product of shape {:?} cannot be added to {:?}",
+            [m, n],
+            c.dims()
+        )));
+    }
+    #[cfg(feature = "cuda")]
+    let device = a.device();
+    for_float_type!(a.dtype(), "a matrix product", T => {
+        let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+        let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
+        write::<f32, ()>(c, |_, mut target| {
+            #[cfg(feature = "cuda")]
+            if let candle_core::Device::Cuda(cuda) = device {
+                return super::cublas::multiply(cuda, &a, &b, &mut target, [m, k, n], 1.0);
+            }
+            cpu::add(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n])
+        })
+    })
+}
+
+fn sizes(a: &Tensor, b: &Tensor) -> Result<(usize, usize, usize)> {
+    let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
+    if k != l || a.dtype() != b.dtype() {
+        let say = |t: &Tensor| format!("{:?} of {}", t.dims(), t.dtype().as_str());
+        return Err(candle_core::Error::Msg(format!("{} and {} cannot be multiplied", say(a), say(b))));
+    }
+    Ok((m, k, n))
+}
+
+mod cpu {
+    use candle_core::Result;
+    use gemm::Parallelism;
+    use rayon::prelude::*;
+    use tilewright::kernels;
+
+    use super::Elem;
+
+    type Matrix<'a, T> = kernels::Tensor<'a, T, 2>;
+
+    /// c = a·b, rounded to c's type once.
+    pub fn multiply<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [T], sizes: [usize; 3]) -> Result<()> {
+        if let Ok(c) = bytemuck::try_cast_slice_mut::<T, f32>(c)
+            && <T as candle_core::WithDType>::DTYPE == candle_core::DType::F32
+        {
+            return in_f32(a, b, c, sizes, false);
+        }
+        let mut exact = vec![0.0; c.len()];
+        in_f32(a, b, &mut exact, sizes, false)?;
+        c.par_chunks_mut(CHUNK).zip(exact.par_chunks(CHUNK)).for_each(|(c, exact)| {
+            T::from_f32s(exact, c);
+        });
+        Ok(())
+    }
+
+    /// c += a·b.
+    pub fn add<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [f32], sizes: [usize; 3]) -> Result<()> {
+        in_f32(a, b, c, sizes, true)
+    }
+
+    /// Elements that a thread converts at a time.
+    const CHUNK: usize = 1 << 14;
+
+    /// An operand in f32 with its strides: as it is, or converted.
+    enum Operand<'a> {
+        Same(&'a [f32], [isize; 2]),
+        Converted(Vec<f32>, [isize; 2]),
+    }
+
+    impl<'a> Operand<'a> {
+        fn new<T: Elem>(matrix: &Matrix<'a, T>) -> Operand<'a> {
+            let strides = matrix.strides().map(|s| s as isize);
+            let elements = matrix.view().as_slice().unwrap_or_default();
+            if let (Ok(same), candle_core::DType::F32) =
+                (bytemuck::try_cast_slice(elements), <T as candle_core::WithDType>::DTYPE)
+            {
+                return Operand::Same(same, strides);
+            }
+            let mut converted = vec![0.0_f32; elements.len()];
+            converted.par_chunks_mut(CHUNK).zip(elements.par_chunks(CHUNK)).for_each(|(to, from)| {
+                T::to_f32s(from, to);
+            });
+            Operand::Converted(converted, strides)
+        }
+
+        fn parts(&self) -> (*const f32, [isize; 2]) {
+            match self {
+                Operand::Same(elements, strides) => (elements.as_ptr(), *strides),
+                Operand::Converted(elements, strides) => (elements.as_ptr(), *strides),
+            }
+        }
+    }
+
+    fn in_f32<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [f32], [m, k, n]: [usize; 3], add: bool) -> Result<()> {
+        if m * n == 0 {
+            return Ok(());
+        }
+        let (a, b) = (Operand::new(a), Operand::new(b));
+        let ((a_at, a_strides), (b_at, b_strides)) = (a.parts(), b.parts());
+        // Below this many multiplications threads cost more than they save.
+        let parallelism = if m * k * n < 1 << 18 { Parallelism::None } else { Parallelism::Rayon(0) };
+        assert!(c.len() >= m * n, "internal compiler error: a product of {m} x {n} into {} elements", c.len());
+        // SAFETY: a and b are [m, k] and [k, n] in their strides, which `Tensor::strided` checked against their memory; c has
+        // m·n elements, row by row, borrowed exclusively. With `read_dst` unset, c is only written.
+        unsafe {
+            gemm::gemm(
+                m,
+                n,
+                k,
+                c.as_mut_ptr(),
+                1,
+                n as isize,
+                add,
+                a_at,
+                a_strides[1],
+                a_strides[0],
+                b_at,
+                b_strides[1],
+                b_strides[0],
+                if add { 1.0 } else { 0.0 },
+                1.0,
+                false,
+                false,
+                false,
+                parallelism,
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! Rotary position embedding, by our kernel and in candle's ops.
+
+use candle_core::{DType, Device, Result, Tensor};
+use tilewright::Device as KernelDevice;
+use tilewright::kernels::rope::{Direction, frequencies, rotate_from};
+use tilewright::kernels::{self, FloatElement};
+
+use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
+use super::tape::record1;
+
+/// Turns pairs of neighbours in each head by angles that grow with the position.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    /// θᵢ = base^(−2i/d): f32 [d/2].
+    frequencies: Tensor,
+    d: usize,
+    /// cos and sin of every angle, f32 [max_length, d/2], for the unfused form.
+    tables: Option<(Tensor, Tensor)>,
+    max_length: usize,
+}
+
+impl Rope {
+    /// For heads of `d` elements and positions below `max_length`.
+    ///
+    /// # Errors
+    /// An odd `d`.
+    pub fn new(d: usize, base: f64, max_length: usize, device: &Device) -> Result<Rope> {
+        if !d.is_multiple_of(2) {
+            return Err(candle_core::Error::Msg(format!("rope turns pairs of elements: heads of {d} have no pairs")));
+        }
+        let frequencies = Tensor::from_vec(frequencies(d, base), d / 2, device)?;
+        Ok(Rope { frequencies, d, tables: None, max_length })
+    }
+
+    /// Keeps tables of cosines and sines, for [`Rope::apply_unfused`].
+    pub fn with_tables(self) -> Result<Rope> {
+        let positions =
+            Tensor::arange(0_u32, self.max_length as u32, self.frequencies.device())?.to_dtype(DType::F32)?;
+        let angles = positions.unsqueeze(1)?.matmul(&self.frequencies.unsqueeze(0)?)?;
+        Ok(Rope { tables: Some((angles.cos()?, angles.sin()?)), ..self })
+    }
+
+    /// Largest number of positions.
+    pub fn max_length(&self) -> usize {
+        self.max_length
+    }
+
+    fn check(&self, x: &Tensor, start: usize) -> Result<[usize; 4]> {
+        let dims = <[usize; 4]>::try_from(x.dims()).map_err(|_| {
+            candle_core::Error::Msg(format!("rope takes [batch, length, heads, d], found the shape {:?}", x.dims()))
+        })?;
+        let [_, length, _, d] = dims;
+        if d != self.d {
+            return Err(candle_core::Error::Msg(format!("rope was made for heads of {} elements, found {d}", self.d)));
+        }
+        self.check_positions(start, length)?;
+        Ok(dims)
+    }
+
+    /// x [batch, length, heads, d] turned, where the first of the `length` positions is `start`. x may be a part of a larger
+    /// tensor, as long as batches lie behind each other.
+    ///
+    /// # Errors
+    /// Positions beyond the largest one, or heads of another size.
+    pub fn apply(&self, x: &Tensor, start: usize) -> Result<Tensor> {
+        self.check(x, start)?;
+        let rope = self.clone();
+        for_float_type!(x.dtype(), "rope", T => {
+            let y = self.turn::<T>(x, start, Direction::Forward)?;
+            record1("rope", x, y, x.shape(), move |[x], _, grad| {
+                Ok([Some(rope.turn::<T>(grad, start, Direction::Backward)?.into_tensor(x.shape()))])
+            })
+        })
+    }
+
+    /// The rotation off the tape: a dense result.
+    pub(crate) fn turn<T: Elem + FloatElement>(
+        &self,
+        x: &Tensor,
+        start: usize,
+        direction: Direction,
+    ) -> Result<Fresh<T>> {
+        let [batch, length, heads, d] = self.check(x, start)?;
+        let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
+        let (x, theta) = (Read::<T>::new(x)?, Read::<f32>::new(&self.frequencies)?);
+        let target = y.dense([batch * length, heads, d])?;
+        rotate_from(x.device(), tokens_of(&x)?, start, length, theta.strided()?, target, direction)
+            .map_err(kernel_error)?;
+        Ok(y)
+    }
+
+    /// Turns sequences of `length` tokens that start at position 0: x and y are [tokens, heads, d].
+    pub(crate) fn turn_into<T: Elem + FloatElement>(
+        &self,
+        device: &KernelDevice,
+        x: kernels::Tensor<'_, T, 3>,
+        length: usize,
+        y: kernels::TensorMut<'_, T, 3>,
+        direction: Direction,
+    ) -> Result<()> {
+        self.check_positions(0, length)?;
+        let theta = Read::<f32>::new(&self.frequencies)?;
+        rotate_from(device, x, 0, length, theta.strided()?, y, direction).map_err(kernel_error)
+    }
+
+    fn check_positions(&self, start: usize, length: usize) -> Result<()> {
+        if start + length <= self.max_length {
+            return Ok(());
+        }
+        let end = start + length;
+        let message = format!(
+            "positions {start}..{end} are beyond the context of {} that the model was made for",
+            self.max_length
+        );
+        Err(candle_core::Error::Msg(message))
+    }
+
+    /// As [`Rope::apply`], in candle's own ops: what it is compared with.
+    ///
+    /// # Errors
+    /// As there; also [`Rope::with_tables`] was not called.
+    pub fn apply_unfused(&self, x: &Tensor, start: usize) -> Result<Tensor> {
+        let [batch, length, heads, d] = self.check(x, start)?;
+        let Some((cos, sin)) = &self.tables else {
+            return Err(candle_core::Error::Msg("the unfused rope needs its tables: call Rope::with_tables".into()));
+        };
+        let table = |t: &Tensor| t.narrow(0, start, length)?.reshape((1, length, 1, d / 2))?.to_dtype(x.dtype());
+        let (cos, sin) = (table(cos)?, table(sin)?);
+        let pairs = x.reshape((batch, length, heads, d / 2, 2))?;
+        let (even, odd) = (pairs.narrow(4, 0, 1)?.squeeze(4)?, pairs.narrow(4, 1, 1)?.squeeze(4)?);
+        let turned = [
+            (even.broadcast_mul(&cos)? - odd.broadcast_mul(&sin)?)?,
+            (even.broadcast_mul(&sin)? + odd.broadcast_mul(&cos)?)?,
+        ];
+        Tensor::stack(&turned, 4)?.reshape((batch, length, heads, d))
+    }
+}
+
+/// [batch, length, heads, d] as [batch · length, heads, d]: batches must lie one behind the other.
+fn tokens_of<'a, T: Elem>(x: &'a Read<'_, T>) -> Result<kernels::Tensor<'a, T, 3>> {
+    let x = x.strided::<4>()?;
+    let ([batch, length, heads, d], [by_batch, by_token, by_head, by_element]) = (x.shape(), x.strides());
+    if batch > 1 && by_batch != by_token * length as i64 {
+        return Err(candle_core::Error::RequiresContiguous { op: "rope" }.bt());
+    }
+    kernels::Tensor::strided(x.view(), [batch * length, heads, d], [by_token, by_head, by_element])
+        .map_err(kernel_error)
+}
