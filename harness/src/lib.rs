@@ -2,6 +2,7 @@
 //!
 //! - [`cli`] is the program `tilewright`: one file per command, and what commands share.
 //! - [`data`] makes batches out of text.
+//! - [`dist`] lets many ranks train one model.
 //! - [`files`] writes files that are there whole or not at all.
 //! - [`ops`] are our kernels as differentiable operations on candle tensors.
 //! - [`optim`] makes new parameters out of gradients.
@@ -12,6 +13,7 @@
 
 pub mod cli;
 pub mod data;
+pub mod dist;
 pub mod files;
 pub mod ops;
 pub mod optim;

@@ -1,0 +1,96 @@
+//! What a back end owes: it carries one collective at a time, on the communicator's own thread.
+
+use std::time::{Duration, Instant};
+
+use super::call::Call;
+use super::error::{CommError, Result};
+
+/// The memory that a collective works in. On a GPU the address is the device's.
+pub(crate) struct Memory {
+    pub address: *mut u8,
+    pub bytes: usize,
+}
+
+// SAFETY: whoever starts a collective gives the memory away until its handle is done (`Communicator::start`).
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// The bytes, for back ends whose memory is the host's.
+    ///
+    /// # Safety
+    /// `address` is host memory, and nobody else touches it while the slice lives.
+    pub unsafe fn host(&mut self) -> &mut [u8] {
+        match self.bytes {
+            0 => &mut [],
+            // SAFETY: the caller's promise; the address is not null where there are bytes.
+            bytes => unsafe { std::slice::from_raw_parts_mut(self.address, bytes) },
+        }
+    }
+}
+
+/// When patience ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline {
+    at: Instant,
+    pub patience: Duration,
+}
+
+impl Deadline {
+    pub fn after(patience: Duration) -> Deadline {
+        Deadline { at: Instant::now() + patience, patience }
+    }
+
+    pub fn left(&self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.left().is_zero()
+    }
+}
+
+/// What device work a finished collective leaves behind: it has been queued on a stream, and may still run there.
+pub(crate) trait Fence: Send + Sync {
+    /// Makes the stream that computes wait for it; returns at once.
+    fn join(&self) -> Result<()>;
+    /// Waits on the host until it has run.
+    fn synchronize(&self) -> Result<()>;
+    /// Seconds that it took on the device, once it has run.
+    fn seconds(&self) -> Option<f64>;
+}
+
+/// The place in the stream that computes after which the memory of a collective may be read.
+pub(crate) trait Ready: Send {
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
+}
+
+/// Carries collectives. The calls come in the order of the sequence, from one thread.
+pub(crate) trait Carrier {
+    /// Runs a call that has been checked: counts divide where they have to, the root exists.
+    /// After an error it is not called again, but for [`Carrier::give_up`].
+    fn run(
+        &mut self,
+        seq: u64,
+        call: &Call,
+        memory: &mut Memory,
+        ready: Option<Box<dyn Ready>>,
+        deadline: Deadline,
+    ) -> Result<Option<Box<dyn Fence>>>;
+
+    /// Tells the other ranks that this one does not go on, and why. May be called more than once.
+    fn give_up(&mut self, error: &CommError);
+}
+
+/// Compares what all ranks called.
+pub(crate) fn compare(calls: &[(u64, Call)]) -> Result<()> {
+    let (seq, _) = calls[0];
+    if calls.iter().all(|call| *call == calls[0]) {
+        return Ok(());
+    }
+    let same_place = calls.iter().all(|(other, _)| *other == seq);
+    let say = |(place, call): &(u64, Call)| match same_place {
+        true => call.to_string(),
+        false => format!("{call} (its collective {place})"),
+    };
+    Err(CommError::Disagree { seq, calls: calls.iter().map(say).collect() })
+}

@@ -1,0 +1,80 @@
+//! What goes wrong between ranks. Every message names the operation, and the ranks that it is about.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Result of everything that talks to other ranks.
+pub type Result<T, E = CommError> = std::result::Result<T, E>;
+
+/// Why a collective, or the meeting of the ranks, failed. After such an error a communicator is of no more use: whatever
+/// is called next returns it again.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CommError {
+    /// Ranks called different collectives at the same place of the sequence.
+    #[error("the ranks disagree about collective {seq}:{}\n  help: every rank has to call the same collectives, of the same element type and length, in the same order", list(.calls))]
+    Disagree {
+        seq: u64,
+        /// What each rank called, by rank.
+        calls: Vec<String>,
+    },
+    /// Ranks did not come to a collective in time.
+    #[error("rank {rank} waited {} for {} at {call}\n  help: they hang or are slower than that; TILEWRIGHT_COMM_TIMEOUT=SECONDS waits longer", seconds(.after), ranks(.missing))]
+    TimedOut {
+        rank: usize,
+        call: String,
+        missing: Vec<usize>,
+        after: Duration,
+    },
+    /// A rank is gone.
+    #[error("rank {peer} has ended, seen by rank {rank} at {call}: {why}")]
+    Lost {
+        rank: usize,
+        peer: usize,
+        call: String,
+        why: String,
+    },
+    /// Another rank gave up and said why.
+    #[error("rank {by} gave up: {reason}\n  (rank {rank} was at {call})")]
+    Aborted {
+        rank: usize,
+        by: usize,
+        call: String,
+        reason: String,
+    },
+    /// A call that makes no sense on any rank; nothing was sent.
+    #[error("{0}")]
+    Misuse(String),
+    /// The ranks did not find each other.
+    #[error("{0}")]
+    Setup(String),
+    /// What carries the bytes failed.
+    #[error("{call} failed on rank {rank}: {message}")]
+    Carrier {
+        rank: usize,
+        call: String,
+        message: String,
+    },
+}
+
+fn list(calls: &[String]) -> String {
+    let mut text = String::new();
+    for (rank, call) in calls.iter().enumerate() {
+        let _ = write!(text, "\n  rank {rank}: {call}");
+    }
+    text
+}
+
+/// `rank 3`, `ranks 1 and 3`, `ranks 1, 2 and 3`.
+pub fn ranks(ranks: &[usize]) -> String {
+    let words: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match words.split_last() {
+        None => "no rank".to_string(),
+        Some((last, [])) => format!("rank {last}"),
+        Some((last, rest)) => format!("ranks {} and {last}", rest.join(", ")),
+    }
+}
+
+/// A duration in seconds, with as many digits as it needs.
+pub fn seconds(duration: &Duration) -> String {
+    format!("{} s", (duration.as_secs_f64() * 1e3).round() / 1e3)
+}

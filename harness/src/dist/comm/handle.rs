@@ -1,0 +1,135 @@
+//! Waiting for a collective that goes on elsewhere.
+
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::carrier::Fence;
+use super::error::{CommError, Result};
+
+type Outcome = Result<Option<Box<dyn Fence>>>;
+
+/// Where the communicator's thread leaves the outcome.
+#[derive(Default)]
+pub(super) struct Completion {
+    outcome: Mutex<Option<Outcome>>,
+    changed: Condvar,
+}
+
+impl Completion {
+    fn lock(&self) -> MutexGuard<'_, Option<Outcome>> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Leaves an outcome, an error if nobody gives one: a panic of the communicator's thread must not leave anyone waiting.
+pub(super) struct Finisher(Arc<Completion>);
+
+impl Finisher {
+    pub fn new(completion: Arc<Completion>) -> Finisher {
+        Finisher(completion)
+    }
+
+    pub fn finish(self, outcome: Outcome) {
+        *self.0.lock() = Some(outcome);
+    }
+}
+
+impl Drop for Finisher {
+    fn drop(&mut self) {
+        let mut outcome = self.0.lock();
+        if outcome.is_none() {
+            let text = "internal compiler error: the thread of a communicator panicked, please report";
+            *outcome = Some(Err(CommError::Setup(text.into())));
+        }
+        drop(outcome);
+        self.0.changed.notify_all();
+    }
+}
+
+/// A collective under way.
+#[must_use = "a collective is done when its handle says so"]
+pub struct Handle(Arc<Completion>);
+
+impl Handle {
+    pub(super) fn new(completion: Arc<Completion>) -> Handle {
+        Handle(completion)
+    }
+
+    fn settled(&self) -> MutexGuard<'_, Option<Outcome>> {
+        let done = self.0.changed.wait_while(self.0.lock(), |outcome| outcome.is_none());
+        done.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the memory may be used again: by the host, or with NCCL by what is queued next on the stream that computes.
+    ///
+    /// # Errors
+    /// What became of the collective.
+    pub fn wait(&self) -> Result<()> {
+        match &*self.settled() {
+            Some(Ok(Some(fence))) => fence.join(),
+            Some(Err(error)) => Err(error.clone()),
+            Some(Ok(None)) | None => Ok(()),
+        }
+    }
+
+    /// [`Handle::wait`], and with NCCL until the GPU has done it.
+    ///
+    /// # Errors
+    /// As [`Handle::wait`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.wait()?;
+        match &*self.settled() {
+            Some(Ok(Some(fence))) => fence.synchronize(),
+            _ => Ok(()),
+        }
+    }
+
+    /// What became of the collective, if it is known already. Does not wait.
+    pub fn test(&self) -> Option<Result<()>> {
+        self.0.lock().as_ref().map(|outcome| outcome.as_ref().map(|_| ()).map_err(Clone::clone))
+    }
+
+    /// Seconds on the GPU, with NCCL, once it has run.
+    pub fn device_seconds(&self) -> Option<f64> {
+        match &*self.0.lock() {
+            Some(Ok(Some(fence))) => fence.seconds(),
+            _ => None,
+        }
+    }
+}
+
+/// A collective under way in a vector of its own.
+#[must_use = "the data come back from `wait`"]
+pub struct Pending<T> {
+    data: ManuallyDrop<Vec<T>>,
+    handle: Handle,
+}
+
+impl<T> Pending<T> {
+    pub(super) fn new(data: Vec<T>, handle: Handle) -> Pending<T> {
+        Pending { data: ManuallyDrop::new(data), handle }
+    }
+
+    /// Waits, and gives the data back.
+    ///
+    /// # Errors
+    /// What became of the collective; the data are dropped then.
+    pub fn wait(mut self) -> Result<Vec<T>> {
+        self.handle.wait()?;
+        let data = std::mem::take(&mut *self.data);
+        Ok(data)
+    }
+
+    /// Whether [`Pending::wait`] would return at once.
+    pub fn is_done(&self) -> bool {
+        self.handle.test().is_some()
+    }
+}
+
+impl<T> Drop for Pending<T> {
+    fn drop(&mut self) {
+        drop(self.handle.settled());
+        // SAFETY: dropped here only, and the collective is done with it.
+        unsafe { ManuallyDrop::drop(&mut self.data) };
+    }
+}

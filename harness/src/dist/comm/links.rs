@@ -1,0 +1,255 @@
+//! Collectives over messages between two ranks, for all back ends that have such messages.
+//!
+//! First every rank shows every other what it calls. Then data move: with `n` bytes and W ranks, each rank sends and receives
+//! (W − 1)/W · n bytes for a reduce-scatter or an all-gather, and twice that for an all-reduce, which is both, one after the other. This
+//! is the least that any algorithm can do. Rank r reduces chunk r of everybody in rank order, so all ranks get the same bits.
+
+use half::{bf16, f16};
+
+use super::call::{Call, Dtype, HEADER_BYTES, Op, Reduce, decode, encode};
+use super::carrier::{Carrier, Deadline, Fence, Memory, Ready, compare};
+use super::error::{CommError, Result};
+use super::sum::{Accumulator, SEGMENT, chunk};
+
+/// Why a link failed. The rank's own number and the operation are added above.
+pub(crate) enum LinkError {
+    /// These ranks did not come in time.
+    Late(Vec<usize>),
+    /// A rank has ended.
+    Gone(usize, String),
+    /// A rank gave up and said why.
+    Aborted(usize, String),
+    /// Neither the peer's nor our fault.
+    Other(String),
+}
+
+/// Messages between this rank and all others. Messages of one pair arrive in the order in which they are sent.
+pub(crate) trait Links {
+    fn rank(&self) -> usize;
+    fn world(&self) -> usize;
+
+    /// Gives `mine` to every other rank, and returns theirs, by rank (`mine` at this rank's place).
+    fn agree(&mut self, mine: &[u8; HEADER_BYTES], deadline: Deadline) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError>;
+
+    /// Sends and receives at the same time; either may be `None`. Both sides know the lengths.
+    fn exchange(
+        &mut self,
+        send: Option<(usize, &[u8])>,
+        receive: Option<(usize, &mut [u8])>,
+        deadline: Deadline,
+    ) -> Result<(), LinkError>;
+
+    /// Tells every rank that can be told, without waiting long.
+    fn give_up(&mut self, reason: &str);
+}
+
+/// A carrier made of links.
+pub(crate) struct OverLinks<L> {
+    links: L,
+    accumulator: Accumulator,
+    /// Contributions to one segment, by rank; words of 8 bytes so that every element type is aligned.
+    received: Vec<Vec<u64>>,
+    rounded: Vec<u64>,
+}
+
+impl<L: Links> OverLinks<L> {
+    pub fn new(links: L) -> OverLinks<L> {
+        let received = vec![Vec::new(); links.world()];
+        OverLinks { links, accumulator: Accumulator::default(), received, rounded: Vec::new() }
+    }
+
+    /// Whether all ranks call the same.
+    pub fn agree(&mut self, seq: u64, call: &Call, deadline: Deadline) -> Result<()> {
+        let headers = self.links.agree(&encode(seq, call), deadline);
+        let headers = headers.map_err(|error| self.explain(call, deadline, error))?;
+        let unreadable = |rank: usize| CommError::Carrier {
+            rank: self.links.rank(),
+            call: call.to_string(),
+            message: format!("what rank {rank} sent makes no sense: it runs another program, or another version"),
+        };
+        let calls = headers.iter().enumerate().map(|(rank, bytes)| decode(bytes).ok_or_else(|| unreadable(rank)));
+        compare(&calls.collect::<Result<Vec<_>>>()?)
+    }
+
+    /// The error of a link, with what this rank was doing.
+    pub fn explain(&self, call: &Call, deadline: Deadline, error: LinkError) -> CommError {
+        let (rank, call) = (self.links.rank(), call.to_string());
+        match error {
+            LinkError::Late(missing) => CommError::TimedOut { rank, call, missing, after: deadline.patience },
+            LinkError::Gone(peer, why) => CommError::Lost { rank, peer, call, why },
+            LinkError::Aborted(by, reason) => CommError::Aborted { rank, by, call, reason },
+            LinkError::Other(message) => CommError::Carrier { rank, call, message },
+        }
+    }
+
+    pub fn links(&mut self) -> &mut L {
+        &mut self.links
+    }
+
+    /// The data's part of a call that all agree on, in host memory.
+    pub fn carry(&mut self, call: &Call, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
+        if self.links.world() == 1 && call.wire.is_none() {
+            return Ok(());
+        }
+        match call.op {
+            Op::Barrier => Ok(()),
+            Op::AllReduce(reduce) => {
+                self.reduce_scatter(call, reduce, data, deadline)?;
+                match call.wire {
+                    Some(wire) => self.gather_rounded(call, wire, data, deadline),
+                    None => self.gather(call, data, deadline),
+                }
+            }
+            Op::ReduceScatter(reduce) => self.reduce_scatter(call, reduce, data, deadline),
+            Op::AllGather => self.gather(call, data, deadline),
+            Op::Broadcast { root } => self.broadcast(call, root, data, deadline),
+        }
+    }
+
+    /// Chunk `rank` of `data` becomes the reduction.
+    fn reduce_scatter(&mut self, call: &Call, reduce: Reduce, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
+        let (rank, world, size) = (self.links.rank(), self.links.world(), call.dtype.size());
+        let wire = call.wire.unwrap_or(call.dtype);
+        let segment = |of: usize, step: usize| {
+            let chunk = chunk(call.count, world, of);
+            let start = (chunk.start + step * SEGMENT).min(chunk.end);
+            start..chunk.end.min(start + SEGMENT)
+        };
+        let bytes = |range: &std::ops::Range<usize>| range.start * size..range.end * size;
+        let steps = call.count.div_ceil(world).div_ceil(SEGMENT);
+        for step in 0..steps {
+            let mine = segment(rank, step);
+            for distance in 1..world {
+                let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
+                let send = &data[bytes(&segment(to, step))];
+                let send = match call.wire {
+                    Some(wire) => round(wire, bytemuck::cast_slice(send), &mut self.rounded),
+                    None => send,
+                };
+                let room = room(&mut self.received[from], mine.len() * wire.size());
+                self.links.exchange(Some((to, send)), Some((from, room)), deadline)?;
+            }
+            if let Some(wire) = call.wire {
+                let own = bytemuck::cast_slice(&data[bytes(&mine)]);
+                round(wire, own, &mut self.received[rank]);
+            }
+            let own = &data[bytes(&mine)];
+            let (received, wired) = (&self.received, call.wire.is_some());
+            let part = |r: usize| match r == rank && !wired {
+                true => own,
+                false => &bytemuck::cast_slice(&received[r])[..mine.len() * wire.size()],
+            };
+            let result = self.accumulator.reduce(wire, reduce, None, world, part);
+            match call.wire {
+                Some(wire) => widen(wire, result, bytemuck::cast_slice_mut(&mut data[bytes(&mine)])),
+                None => data[bytes(&mine)].copy_from_slice(result),
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank's chunk goes to all.
+    fn gather(&mut self, call: &Call, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
+        let (rank, world, size) = (self.links.rank(), self.links.world(), call.dtype.size());
+        let bytes = |of: usize| {
+            let chunk = chunk(call.count, world, of);
+            chunk.start * size..chunk.end * size
+        };
+        for distance in 1..world {
+            let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
+            let (send, receive) = two(data, bytes(rank), bytes(from));
+            self.links.exchange(Some((to, send)), Some((from, receive)), deadline)?;
+        }
+        Ok(())
+    }
+
+    /// [`OverLinks::gather`] of f32 that are values of `wire` already, or (on one rank alone) become so.
+    fn gather_rounded(&mut self, call: &Call, wire: Dtype, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
+        let (rank, world) = (self.links.rank(), self.links.world());
+        let data: &mut [f32] = bytemuck::cast_slice_mut(data);
+        for step in 0..call.count.div_ceil(world).div_ceil(SEGMENT) {
+            let segment = |of: usize| {
+                let chunk = chunk(call.count, world, of);
+                let start = (chunk.start + step * SEGMENT).min(chunk.end);
+                start..chunk.end.min(start + SEGMENT)
+            };
+            let send = round(wire, &data[segment(rank)], &mut self.rounded);
+            for distance in 1..world {
+                let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
+                let receive = room(&mut self.received[from], segment(from).len() * wire.size());
+                self.links.exchange(Some((to, send)), Some((from, &mut *receive)), deadline)?;
+                widen(wire, receive, &mut data[segment(from)]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The root sends to one after the other: parameters are broadcast once, so that the root's share of the work does not matter.
+    fn broadcast(&mut self, call: &Call, root: usize, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
+        let (rank, world) = (self.links.rank(), self.links.world());
+        debug_assert_eq!(data.len(), call.count * call.dtype.size());
+        if rank != root {
+            return self.links.exchange(None, Some((root, data)), deadline);
+        }
+        (1..world).try_for_each(|distance| {
+            let to = (rank + distance) % world;
+            self.links.exchange(Some((to, data)), None, deadline)
+        })
+    }
+}
+
+impl<L: Links> Carrier for OverLinks<L> {
+    fn run(
+        &mut self,
+        seq: u64,
+        call: &Call,
+        memory: &mut Memory,
+        _ready: Option<Box<dyn Ready>>,
+        deadline: Deadline,
+    ) -> Result<Option<Box<dyn Fence>>> {
+        self.agree(seq, call, deadline)?;
+        // SAFETY: links are used for host memory only, which is ours until the call is done.
+        let data = unsafe { memory.host() };
+        self.carry(call, data, deadline).map_err(|error| self.explain(call, deadline, error))?;
+        Ok(None)
+    }
+
+    fn give_up(&mut self, error: &CommError) {
+        self.links.give_up(&error.to_string());
+    }
+}
+
+/// `bytes` bytes of scratch, aligned for every element type.
+fn room(words: &mut Vec<u64>, bytes: usize) -> &mut [u8] {
+    words.resize(words.len().max(bytes.div_ceil(8)), 0);
+    &mut bytemuck::cast_slice_mut(words)[..bytes]
+}
+
+/// One slice to read and one to write, of ranges that do not overlap.
+fn two(data: &mut [u8], read: std::ops::Range<usize>, write: std::ops::Range<usize>) -> (&[u8], &mut [u8]) {
+    if read.start < write.start {
+        let (low, high) = data.split_at_mut(write.start);
+        (&low[read], &mut high[..write.end - write.start])
+    } else {
+        let (low, high) = data.split_at_mut(read.start);
+        (&high[..read.end - read.start], &mut low[write])
+    }
+}
+
+/// `values` as bf16 or f16.
+fn round<'a>(wire: Dtype, values: &[f32], scratch: &'a mut Vec<u64>) -> &'a [u8] {
+    let bytes = room(scratch, values.len() * 2);
+    match wire {
+        Dtype::F16 => bytemuck::cast_slice_mut(bytes).iter_mut().zip(values).for_each(|(r, &v)| *r = f16::from_f32(v)),
+        _ => bytemuck::cast_slice_mut(bytes).iter_mut().zip(values).for_each(|(r, &v)| *r = bf16::from_f32(v)),
+    }
+    bytes
+}
+
+/// bf16 or f16 as f32.
+fn widen(wire: Dtype, rounded: &[u8], values: &mut [f32]) {
+    match wire {
+        Dtype::F16 => values.iter_mut().zip(bytemuck::cast_slice(rounded)).for_each(|(v, r): (_, &f16)| *v = r.to_f32()),
+        _ => values.iter_mut().zip(bytemuck::cast_slice(rounded)).for_each(|(v, r): (_, &bf16)| *v = r.to_f32()),
+    }
+}

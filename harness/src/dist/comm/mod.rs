@@ -1,0 +1,389 @@
+//! Collectives between ranks.
+//!
+//! A [`Communicator`] is one rank's end. Every rank calls the same collectives in the same order; each call may be
+//! waited for at once (`all_reduce`) or later (`start_all_reduce`, [`Communicator::start`]). Calls are carried by a thread of
+//! the communicator's own, so that they go on while the caller computes.
+//!
+//! | back end | ranks are | made by |
+//! |---|---|---|
+//! | threads | threads of one process; memory is shared | [`threads::threads`] |
+//! | tcp | processes; sockets between every two | [`super::rendezvous`] |
+//! | mpi | processes that `mpirun` started (feature `mpi`) | `mpi::connect` |
+//! | nccl | processes with a GPU each (feature `nccl`) | `nccl::connect` |
+//!
+//! What always holds:
+//! - Sums are taken in rank order, half floats in f32: threads, tcp and mpi give the same bits on every rank and in every run.
+//!   (NCCL chooses its own order, the same for all ranks.)
+//! - Ranks show each other what they call before any data moves. Where they disagree, all get an error that lists the
+//!   calls; nobody hangs.
+//! - Nothing waits longer than [`Options::timeout`] for another rank. A rank that ends is noticed at once.
+//! - After an error a communicator only returns that error.
+//!
+//! In reading order: [`call`] (what is called), [`carrier`] (what a back end owes), this page (queue and handles), [`sum`],
+//! then the back ends: [`threads`]; [`links`] for those that have messages between two ranks, which are [`tcp`] and `mpi`.
+
+pub mod call;
+pub(crate) mod carrier;
+pub mod error;
+pub mod handle;
+pub(crate) mod links;
+mod sum;
+pub mod tcp;
+pub mod threads;
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use call::{Call, Dtype, Element, Op, Reduce};
+pub use error::{CommError, Result};
+pub use handle::{Handle, Pending};
+
+use carrier::{Carrier, Deadline, Memory, Ready};
+use handle::Completion;
+
+/// How patient ranks are with each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How long a collective waits for the slowest rank.
+    pub timeout: Duration,
+    /// How long ranks wait for each other at the start.
+    pub start_timeout: Duration,
+}
+
+/// Ranks may compile kernels, or read data, while others wait.
+pub const TIMEOUT: Duration = Duration::from_secs(300);
+/// Ranks are started within moments of each other.
+pub const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { timeout: TIMEOUT, start_timeout: START_TIMEOUT }
+    }
+}
+
+/// One collective that was carried, for traces and benchmarks.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub seq: u64,
+    pub call: Call,
+    /// When it was called.
+    pub called: Instant,
+    /// When its turn came.
+    pub started: Instant,
+    /// When it was done; with NCCL, when it was queued on its stream.
+    pub ended: Instant,
+}
+
+impl Record {
+    /// Bytes of the buffer.
+    pub fn bytes(&self) -> usize {
+        self.call.count * self.call.dtype.size()
+    }
+}
+
+/// One rank's end of all ranks' communication.
+pub struct Communicator {
+    rank: usize,
+    world: usize,
+    name: &'static str,
+    queue: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    trace: Arc<Mutex<Option<Vec<Record>>>>,
+    failed: Arc<OnceLock<CommError>>,
+    /// Marks where the stream that computes is, for back ends on a GPU.
+    mark: Option<Mark>,
+}
+
+/// Records where the stream that computes is, on the thread that calls a collective.
+pub(crate) type Mark = Box<dyn Fn() -> Result<Box<dyn Ready>> + Send + Sync>;
+
+enum Job {
+    Run { call: Call, memory: Memory, ready: Option<Box<dyn Ready>>, called: Instant, done: Arc<Completion> },
+    GiveUp(CommError),
+}
+
+impl Communicator {
+    /// A communicator whose carrier is made on the thread that will use it.
+    pub(crate) fn with_carrier<C: Carrier + 'static>(
+        rank: usize,
+        world: usize,
+        name: &'static str,
+        options: Options,
+        mark: Option<Mark>,
+        make: impl FnOnce() -> Result<C> + Send + 'static,
+    ) -> Result<Communicator> {
+        let (queue, jobs) = channel();
+        let (made, whether) = channel();
+        let trace = Arc::new(Mutex::new(None));
+        let failed = Arc::new(OnceLock::new());
+        let progress = Progress { options, trace: trace.clone(), failed: failed.clone(), seq: 0 };
+        let body = move || match make() {
+            Ok(carrier) => {
+                let _ = made.send(Ok(()));
+                progress.serve(carrier, &jobs);
+            }
+            Err(error) => drop(made.send(Err(error))),
+        };
+        let thread = std::thread::Builder::new().name(format!("comm {rank}")).spawn(body);
+        let thread = thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
+        let gone = |_| CommError::Setup("internal compiler error: the thread of a communicator panicked, please report".into());
+        whether.recv().map_err(gone)??;
+        Ok(Communicator { rank, world, name, queue: Some(queue), thread: Some(thread), trace, failed, mark })
+    }
+
+    /// The only rank of a world of one.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn alone() -> Result<Communicator> {
+        let mut all = threads::threads(1, Options::default())?;
+        all.pop().ok_or_else(|| CommError::Setup("a world needs a rank".into()))
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// The back end: `threads`, `tcp`, `mpi` or `nccl`.
+    pub fn back_end(&self) -> &'static str {
+        self.name
+    }
+
+    /// `data` becomes the reduction of all ranks' `data`.
+    ///
+    /// # Errors
+    /// [`CommError`]; then `data` holds anything.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], reduce: Reduce) -> Result<()> {
+        self.run(Op::AllReduce(reduce), data, None)
+    }
+
+    /// [`Communicator::all_reduce`] of f32 that travel as `wire` (bf16 or f16): half the bytes. The sums are f32.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn all_reduce_as(&self, data: &mut [f32], reduce: Reduce, wire: Dtype) -> Result<()> {
+        self.run(Op::AllReduce(reduce), data, Some(wire))
+    }
+
+    /// [`Op::ReduceScatter`]: `data` is `world` equal chunks, chunk `rank` becomes the reduction of all ranks' chunks of that place.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`]; a length that `world` does not divide.
+    pub fn reduce_scatter<T: Element>(&self, data: &mut [T], reduce: Reduce) -> Result<()> {
+        self.run(Op::ReduceScatter(reduce), data, None)
+    }
+
+    /// [`Op::AllGather`]: `data` is `world` equal chunks, chunk `rank` of every rank goes to all.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`]; a length that `world` does not divide.
+    pub fn all_gather<T: Element>(&self, data: &mut [T]) -> Result<()> {
+        self.run(Op::AllGather, data, None)
+    }
+
+    /// `data` of `root` goes to all ranks.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`]; a root that does not exist.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
+        self.run(Op::Broadcast { root }, data, None)
+    }
+
+    /// Returns when all ranks are here.
+    ///
+    /// # Errors
+    /// [`CommError`].
+    pub fn barrier(&self) -> Result<()> {
+        self.run::<u8>(Op::Barrier, &mut [], None)
+    }
+
+    /// [`Communicator::all_reduce`] that goes on while the caller does something else; the data come back from
+    /// [`Pending::wait`].
+    ///
+    /// # Errors
+    /// What can be told at once; the rest comes from `wait`.
+    pub fn start_all_reduce<T: Element>(&self, data: Vec<T>, reduce: Reduce) -> Result<Pending<T>> {
+        self.start_owned(Op::AllReduce(reduce), data)
+    }
+
+    /// [`Communicator::reduce_scatter`] that goes on while the caller does something else.
+    ///
+    /// # Errors
+    /// As [`Communicator::start_all_reduce`].
+    pub fn start_reduce_scatter<T: Element>(&self, data: Vec<T>, reduce: Reduce) -> Result<Pending<T>> {
+        self.start_owned(Op::ReduceScatter(reduce), data)
+    }
+
+    /// [`Communicator::all_gather`] that goes on while the caller does something else.
+    ///
+    /// # Errors
+    /// As [`Communicator::start_all_reduce`].
+    pub fn start_all_gather<T: Element>(&self, data: Vec<T>) -> Result<Pending<T>> {
+        self.start_owned(Op::AllGather, data)
+    }
+
+    /// [`Communicator::broadcast`] that goes on while the caller does something else.
+    ///
+    /// # Errors
+    /// As [`Communicator::start_all_reduce`].
+    pub fn start_broadcast<T: Element>(&self, data: Vec<T>, root: usize) -> Result<Pending<T>> {
+        self.start_owned(Op::Broadcast { root }, data)
+    }
+
+    fn start_owned<T: Element>(&self, op: Op, mut data: Vec<T>) -> Result<Pending<T>> {
+        let call = Call { op, dtype: T::DTYPE, count: data.len(), wire: None };
+        // SAFETY: the vector's memory stays where it is, in a `Pending` that waits before it frees it.
+        let handle = unsafe { self.start(call, data.as_mut_ptr().cast())? };
+        Ok(Pending::new(data, handle))
+    }
+
+    fn run<T: Element>(&self, op: Op, data: &mut [T], wire: Option<Dtype>) -> Result<()> {
+        let call = Call { op, dtype: T::DTYPE, count: data.len(), wire };
+        // SAFETY: `data` is borrowed until this function returns, which is when the collective is done.
+        let handle = unsafe { self.start(call, data.as_mut_ptr().cast())? };
+        handle.wait()
+    }
+
+    /// Starts a collective in `call.count` elements at `address`: host memory, or with NCCL the memory of this rank's GPU.
+    ///
+    /// # Errors
+    /// A call that makes no sense, or an earlier failure.
+    ///
+    /// # Safety
+    /// Until the handle is done, with or without error, the elements at `address` stay allocated, and nobody else reads or writes
+    /// them. `address` is aligned for the element type. A handle that is forgotten may never be known to be done.
+    pub unsafe fn start(&self, call: Call, address: *mut u8) -> Result<Handle> {
+        self.check(&call)?;
+        if let Some(error) = self.failed.get() {
+            return Err(error.clone());
+        }
+        let ready = self.mark.as_ref().map(|mark| mark()).transpose()?;
+        let done = Arc::new(Completion::default());
+        let memory = Memory { address, bytes: call.count * call.dtype.size() };
+        let job = Job::Run { call, memory, ready, called: Instant::now(), done: done.clone() };
+        self.send(job);
+        Ok(Handle::new(done))
+    }
+
+    fn send(&self, job: Job) {
+        let sent = self.queue.as_ref().map(|queue| queue.send(job));
+        assert!(matches!(sent, Some(Ok(()))), "internal compiler error: the thread of a communicator is gone, please report");
+    }
+
+    fn check(&self, call: &Call) -> Result<()> {
+        let misuse = |why: String| Err(CommError::Misuse(format!("{call}: {why}")));
+        let reduce = match call.op {
+            Op::AllReduce(reduce) | Op::ReduceScatter(reduce) => Some(reduce),
+            _ => None,
+        };
+        if reduce == Some(Reduce::Avg) && !call.dtype.is_float() {
+            return misuse("integers have no average; sum them, and divide where you use them".into());
+        }
+        if matches!(call.op, Op::ReduceScatter(_) | Op::AllGather) && call.count % self.world != 0 {
+            return misuse(format!("{} ranks do not divide {} elements; pad the buffer", self.world, call.count));
+        }
+        match (call.op, call.wire) {
+            (Op::Broadcast { root }, _) if root >= self.world => {
+                misuse(format!("there is no rank {root}, only 0 to {}", self.world - 1))
+            }
+            (_, None) => Ok(()),
+            (Op::AllReduce(_) | Op::ReduceScatter(_), Some(Dtype::Bf16 | Dtype::F16)) if call.dtype == Dtype::F32 => Ok(()),
+            (_, Some(_)) => misuse("only reductions of f32 travel as another type, which is bf16 or f16".into()),
+        }
+    }
+
+    /// Tells all ranks that this one cannot go on: their collectives fail with `reason` instead of waiting. For a rank that found an
+    /// error outside of collectives; dropping the communicator while panicking does it too.
+    pub fn give_up(&self, reason: &str) {
+        self.send(Job::GiveUp(CommError::Setup(reason.to_string())));
+    }
+
+    /// The first error, after which nothing works any more.
+    pub fn failure(&self) -> Option<&CommError> {
+        self.failed.get()
+    }
+
+    /// Keeps a [`Record`] of every collective from now on.
+    pub fn start_trace(&self) {
+        *self.records() = Some(Vec::new());
+    }
+
+    /// The records since [`Communicator::start_trace`] or the last call, oldest first. Collectives that are not done come later.
+    pub fn take_trace(&self) -> Vec<Record> {
+        self.records().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn records(&self) -> std::sync::MutexGuard<'_, Option<Vec<Record>>> {
+        self.trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.send(Job::GiveUp(CommError::Setup("it panicked".into())));
+        }
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread has been reported by its handles.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the communicator's thread keeps.
+struct Progress {
+    options: Options,
+    trace: Arc<Mutex<Option<Vec<Record>>>>,
+    failed: Arc<OnceLock<CommError>>,
+    seq: u64,
+}
+
+impl Progress {
+    /// Carries jobs until the communicator is dropped. Every job ends, if not well then with the first error.
+    fn serve(mut self, mut carrier: impl Carrier, jobs: &Receiver<Job>) {
+        while let Ok(job) = jobs.recv() {
+            match job {
+                Job::GiveUp(reason) => {
+                    carrier.give_up(&reason);
+                    let _ = self.failed.set(reason);
+                }
+                Job::Run { call, mut memory, ready, called, done } => {
+                    // Whatever happens below, whoever waits is woken.
+                    let done = handle::Finisher::new(done);
+                    if let Some(error) = self.failed.get() {
+                        done.finish(Err(error.clone()));
+                        continue;
+                    }
+                    self.seq += 1;
+                    let started = Instant::now();
+                    let deadline = Deadline::after(self.options.timeout);
+                    let outcome = carrier.run(self.seq, &call, &mut memory, ready, deadline);
+                    match &outcome {
+                        Ok(_) => self.keep(Record { seq: self.seq, call, called, started, ended: Instant::now() }),
+                        Err(error) => {
+                            carrier.give_up(error);
+                            let _ = self.failed.set(error.clone());
+                        }
+                    }
+                    done.finish(outcome);
+                }
+            }
+        }
+    }
+
+    fn keep(&self, record: Record) {
+        let mut trace = self.trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(records) = trace.as_mut() {
+            records.push(record);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Ranks that are threads of one process: they read each other's memory.
+//!
+//! All ranks post their call and address on a board; when the last one has, each checks that the calls agree and does its share of
+//! the work in everybody's memory; when all have, the board is wiped for the next collective. Between the two meetings only the
+//! communicators' threads run, which wait for nothing, so a time-out can only strike before memory is shared.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::call::{Call, Op};
+use super::carrier::{Carrier, Deadline, Fence, Memory, Ready, compare};
+use super::error::{CommError, Result};
+use super::sum::{Accumulator, SEGMENT, chunk};
+use super::{Communicator, Options};
+
+/// Communicators of `world` ranks in this process, by rank. Each goes to a thread of its own.
+///
+/// # Errors
+/// No ranks; the system has no more threads.
+pub fn threads(world: usize, options: Options) -> Result<Vec<Communicator>> {
+    if world == 0 {
+        return Err(CommError::Setup("a world needs at least one rank".into()));
+    }
+    let hall = Arc::new(Hall { world, board: Mutex::new(Board::new(world)), changed: Condvar::new() });
+    let make = |rank| {
+        let hall = hall.clone();
+        let carrier = move || Ok(Threads { rank, hall, accumulator: Accumulator::default() });
+        Communicator::with_carrier(rank, world, "threads", options, None, carrier)
+    };
+    (0..world).map(make).collect()
+}
+
+struct Hall {
+    world: usize,
+    board: Mutex<Board>,
+    changed: Condvar,
+}
+
+struct Board {
+    posts: Vec<Option<Post>>,
+    /// Ranks that have done their share.
+    finished: usize,
+    /// How many collectives are over.
+    over: u64,
+    /// Ranks that gave up, or left in order, and why.
+    gone: Vec<Option<String>>,
+}
+
+#[derive(Clone, Copy)]
+struct Post {
+    seq: u64,
+    call: Call,
+    address: *mut u8,
+}
+
+// SAFETY: an address is only used between the two meetings, while its rank waits.
+unsafe impl Send for Post {}
+
+impl Board {
+    fn new(world: usize) -> Board {
+        Board { posts: vec![None; world], finished: 0, over: 0, gone: vec![None; world] }
+    }
+}
+
+impl Hall {
+    fn lock(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Threads {
+    rank: usize,
+    hall: Arc<Hall>,
+    accumulator: Accumulator,
+}
+
+impl Carrier for Threads {
+    fn run(
+        &mut self,
+        seq: u64,
+        call: &Call,
+        memory: &mut Memory,
+        _ready: Option<Box<dyn Ready>>,
+        deadline: Deadline,
+    ) -> Result<Option<Box<dyn Fence>>> {
+        let posts = self.meet(seq, call, memory, deadline)?;
+        let calls: Vec<(u64, Call)> = posts.iter().map(|post| (post.seq, post.call)).collect();
+        let agreed = compare(&calls);
+        if agreed.is_ok() {
+            self.share(call, &posts);
+        }
+        self.part();
+        agreed.map(|()| None)
+    }
+
+    fn give_up(&mut self, error: &CommError) {
+        self.hall.lock().gone[self.rank].get_or_insert(error.to_string());
+        self.hall.changed.notify_all();
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.hall.lock().gone[self.rank].get_or_insert_default();
+        self.hall.changed.notify_all();
+    }
+}
+
+impl Threads {
+    /// Posts this rank's call, and waits for all others'.
+    fn meet(&self, seq: u64, call: &Call, memory: &Memory, deadline: Deadline) -> Result<Vec<Post>> {
+        let rank = self.rank;
+        let mut board = self.hall.lock();
+        board.posts[rank] = Some(Post { seq, call: *call, address: memory.address });
+        if board.posts.iter().all(Option::is_some) {
+            self.hall.changed.notify_all();
+        }
+        loop {
+            if board.posts.iter().all(Option::is_some) {
+                return Ok(board.posts.iter().flatten().copied().collect());
+            }
+            let missing: Vec<usize> = (0..self.hall.world).filter(|&r| board.posts[r].is_none()).collect();
+            let gone = missing.iter().find_map(|&r| board.gone[r].clone().map(|why| (r, why)));
+            let error = match gone {
+                Some((peer, why)) if why.is_empty() => {
+                    let why = "it has dropped its communicator".into();
+                    Some(CommError::Lost { rank, peer, call: call.to_string(), why })
+                }
+                Some((by, reason)) => Some(CommError::Aborted { rank, by, call: call.to_string(), reason }),
+                None if deadline.is_over() => {
+                    Some(CommError::TimedOut { rank, call: call.to_string(), missing, after: deadline.patience })
+                }
+                None => None,
+            };
+            if let Some(error) = error {
+                // Nobody may use this rank's memory from now on.
+                board.posts[rank] = None;
+                board.gone[rank].get_or_insert(error.to_string());
+                self.hall.changed.notify_all();
+                return Err(error);
+            }
+            let waited = self.hall.changed.wait_timeout(board, deadline.left());
+            board = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until all ranks are done with everybody's memory.
+    fn part(&self) {
+        let mut board = self.hall.lock();
+        let over = board.over;
+        board.finished += 1;
+        if board.finished == self.hall.world {
+            board.finished = 0;
+            board.posts.fill(None);
+            board.over += 1;
+            self.hall.changed.notify_all();
+            return;
+        }
+        let done = self.hall.changed.wait_while(board, |board| board.over == over);
+        drop(done.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// This rank's part of a collective that all agree on.
+    fn share(&mut self, call: &Call, posts: &[Post]) {
+        let (world, size, rank) = (posts.len(), call.dtype.size(), self.rank);
+        let mine = chunk(call.count, world, rank);
+        match call.op {
+            Op::Barrier => {}
+            Op::AllReduce(_) | Op::ReduceScatter(_) => {
+                let (reduce, everywhere) = match call.op {
+                    Op::AllReduce(reduce) => (reduce, true),
+                    Op::ReduceScatter(reduce) => (reduce, false),
+                    _ => return,
+                };
+                for start in mine.clone().step_by(SEGMENT) {
+                    let range = start * size..mine.end.min(start + SEGMENT) * size;
+                    // SAFETY: this range is this rank's alone, in all buffers, until all have parted; the borrows of `part`
+                    // end before the result is written.
+                    let part = |rank: usize| unsafe { read(&posts[rank], &range) };
+                    let result = self.accumulator.reduce(call.dtype, reduce, call.wire, world, part);
+                    for post in posts.iter().enumerate().filter(|(r, _)| everywhere || *r == rank).map(|(_, post)| post) {
+                        // SAFETY: as above.
+                        unsafe { write(post, range.start, result) };
+                    }
+                }
+            }
+            Op::AllGather => {
+                for (other, post) in posts.iter().enumerate().filter(|(other, _)| *other != rank) {
+                    let range = chunk(call.count, world, other);
+                    let range = range.start * size..range.end * size;
+                    // SAFETY: nobody writes chunk `other` of rank `other`, and only this rank touches it in its own buffer.
+                    unsafe { write(&posts[rank], range.start, read(post, &range)) };
+                }
+            }
+            Op::Broadcast { root } if root != rank => {
+                // SAFETY: all only read the root's buffer, and each writes its own.
+                unsafe { write(&posts[rank], 0, read(&posts[root], &(0..call.count * size))) };
+            }
+            Op::Broadcast { .. } => {}
+        }
+    }
+}
+
+/// # Safety
+/// The post's memory has these bytes, and nobody writes them while the slice lives.
+unsafe fn read<'a>(post: &Post, range: &std::ops::Range<usize>) -> &'a [u8] {
+    match range.len() {
+        0 => &[],
+        // SAFETY: the caller's promise.
+        n => unsafe { std::slice::from_raw_parts(post.address.add(range.start), n) },
+    }
+}
+
+/// # Safety
+/// The post's memory has room for `bytes` at `at`, they do not overlap it, and nobody else uses it.
+unsafe fn write(post: &Post, at: usize, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        // SAFETY: the caller's promise.
+        unsafe { post.address.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+}

@@ -1,0 +1,264 @@
+//! Starts the ranks of one host, and looks after them.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What to start, and how.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub program: OsString,
+    pub arguments: Vec<OsString>,
+    /// Ranks on this host.
+    pub processes: usize,
+    /// Hosts, each with as many ranks.
+    pub hosts: usize,
+    /// This host's number.
+    pub host: usize,
+    /// Where rank 0 is; with several hosts the same on all of them.
+    pub master: (String, u16),
+    /// Ranks with another word do not belong to us.
+    pub job: String,
+    /// How long ranks may go on after one has failed: they have to find out, say so, and save nothing by halves.
+    pub grace: Duration,
+    /// Ends all ranks when it becomes true.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// How one rank ended.
+#[derive(Clone, Debug)]
+pub struct End {
+    pub rank: usize,
+    pub status: ExitStatus,
+    /// Seconds since the start.
+    pub after: f64,
+    /// What it said last, at most [`LAST_LINES`] lines.
+    pub last: Vec<String>,
+    /// Whether it was we who ended it.
+    pub stopped: bool,
+}
+
+/// Lines that are kept of each rank for the report.
+pub const LAST_LINES: usize = 8;
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A port that is free now.
+///
+/// # Errors
+/// The system has none.
+pub fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+struct Rank {
+    number: usize,
+    child: Child,
+    last: Arc<Mutex<VecDeque<String>>>,
+    readers: Vec<JoinHandle<()>>,
+    end: Option<End>,
+    stopped: bool,
+}
+
+/// Starts all ranks and waits for them. Their lines go to `out` and `err` with the rank before them. When one fails, the others have
+/// [`Plan::grace`] to end by themselves, then are asked to (SIGTERM), then are ended (SIGKILL). The ends come in the order in which they
+/// happened.
+///
+/// # Errors
+/// A rank cannot be started; those that were are ended.
+pub fn run(
+    plan: &Plan,
+    out: impl Write + Send + Clone + 'static,
+    err: impl Write + Send + Clone + 'static,
+) -> std::io::Result<Vec<End>> {
+    let began = Instant::now();
+    let mut ranks: Vec<Rank> = Vec::new();
+    for local in 0..plan.processes {
+        match start(plan, local, out.clone(), err.clone()) {
+            Ok(rank) => ranks.push(rank),
+            Err(error) => {
+                for rank in &mut ranks {
+                    let _ = rank.child.kill();
+                    let _ = rank.child.wait();
+                }
+                return Err(error);
+            }
+        }
+    }
+    let mut ends = Vec::new();
+    let mut failed_at: Option<Instant> = None;
+    while ranks.iter().any(|rank| rank.end.is_none()) {
+        for rank in ranks.iter_mut().filter(|rank| rank.end.is_none()) {
+            let Some(status) = rank.child.try_wait()? else { continue };
+            rank.end = Some(End {
+                rank: rank.number,
+                status,
+                after: began.elapsed().as_secs_f64(),
+                last: Vec::new(),
+                stopped: rank.stopped,
+            });
+            ends.push(rank.number);
+            if !status.success() {
+                failed_at.get_or_insert_with(Instant::now);
+            }
+        }
+        if plan.stop.load(Ordering::Relaxed) && failed_at.is_none() {
+            failed_at = Instant::now().checked_sub(plan.grace).or(Some(began));
+        }
+        if let Some(at) = failed_at {
+            let signal = match at.elapsed() {
+                over if over > 2 * plan.grace + PAUSE => Some(libc::SIGKILL),
+                over if over > plan.grace => Some(libc::SIGTERM),
+                _ => None,
+            };
+            for rank in ranks.iter_mut().filter(|rank| rank.end.is_none()) {
+                if let Some(signal) = signal.filter(|signal| *signal == libc::SIGKILL || !rank.stopped) {
+                    rank.stopped = true;
+                    // SAFETY: the process is our child, and has not been waited for, so its number is still its own.
+                    unsafe { libc::kill(rank.child.id() as libc::pid_t, signal) };
+                }
+            }
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let mut all: Vec<End> = Vec::new();
+    for mut rank in ranks {
+        // Its own children may hold its output open: what they say later is not waited for.
+        let patience = Instant::now() + Duration::from_secs(1);
+        while rank.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < patience {
+            std::thread::sleep(PAUSE);
+        }
+        let last = rank.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        all.extend(rank.end.take().map(|end| End { last, ..end }));
+    }
+    all.sort_by_key(|end| ends.iter().position(|rank| *rank == end.rank));
+    Ok(all)
+}
+
+fn start(
+    plan: &Plan,
+    local: usize,
+    out: impl Write + Send + 'static,
+    err: impl Write + Send + 'static,
+) -> std::io::Result<Rank> {
+    let number = plan.host * plan.processes + local;
+    let mut command = Command::new(&plan.program);
+    command.args(&plan.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let variables = [
+        ("RANK", number.to_string()),
+        ("WORLD_SIZE", (plan.processes * plan.hosts).to_string()),
+        ("LOCAL_RANK", local.to_string()),
+        ("LOCAL_WORLD_SIZE", plan.processes.to_string()),
+        ("MASTER_ADDR", plan.master.0.clone()),
+        ("MASTER_PORT", plan.master.1.to_string()),
+        ("TILEWRIGHT_JOB", plan.job.clone()),
+    ];
+    command.envs(variables);
+    #[cfg(target_os = "linux")]
+    // SAFETY: prctl is safe to call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            // Ranks must not outlive us, however we end.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    let mut child = command.spawn()?;
+    let last = Arc::new(Mutex::new(VecDeque::new()));
+    let mut readers = Vec::new();
+    if let Some(stream) = child.stdout.take() {
+        readers.push(forward(number, stream, out, last.clone()));
+    }
+    if let Some(stream) = child.stderr.take() {
+        readers.push(forward(number, stream, err, last.clone()));
+    }
+    Ok(Rank { number, child, last, readers, end: None, stopped: false })
+}
+
+/// Copies lines with the rank before them.
+fn forward(
+    rank: usize,
+    stream: impl Read + Send + 'static,
+    mut to: impl Write + Send + 'static,
+    last: Arc<Mutex<VecDeque<String>>>,
+) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        while stream.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_string();
+            line.clear();
+            // Nobody reads us any more: the ranks go on all the same.
+            let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes()).and_then(|()| to.flush());
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.len() == LAST_LINES {
+                last.pop_front();
+            }
+            last.push_back(text);
+        }
+    })
+}
+
+impl End {
+    /// `exit code 1`, `signal 9 (SIGKILL)`.
+    pub fn how(&self) -> String {
+        match (self.status.code(), self.status.signal()) {
+            (Some(0), _) => "in order".into(),
+            (Some(code), _) => format!("with exit code {code}"),
+            (None, Some(signal)) => match signal_name(signal) {
+                Some(name) => format!("by signal {signal} ({name})"),
+                None => format!("by signal {signal}"),
+            },
+            (None, None) => "in an unknown way".into(),
+        }
+    }
+
+    /// The exit code that a shell would show.
+    pub fn code(&self) -> u8 {
+        let code = self.status.code().or(self.status.signal().map(|signal| 128 + signal));
+        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+    }
+}
+
+fn signal_name(signal: i32) -> Option<&'static str> {
+    let names = [
+        (libc::SIGABRT, "SIGABRT"),
+        (libc::SIGBUS, "SIGBUS"),
+        (libc::SIGFPE, "SIGFPE"),
+        (libc::SIGHUP, "SIGHUP"),
+        (libc::SIGILL, "SIGILL"),
+        (libc::SIGINT, "SIGINT"),
+        (libc::SIGKILL, "SIGKILL"),
+        (libc::SIGPIPE, "SIGPIPE"),
+        (libc::SIGSEGV, "SIGSEGV"),
+        (libc::SIGTERM, "SIGTERM"),
+    ];
+    names.iter().find(|(number, _)| *number == signal).map(|(_, name)| *name)
+}
+
+/// What to tell about ranks of which one failed; `None` when all ended in order.
+pub fn report(ends: &[End]) -> Option<String> {
+    let first = ends.iter().find(|end| !end.status.success() && !end.stopped)?;
+    let mut text = format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after);
+    match first.last.is_empty() {
+        true => text += ", and said nothing",
+        false => {
+            text += "; its last lines:";
+            for line in &first.last {
+                text += &format!("\n  | {line}");
+            }
+        }
+    }
+    for end in ends.iter().filter(|end| end.rank != first.rank) {
+        let cause = if end.stopped { ", which the launcher sent" } else { "" };
+        text += &format!("\nrank {} ended {}{cause} after {:.1} s", end.rank, end.how(), end.after);
+    }
+    Some(text)
+}

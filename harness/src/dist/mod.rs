@@ -1,0 +1,45 @@
+//! Many ranks at one training: who they are, how they talk, and what they say.
+//!
+//! In reading order: [`rank`] says which of how many we are, [`comm`] has the collectives and the back ends that carry
+//! them, [`rendezvous`] brings processes together, [`launch`] starts them.
+
+pub mod comm;
+pub mod launch;
+pub mod rank;
+pub mod rendezvous;
+
+use comm::{CommError, Communicator, Result};
+use rank::{BackEnd, Environment};
+
+/// The communicator of this process, as whoever started it wants it; of a world of one where nobody did.
+///
+/// # Errors
+/// Variables that make no sense, ranks that do not come, a back end that is not built in or not there.
+pub fn connect() -> Result<Communicator> {
+    connect_to(&Environment::get()?)
+}
+
+/// [`connect`] with an environment that has been read.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_to(environment: &Environment) -> Result<Communicator> {
+    let options = environment.options;
+    let Some(place) = &environment.place else { return Communicator::alone() };
+    let by_mpi = cfg!(feature = "mpi") && place.started_by == "mpirun";
+    let back_end = environment.back_end.unwrap_or(if by_mpi { BackEnd::Mpi } else { BackEnd::Tcp });
+    match back_end {
+        BackEnd::Tcp => rendezvous::connect(place, &environment.job, options),
+        #[cfg(feature = "mpi")]
+        BackEnd::Mpi => comm::mpi::connect(options),
+        #[cfg(not(feature = "mpi"))]
+        BackEnd::Mpi => absent("MPI", "mpi"),
+        BackEnd::Nccl => absent("NCCL", "nccl"),
+    }
+}
+
+fn absent(what: &str, feature: &str) -> Result<Communicator> {
+    Err(CommError::Setup(format!(
+        "this program was built without {what}\n  help: build it with --features {feature}, or unset TILEWRIGHT_COMM"
+    )))
+}

@@ -1,0 +1,283 @@
+//! Which of how many ranks this process is, as the program that started it says.
+//!
+//! | started by | rank and world | on this host | where to meet |
+//! |---|---|---|---|
+//! | `tilewright launch`, torchrun | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
+//! | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` | as above, else this host |
+//! | MPICH's, Intel's mpirun | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | as above, else this host |
+//! | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | as above, else the step's first host and a port made of the job's number |
+//!
+//! The first row that is there counts. Our own variables:
+//!
+//! | variable | values | meaning |
+//! |---|---|---|
+//! | `TILEWRIGHT_COMM` | `tcp`, `mpi`, `nccl` | the back end; without it, `mpi` under mpirun where it is built in, else `tcp` |
+//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300 |
+//! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
+//! | `TILEWRIGHT_JOB` | a word | ranks of different jobs do not talk to each other; `tilewright launch` sets it |
+//!
+//! An empty value counts as unset.
+
+use std::time::Duration;
+
+use super::comm::{CommError, Options, Result};
+
+/// The port where ranks meet unless somebody says another; torchrun's.
+pub const PORT: u16 = 29500;
+
+/// This process among all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub rank: usize,
+    pub world: usize,
+    /// Number among the ranks of this host: which GPU is ours.
+    pub local_rank: usize,
+    /// Ranks of this host.
+    pub local_world: usize,
+    /// Host and port where rank 0 waits for the others.
+    pub master: (String, u16),
+    /// Whose variables said so: `torchrun`, `mpirun`, `srun`.
+    pub started_by: &'static str,
+}
+
+/// What carries collectives between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackEnd {
+    Tcp,
+    Mpi,
+    Nccl,
+}
+
+/// What the environment says.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    /// `None` where nobody started ranks: this process is alone.
+    pub place: Option<Place>,
+    pub back_end: Option<BackEnd>,
+    pub options: Options,
+    pub job: String,
+}
+
+impl Environment {
+    /// Of this process.
+    ///
+    /// # Errors
+    /// Names the variable whose value makes no sense, and what was expected.
+    pub fn get() -> Result<Environment> {
+        Environment::read(|name| std::env::var(name).ok())
+    }
+
+    /// Reads the variables through `lookup`.
+    pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Environment> {
+        let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        let default = Options::default();
+        let back_end = match lookup("TILEWRIGHT_COMM").as_deref() {
+            None => None,
+            Some("tcp") => Some(BackEnd::Tcp),
+            Some("mpi") => Some(BackEnd::Mpi),
+            Some("nccl") => Some(BackEnd::Nccl),
+            Some(other) => return bad("TILEWRIGHT_COMM", other, "tcp, mpi or nccl"),
+        };
+        let options = Options {
+            timeout: duration(&lookup, "TILEWRIGHT_COMM_TIMEOUT")?.unwrap_or(default.timeout),
+            start_timeout: duration(&lookup, "TILEWRIGHT_START_TIMEOUT")?.unwrap_or(default.start_timeout),
+        };
+        let job = lookup("TILEWRIGHT_JOB").unwrap_or_default();
+        Ok(Environment { place: place(&lookup)?, back_end, options, job })
+    }
+}
+
+fn bad<T>(name: &str, value: &str, expected: &str) -> Result<T> {
+    Err(CommError::Setup(format!("{name} is `{value}`, expected {expected}")))
+}
+
+fn number(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {
+    match lookup(name) {
+        None => Ok(None),
+        Some(value) => match value.trim().parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => bad(name, &value, "a number from 0"),
+        },
+    }
+}
+
+fn duration(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>> {
+    let Some(value) = lookup(name) else { return Ok(None) };
+    match value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds < 1e9) {
+        Some(seconds) => Ok(Some(Duration::from_secs_f64(seconds))),
+        None => bad(name, &value, "a number of seconds above 0"),
+    }
+}
+
+/// Names of the variables of one kind of launcher.
+struct Names {
+    by: &'static str,
+    rank: &'static str,
+    world: &'static str,
+    local_rank: &'static str,
+    local_world: &'static str,
+}
+
+const LAUNCHERS: [Names; 4] = [
+    Names {
+        by: "torchrun",
+        rank: "RANK",
+        world: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_world: "LOCAL_WORLD_SIZE",
+    },
+    Names {
+        by: "mpirun",
+        rank: "OMPI_COMM_WORLD_RANK",
+        world: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world: "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    Names {
+        by: "mpirun",
+        rank: "PMI_RANK",
+        world: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_world: "MPI_LOCALNRANKS",
+    },
+    // In a batch script outside of srun there is a SLURM_PROCID too, but no step: such a process is alone.
+    Names {
+        by: "srun",
+        rank: "SLURM_PROCID",
+        world: "SLURM_STEP_NUM_TASKS",
+        local_rank: "SLURM_LOCALID",
+        local_world: "SLURM_STEP_TASKS_PER_NODE",
+    },
+];
+
+fn place(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
+    for names in &LAUNCHERS {
+        let (Some(rank), Some(world)) = (number(lookup, names.rank)?, number(lookup, names.world)?) else { continue };
+        if rank >= world {
+            return bad(names.rank, &rank.to_string(), &format!("a number below {} = {world}", names.world));
+        }
+        let local_world = match names.by {
+            "srun" => lookup(names.local_world).and_then(|text| tasks_of_first_node(&text)),
+            _ => number(lookup, names.local_world)?,
+        };
+        let local_rank = number(lookup, names.local_rank)?.unwrap_or(rank);
+        let local_world = local_world.unwrap_or(world).max(local_rank + 1);
+        return Ok(Some(Place { rank, world, local_rank, local_world, master: master(lookup, names.by)?, started_by: names.by }));
+    }
+    Ok(None)
+}
+
+fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str) -> Result<(String, u16)> {
+    let from_slurm = || {
+        let hosts = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+        let first = hosts.iter().find_map(|name| lookup(name)).map(|list| first_host(&list));
+        first.filter(|_| by == "srun")
+    };
+    let host = lookup("MASTER_ADDR").or_else(from_slurm).unwrap_or_else(|| "127.0.0.1".into());
+    let port = match number(lookup, "MASTER_PORT")? {
+        Some(port) => match u16::try_from(port).ok().filter(|port| *port > 0) {
+            Some(port) => port,
+            None => return bad("MASTER_PORT", &port.to_string(), "a port from 1 to 65535"),
+        },
+        // Two jobs on one host must not meet: below the ports that systems give to outgoing connections.
+        None => match number(lookup, "SLURM_JOB_ID")?.filter(|_| by == "srun") {
+            Some(job) => 20000 + (job % 10000) as u16,
+            None => PORT,
+        },
+    };
+    Ok((host, port))
+}
+
+/// `node003` of `node[003-006,010],other`.
+fn first_host(list: &str) -> String {
+    let end = list.find(['[', ',']).unwrap_or(list.len());
+    let (name, rest) = list.split_at(end);
+    match rest.strip_prefix('[') {
+        None => name.to_string(),
+        Some(rest) => {
+            let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            let suffix = rest.split_once(']').map_or("", |(_, after)| after.split(',').next().unwrap_or_default());
+            format!("{name}{number}{suffix}")
+        }
+    }
+}
+
+/// `4` of `4(x2),1`.
+fn tasks_of_first_node(text: &str) -> Option<usize> {
+    text.split(['(', ',']).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(variables: &[(&str, &str)]) -> Result<Environment> {
+        Environment::read(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
+    }
+
+    fn place(variables: &[(&str, &str)]) -> Place {
+        environment(variables).unwrap().place.unwrap()
+    }
+
+    #[test]
+    fn every_launcher_is_understood() {
+        let torchrun = [
+            ("RANK", "5"),
+            ("WORLD_SIZE", "8"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "head"),
+            ("MASTER_PORT", "1234"),
+        ];
+        let seen = place(&torchrun);
+        assert_eq!((seen.rank, seen.world, seen.local_rank, seen.local_world), (5, 8, 1, 4));
+        assert_eq!((seen.master, seen.started_by), (("head".into(), 1234), "torchrun"));
+        let mpirun = [
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("OMPI_COMM_WORLD_SIZE", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+        ];
+        let seen = place(&mpirun);
+        assert_eq!((seen.rank, seen.world, seen.local_rank, seen.local_world), (2, 3, 0, 1));
+        assert_eq!((seen.master, seen.started_by), (("127.0.0.1".into(), PORT), "mpirun"));
+        let seen = place(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]);
+        assert_eq!((seen.rank, seen.world, seen.local_rank, seen.local_world), (1, 2, 1, 2));
+        let slurm = [
+            ("SLURM_PROCID", "6"),
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_LOCALID", "2"),
+            ("SLURM_STEP_TASKS_PER_NODE", "4(x2)"),
+            ("SLURM_STEP_NODELIST", "gpu[007-008]"),
+            ("SLURM_JOB_ID", "123456"),
+        ];
+        let seen = place(&slurm);
+        assert_eq!((seen.rank, seen.world, seen.local_rank, seen.local_world), (6, 8, 2, 4));
+        assert_eq!((seen.master, seen.started_by), (("gpu007".into(), 23456), "srun"));
+    }
+
+    #[test]
+    fn a_process_that_nobody_ranked_is_alone() {
+        assert_eq!(environment(&[]).unwrap().place, None);
+        // A batch script outside of srun.
+        assert_eq!(environment(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]).unwrap().place, None);
+        assert_eq!(environment(&[("RANK", ""), ("WORLD_SIZE", "2")]).unwrap().place, None);
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        let error = |variables: &[_]| environment(variables).unwrap_err().to_string();
+        assert_eq!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]), "RANK is `x`, expected a number from 0");
+        assert_eq!(error(&[("RANK", "2"), ("WORLD_SIZE", "2")]), "RANK is `2`, expected a number below WORLD_SIZE = 2");
+        let port = error(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "70000")]);
+        assert_eq!(port, "MASTER_PORT is `70000`, expected a port from 1 to 65535");
+        assert_eq!(error(&[("TILEWRIGHT_COMM", "gloo")]), "TILEWRIGHT_COMM is `gloo`, expected tcp, mpi or nccl");
+        assert!(error(&[("TILEWRIGHT_COMM_TIMEOUT", "-1")]).contains("seconds above 0"));
+    }
+
+    #[test]
+    fn host_lists_of_slurm() {
+        let hosts = ["a", "a,b", "n[3-4]", "n[003,007-9],x", "rack[1-2]-ib,y"];
+        assert_eq!(hosts.map(first_host), ["a", "a", "n3", "n003", "rack1-ib"]);
+    }
+}
