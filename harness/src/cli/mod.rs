@@ -13,6 +13,7 @@ mod compile;
 mod demo;
 mod doctor;
 mod error;
+mod launch;
 mod list;
 mod manifest;
 mod run;
@@ -46,6 +47,8 @@ enum Command {
     Compile(compile::Arguments),
     /// Time kernels, launches and compilations, and check what is timed
     Bench(bench::Arguments),
+    /// Start the ranks of a program on this host, and end all of them when one fails
+    Launch(launch::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
@@ -81,6 +84,7 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::List(arguments) => list::run(&arguments, out),
         Command::Compile(arguments) => compile::run(&arguments, out),
         Command::Bench(arguments) => bench::run(&arguments, out),
+        Command::Launch(arguments) => launch::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),

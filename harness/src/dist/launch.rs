@@ -48,7 +48,10 @@ pub struct End {
 /// Lines that are kept of each rank for the report.
 pub const LAST_LINES: usize = 8;
 
-const PAUSE: Duration = Duration::from_millis(10);
+/// How often is looked who has ended: short, so that the order of the ends is seen.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Failures within this time belong together.
+const TOGETHER: f64 = 1.0;
 
 /// A port that is free now.
 ///
@@ -245,7 +248,11 @@ fn signal_name(signal: i32) -> Option<&'static str> {
 
 /// What to tell about ranks of which one failed; `None` when all ended in order.
 pub fn report(ends: &[End]) -> Option<String> {
-    let first = ends.iter().find(|end| !end.status.success() && !end.stopped)?;
+    let mut failures = ends.iter().filter(|end| !end.status.success() && !end.stopped);
+    let first = failures.clone().next()?;
+    // Whoever was killed did not end because of another rank, even if that one was seen first.
+    let killed = failures.find(|end| end.status.signal().is_some() && end.after < first.after + TOGETHER);
+    let first = killed.unwrap_or(first);
     let mut text = format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after);
     match first.last.is_empty() {
         true => text += ", and said nothing",

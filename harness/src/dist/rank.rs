@@ -162,7 +162,14 @@ fn place(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
         };
         let local_rank = number(lookup, names.local_rank)?.unwrap_or(rank);
         let local_world = local_world.unwrap_or(world).max(local_rank + 1);
-        return Ok(Some(Place { rank, world, local_rank, local_world, master: master(lookup, names.by)?, started_by: names.by }));
+        return Ok(Some(Place {
+            rank,
+            world,
+            local_rank,
+            local_world,
+            master: master(lookup, names.by)?,
+            started_by: names.by,
+        }));
     }
     Ok(None)
 }

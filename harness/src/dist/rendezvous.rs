@@ -162,7 +162,11 @@ fn join(place: &Place, job: &str, deadline: Deadline) -> Result<Vec<Option<TcpSt
     }
     while let Some(missing) = (place.rank + 1..place.world).find(|&rank| peers[rank].is_none()) {
         let Some(mut peer) = accept(&listener, deadline)? else {
-            return setup(format!("rank {missing} did not connect to rank {} within {}", place.rank, seconds(&deadline.patience)));
+            return setup(format!(
+                "rank {missing} did not connect to rank {} within {}",
+                place.rank,
+                seconds(&deadline.patience)
+            ));
         };
         match greeted(&mut peer) {
             Some(greeting) if greeting.job == job && greeting.rank < place.world => peers[greeting.rank] = Some(peer),

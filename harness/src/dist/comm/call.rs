@@ -31,17 +31,8 @@ pub enum Dtype {
 
 impl Dtype {
     /// Every type, in the order of its code on the wire.
-    pub const ALL: [Dtype; 9] = [
-        Dtype::F32,
-        Dtype::F64,
-        Dtype::Bf16,
-        Dtype::F16,
-        Dtype::I32,
-        Dtype::I64,
-        Dtype::U8,
-        Dtype::U32,
-        Dtype::U64,
-    ];
+    pub const ALL: [Dtype; 9] =
+        [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16, Dtype::I32, Dtype::I64, Dtype::U8, Dtype::U32, Dtype::U64];
 
     /// Bytes of one element.
     pub fn size(self) -> usize {

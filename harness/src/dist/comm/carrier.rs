@@ -20,11 +20,8 @@ impl Memory {
     /// # Safety
     /// `address` is host memory, and nobody else touches it while the slice lives.
     pub unsafe fn host(&mut self) -> &mut [u8] {
-        match self.bytes {
-            0 => &mut [],
-            // SAFETY: the caller's promise; the address is not null where there are bytes.
-            bytes => unsafe { std::slice::from_raw_parts_mut(self.address, bytes) },
-        }
+        // SAFETY: the caller's promise. The address comes from a slice or vector, so it is aligned and not null without bytes too.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
 
@@ -59,10 +56,8 @@ pub(crate) trait Fence: Send + Sync {
     fn seconds(&self) -> Option<f64>;
 }
 
-/// The place in the stream that computes after which the memory of a collective may be read.
-pub(crate) trait Ready: Send {
-    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
-}
+/// The place in the stream that computes after which the memory of a collective may be read: a back end's own type.
+pub(crate) type Ready = Box<dyn std::any::Any + Send>;
 
 /// Carries collectives. The calls come in the order of the sequence, from one thread.
 pub(crate) trait Carrier {
@@ -73,7 +68,7 @@ pub(crate) trait Carrier {
         seq: u64,
         call: &Call,
         memory: &mut Memory,
-        ready: Option<Box<dyn Ready>>,
+        ready: Option<Ready>,
         deadline: Deadline,
     ) -> Result<Option<Box<dyn Fence>>>;
 

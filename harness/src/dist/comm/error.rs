@@ -19,28 +19,13 @@ pub enum CommError {
     },
     /// Ranks did not come to a collective in time.
     #[error("rank {rank} waited {} for {} at {call}\n  help: they hang or are slower than that; TILEWRIGHT_COMM_TIMEOUT=SECONDS waits longer", seconds(.after), ranks(.missing))]
-    TimedOut {
-        rank: usize,
-        call: String,
-        missing: Vec<usize>,
-        after: Duration,
-    },
+    TimedOut { rank: usize, call: String, missing: Vec<usize>, after: Duration },
     /// A rank is gone.
     #[error("rank {peer} has ended, seen by rank {rank} at {call}: {why}")]
-    Lost {
-        rank: usize,
-        peer: usize,
-        call: String,
-        why: String,
-    },
+    Lost { rank: usize, peer: usize, call: String, why: String },
     /// Another rank gave up and said why.
     #[error("rank {by} gave up: {reason}\n  (rank {rank} was at {call})")]
-    Aborted {
-        rank: usize,
-        by: usize,
-        call: String,
-        reason: String,
-    },
+    Aborted { rank: usize, by: usize, call: String, reason: String },
     /// A call that makes no sense on any rank; nothing was sent.
     #[error("{0}")]
     Misuse(String),
@@ -49,11 +34,7 @@ pub enum CommError {
     Setup(String),
     /// What carries the bytes failed.
     #[error("{call} failed on rank {rank}: {message}")]
-    Carrier {
-        rank: usize,
-        call: String,
-        message: String,
-    },
+    Carrier { rank: usize, call: String, message: String },
 }
 
 fn list(calls: &[String]) -> String {

@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::carrier::Fence;
 use super::error::{CommError, Result};
 
+pub(super) const PANICKED: &str = "internal compiler error: the thread of a communicator panicked, please report";
+
 type Outcome = Result<Option<Box<dyn Fence>>>;
 
 /// Where the communicator's thread leaves the outcome.
@@ -38,8 +40,7 @@ impl Drop for Finisher {
     fn drop(&mut self) {
         let mut outcome = self.0.lock();
         if outcome.is_none() {
-            let text = "internal compiler error: the thread of a communicator panicked, please report";
-            *outcome = Some(Err(CommError::Setup(text.into())));
+            *outcome = Some(Err(CommError::Setup(PANICKED.into())));
         }
         drop(outcome);
         self.0.changed.notify_all();

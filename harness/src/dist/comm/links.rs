@@ -82,10 +82,6 @@ impl<L: Links> OverLinks<L> {
         }
     }
 
-    pub fn links(&mut self) -> &mut L {
-        &mut self.links
-    }
-
     /// The data's part of a call that all agree on, in host memory.
     pub fn carry(&mut self, call: &Call, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
         if self.links.world() == 1 && call.wire.is_none() {
@@ -107,7 +103,13 @@ impl<L: Links> OverLinks<L> {
     }
 
     /// Chunk `rank` of `data` becomes the reduction.
-    fn reduce_scatter(&mut self, call: &Call, reduce: Reduce, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
+    fn reduce_scatter(
+        &mut self,
+        call: &Call,
+        reduce: Reduce,
+        data: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), LinkError> {
         let (rank, world, size) = (self.links.rank(), self.links.world(), call.dtype.size());
         let wire = call.wire.unwrap_or(call.dtype);
         let segment = |of: usize, step: usize| {
@@ -164,7 +166,13 @@ impl<L: Links> OverLinks<L> {
     }
 
     /// [`OverLinks::gather`] of f32 that are values of `wire` already, or (on one rank alone) become so.
-    fn gather_rounded(&mut self, call: &Call, wire: Dtype, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
+    fn gather_rounded(
+        &mut self,
+        call: &Call,
+        wire: Dtype,
+        data: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), LinkError> {
         let (rank, world) = (self.links.rank(), self.links.world());
         let data: &mut [f32] = bytemuck::cast_slice_mut(data);
         for step in 0..call.count.div_ceil(world).div_ceil(SEGMENT) {
@@ -204,7 +212,7 @@ impl<L: Links> Carrier for OverLinks<L> {
         seq: u64,
         call: &Call,
         memory: &mut Memory,
-        _ready: Option<Box<dyn Ready>>,
+        _ready: Option<Ready>,
         deadline: Deadline,
     ) -> Result<Option<Box<dyn Fence>>> {
         self.agree(seq, call, deadline)?;
@@ -227,7 +235,7 @@ fn room(words: &mut Vec<u64>, bytes: usize) -> &mut [u8] {
 
 /// One slice to read and one to write, of ranges that do not overlap.
 fn two(data: &mut [u8], read: std::ops::Range<usize>, write: std::ops::Range<usize>) -> (&[u8], &mut [u8]) {
-    if read.start < write.start {
+    if read.end <= write.start {
         let (low, high) = data.split_at_mut(write.start);
         (&low[read], &mut high[..write.end - write.start])
     } else {
@@ -249,7 +257,9 @@ fn round<'a>(wire: Dtype, values: &[f32], scratch: &'a mut Vec<u64>) -> &'a [u8]
 /// bf16 or f16 as f32.
 fn widen(wire: Dtype, rounded: &[u8], values: &mut [f32]) {
     match wire {
-        Dtype::F16 => values.iter_mut().zip(bytemuck::cast_slice(rounded)).for_each(|(v, r): (_, &f16)| *v = r.to_f32()),
+        Dtype::F16 => {
+            values.iter_mut().zip(bytemuck::cast_slice(rounded)).for_each(|(v, r): (_, &f16)| *v = r.to_f32())
+        }
         _ => values.iter_mut().zip(bytemuck::cast_slice(rounded)).for_each(|(v, r): (_, &bf16)| *v = r.to_f32()),
     }
 }

@@ -97,10 +97,10 @@ pub struct Communicator {
 }
 
 /// Records where the stream that computes is, on the thread that calls a collective.
-pub(crate) type Mark = Box<dyn Fn() -> Result<Box<dyn Ready>> + Send + Sync>;
+pub(crate) type Mark = Box<dyn Fn() -> Result<Ready> + Send + Sync>;
 
 enum Job {
-    Run { call: Call, memory: Memory, ready: Option<Box<dyn Ready>>, called: Instant, done: Arc<Completion> },
+    Run { call: Call, memory: Memory, ready: Option<Ready>, called: Instant, done: Arc<Completion> },
     GiveUp(CommError),
 }
 
@@ -128,7 +128,7 @@ impl Communicator {
         };
         let thread = std::thread::Builder::new().name(format!("comm {rank}")).spawn(body);
         let thread = thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
-        let gone = |_| CommError::Setup("internal compiler error: the thread of a communicator panicked, please report".into());
+        let gone = |_| CommError::Setup(handle::PANICKED.into());
         whether.recv().map_err(gone)??;
         Ok(Communicator { rank, world, name, queue: Some(queue), thread: Some(thread), trace, failed, mark })
     }
@@ -269,13 +269,15 @@ impl Communicator {
         let done = Arc::new(Completion::default());
         let memory = Memory { address, bytes: call.count * call.dtype.size() };
         let job = Job::Run { call, memory, ready, called: Instant::now(), done: done.clone() };
-        self.send(job);
-        Ok(Handle::new(done))
+        match self.send(job) {
+            true => Ok(Handle::new(done)),
+            false => Err(CommError::Setup(handle::PANICKED.into())),
+        }
     }
 
-    fn send(&self, job: Job) {
-        let sent = self.queue.as_ref().map(|queue| queue.send(job));
-        assert!(matches!(sent, Some(Ok(()))), "internal compiler error: the thread of a communicator is gone, please report");
+    /// Whether the communicator's thread is there to take the job.
+    fn send(&self, job: Job) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.send(job).is_ok())
     }
 
     fn check(&self, call: &Call) -> Result<()> {
@@ -287,7 +289,7 @@ impl Communicator {
         if reduce == Some(Reduce::Avg) && !call.dtype.is_float() {
             return misuse("integers have no average; sum them, and divide where you use them".into());
         }
-        if matches!(call.op, Op::ReduceScatter(_) | Op::AllGather) && call.count % self.world != 0 {
+        if matches!(call.op, Op::ReduceScatter(_) | Op::AllGather) && !call.count.is_multiple_of(self.world) {
             return misuse(format!("{} ranks do not divide {} elements; pad the buffer", self.world, call.count));
         }
         match (call.op, call.wire) {
@@ -295,7 +297,9 @@ impl Communicator {
                 misuse(format!("there is no rank {root}, only 0 to {}", self.world - 1))
             }
             (_, None) => Ok(()),
-            (Op::AllReduce(_) | Op::ReduceScatter(_), Some(Dtype::Bf16 | Dtype::F16)) if call.dtype == Dtype::F32 => Ok(()),
+            (Op::AllReduce(_) | Op::ReduceScatter(_), Some(Dtype::Bf16 | Dtype::F16)) if call.dtype == Dtype::F32 => {
+                Ok(())
+            }
             (_, Some(_)) => misuse("only reductions of f32 travel as another type, which is bf16 or f16".into()),
         }
     }

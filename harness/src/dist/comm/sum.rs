@@ -95,7 +95,7 @@ impl Accumulator {
         let n = first.len();
         let words = |bytes: usize| bytes.div_ceil(8);
         self.words.resize(self.words.len().max(words(n * size_of::<N::Acc>())), 0);
-        self.rounded.resize(self.rounded.len().max(words(n * size_of::<N>())), 0);
+        self.rounded.resize(self.rounded.len().max(words(size_of_val(first))), 0);
         let acc: &mut [N::Acc] = &mut bytemuck::cast_slice_mut(&mut self.words)[..n];
         for (acc, &x) in acc.iter_mut().zip(first) {
             *acc = round(x.widen());

@@ -26,7 +26,9 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// A communicator over sockets that are connected already. `peers[r]` leads to rank r; there is none for this rank.
 pub(crate) fn over_sockets(rank: usize, peers: Vec<Option<TcpStream>>, options: Options) -> Result<Communicator> {
     let world = peers.len();
-    Communicator::with_carrier(rank, world, "tcp", options, None, move || Ok(OverLinks::new(Sockets::new(rank, peers)?)))
+    Communicator::with_carrier(rank, world, "tcp", options, None, move || {
+        Ok(OverLinks::new(Sockets::new(rank, peers)?))
+    })
 }
 
 pub(crate) struct Sockets {
@@ -52,7 +54,9 @@ impl Sockets {
     /// Waits until one of the sockets can be read or written, a while at most.
     fn poll(&self, read: &[usize], write: Option<usize>, deadline: Deadline) -> Result<(), LinkError> {
         let mut waits: Vec<libc::pollfd> = Vec::with_capacity(read.len() + 1);
-        for (&peer, events) in read.iter().map(|peer| (peer, libc::POLLIN)).chain(write.iter().map(|peer| (peer, libc::POLLOUT))) {
+        for (&peer, events) in
+            read.iter().map(|peer| (peer, libc::POLLIN)).chain(write.iter().map(|peer| (peer, libc::POLLOUT)))
+        {
             waits.push(libc::pollfd { fd: self.socket(peer)?.as_raw_fd(), events, revents: 0 });
         }
         let patience = deadline.left().as_millis().clamp(1, 1000) as libc::c_int;
@@ -174,8 +178,12 @@ impl Links for Sockets {
         if let Some(error) = unsent {
             return Err(error);
         }
-        let mut rest: Vec<Incoming> =
-            headers.iter_mut().enumerate().filter(|(from, _)| *from != self.rank).map(|(from, h)| Incoming::new(from, CALL, h)).collect();
+        let mut rest: Vec<Incoming> = headers
+            .iter_mut()
+            .enumerate()
+            .filter(|(from, _)| *from != self.rank)
+            .map(|(from, h)| Incoming::new(from, CALL, h))
+            .collect();
         loop {
             let mut first_error = None;
             for into in &mut rest {
@@ -241,7 +249,8 @@ impl Links for Sockets {
             let mut out = Outgoing::new(to, GAVE_UP, reason);
             let deadline = Deadline::after(FAREWELL);
             while to != self.rank && !out.is_done() && !deadline.is_over() {
-                let sent = self.pump_out(&mut out).is_ok() && (out.is_done() || self.poll(&[], Some(to), deadline).is_ok());
+                let sent =
+                    self.pump_out(&mut out).is_ok() && (out.is_done() || self.poll(&[], Some(to), deadline).is_ok());
                 if !sent {
                     break;
                 }

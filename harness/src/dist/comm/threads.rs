@@ -79,7 +79,7 @@ impl Carrier for Threads {
         seq: u64,
         call: &Call,
         memory: &mut Memory,
-        _ready: Option<Box<dyn Ready>>,
+        _ready: Option<Ready>,
         deadline: Deadline,
     ) -> Result<Option<Box<dyn Fence>>> {
         let posts = self.meet(seq, call, memory, deadline)?;
@@ -177,7 +177,8 @@ impl Threads {
                     // end before the result is written.
                     let part = |rank: usize| unsafe { read(&posts[rank], &range) };
                     let result = self.accumulator.reduce(call.dtype, reduce, call.wire, world, part);
-                    for post in posts.iter().enumerate().filter(|(r, _)| everywhere || *r == rank).map(|(_, post)| post) {
+                    for post in posts.iter().enumerate().filter(|(r, _)| everywhere || *r == rank).map(|(_, post)| post)
+                    {
                         // SAFETY: as above.
                         unsafe { write(post, range.start, result) };
                     }

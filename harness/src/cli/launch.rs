@@ -1,0 +1,123 @@
+//! `tilewright launch`: starts the ranks of this host, and ends all of them when one fails.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+
+use super::{CliError, Result};
+use crate::dist::launch::{self, Plan};
+use crate::dist::rank::PORT;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// How many ranks to start on this host
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    nproc: u16,
+    /// How many hosts there are, each with as many ranks; run the same command on each of them
+    #[arg(long, value_name = "HOSTS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    hosts: u16,
+    /// The number of this host, from 0; rank 0 is on host 0
+    #[arg(long, value_name = "HOST", default_value_t = 0)]
+    host: u16,
+    /// The address of host 0, where the ranks meet
+    #[arg(long, value_name = "ADDRESS", env = "MASTER_ADDR", default_value = "127.0.0.1")]
+    master_addr: String,
+    /// The port where the ranks meet; without it a free one, or 29500 with several hosts
+    #[arg(long, value_name = "PORT", env = "MASTER_PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    master_port: Option<u16>,
+    /// A word that all hosts agree on: ranks with another one are turned away
+    #[arg(long, value_name = "WORD", env = "TILEWRIGHT_JOB")]
+    job: Option<String>,
+    /// Seconds that the ranks have to end by themselves once one has failed, and again after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    grace: f64,
+    /// The program of every rank, with its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let plan = plan(arguments)?;
+    let stop = plan.stop.clone();
+    ctrlc::set_handler(move || stop.store(true, Ordering::Relaxed))
+        .map_err(|error| CliError::Failure(format!("cannot watch for Ctrl-C: {error}")))?;
+    // The ranks' lines go past our own buffer, which must not hold older ones.
+    out.flush()?;
+    let name = plan.program.to_string_lossy().into_owned();
+    let ends = launch::run(&plan, Terminal::Out, Terminal::Err)
+        .map_err(|error| CliError::Failure(format!("cannot start {name}: {error}")))?;
+    if let Some(report) = launch::report(&ends) {
+        return Err(CliError::Failure(report));
+    }
+    match plan.stop.load(Ordering::Relaxed) {
+        true => Err(CliError::Failure("stopped, and all ranks with it".into())),
+        false => Ok(()),
+    }
+}
+
+fn plan(arguments: &Arguments) -> Result<Plan> {
+    if arguments.host >= arguments.hosts {
+        let message = format!("--host {} does not exist among {} hosts", arguments.host, arguments.hosts);
+        return Err(CliError::usage(message, "hosts count from 0"));
+    }
+    if !(0.0..=3600.0).contains(&arguments.grace) {
+        return Err(CliError::usage(format!("--grace {} makes no sense", arguments.grace), "give 0 to 3600 seconds"));
+    }
+    let several = arguments.hosts > 1;
+    let port = match arguments.master_port {
+        Some(port) => port,
+        None if several => PORT,
+        None => launch::free_port().map_err(|error| CliError::Failure(format!("no free port: {error}")))?,
+    };
+    // Ranks of another launch on this host may be looking for the same port.
+    let own = || {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        format!("{}-{}", std::process::id(), since.as_nanos())
+    };
+    let job = arguments.job.clone().unwrap_or_else(|| if several { String::new() } else { own() });
+    let mut command = arguments.command.iter().cloned();
+    let program = command.next().ok_or_else(|| CliError::usage("there is no command", "give it after --"))?;
+    Ok(Plan {
+        program,
+        arguments: command.collect(),
+        processes: arguments.nproc.into(),
+        hosts: arguments.hosts.into(),
+        host: arguments.host.into(),
+        master: (arguments.master_addr.clone(), port),
+        job,
+        grace: Duration::from_secs_f64(arguments.grace),
+        stop: Arc::new(AtomicBool::new(false)),
+    })
+}
+
+/// This process's output, for whichever thread has a line.
+#[derive(Clone)]
+enum Terminal {
+    Out,
+    Err,
+}
+
+impl Write for Terminal {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            // The lock of our own writer is held by whoever runs the command.
+            Terminal::Out => raw(1, bytes),
+            Terminal::Err => raw(2, bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes to a file descriptor that stays open as long as the process.
+fn raw(descriptor: i32, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the bytes live through the call.
+    let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}

@@ -1,0 +1,225 @@
+//! Ranks that fail inside one process: everybody else gets an error in time that names the rank and the operation.
+
+use std::time::{Duration, Instant};
+
+use tilewright_harness::dist::comm::{CommError, Options, Reduce, threads};
+use tilewright_harness::dist::rendezvous;
+
+use crate::world::{KINDS, Kind, free_port, options, place, ranks};
+
+/// Patience of ranks that wait for one that hangs.
+const SHORT: Options = Options { timeout: Duration::from_millis(400), start_timeout: Duration::from_millis(600) };
+/// What "at once" and "in time" may cost on a busy machine.
+const SLACK: Duration = Duration::from_secs(20);
+
+#[test]
+fn ranks_that_disagree_all_hear_what_was_called() {
+    for kind in KINDS {
+        let texts = ranks(kind, 3, options(), |comm| {
+            comm.all_reduce(&mut [0.0_f32; 8], Reduce::Sum).unwrap();
+            let outcome = match comm.rank() {
+                0 => comm.all_reduce(&mut [0.0_f32; 100], Reduce::Sum),
+                1 => comm.all_reduce(&mut [0.0_f32; 101], Reduce::Sum),
+                _ => comm.broadcast(&mut [0_i32; 100], 2),
+            };
+            let error = outcome.unwrap_err();
+            // It is of no more use, and says so without waiting.
+            assert_eq!(comm.barrier().unwrap_err(), error);
+            error.to_string()
+        });
+        for text in texts {
+            let lines = [
+                "the ranks disagree about collective 2:",
+                "rank 0: all_reduce(sum) of 100 f32",
+                "rank 1: all_reduce(sum) of 101 f32",
+                "rank 2: broadcast(from rank 2) of 100 i32",
+            ];
+            assert!(lines.iter().all(|line| text.contains(line)), "{kind:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn element_types_order_and_reductions_are_compared_too() {
+    for kind in KINDS {
+        let errors = ranks(kind, 2, options(), |comm| match comm.rank() {
+            0 => comm.all_reduce(&mut [0.0_f32; 4], Reduce::Sum).unwrap_err(),
+            _ => comm.all_reduce(&mut [0.0_f64; 4], Reduce::Sum).unwrap_err(),
+        });
+        assert!(errors.iter().all(|error| error.to_string().contains("of 4 f64")), "{errors:?}");
+        let errors = ranks(kind, 2, options(), |comm| match comm.rank() {
+            0 => comm.all_reduce(&mut [0.0_f32; 4], Reduce::Sum).unwrap_err(),
+            _ => comm.all_reduce(&mut [0.0_f32; 4], Reduce::Avg).unwrap_err(),
+        });
+        assert!(errors.iter().all(|error| error.to_string().contains("all_reduce(avg)")), "{errors:?}");
+        let errors = ranks(kind, 2, options(), |comm| {
+            let order = if comm.rank() == 0 { [4, 8] } else { [8, 4] };
+            order.iter().try_for_each(|&n| comm.all_reduce(&mut vec![0.0_f32; n], Reduce::Sum)).unwrap_err()
+        });
+        assert!(
+            errors.iter().all(|error| error.to_string().contains("rank 1: all_reduce(sum) of 8 f32")),
+            "{errors:?}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_hangs_is_named_after_the_time_out() {
+    for kind in KINDS {
+        let began = Instant::now();
+        let (let_go, held) = std::sync::mpsc::channel::<()>();
+        let (let_go, held) = (std::sync::Mutex::new(Some(let_go)), std::sync::Mutex::new(held));
+        let waiting = std::sync::atomic::AtomicUsize::new(2);
+        let texts = ranks(kind, 3, SHORT, |comm| {
+            if comm.rank() == 1 {
+                // Hangs until the others have their error.
+                let _ = held.lock().unwrap().recv();
+                return String::new();
+            }
+            let text = comm.all_reduce(&mut [0.0_f32; 10], Reduce::Sum).unwrap_err().to_string();
+            if waiting.fetch_sub(1, std::sync::atomic::Ordering::SeqCst) == 1 {
+                drop(let_go.lock().unwrap().take());
+            }
+            text
+        });
+        for text in [&texts[0], &texts[2]] {
+            assert!(text.contains("waited 0.4 s for rank 1 at all_reduce(sum) of 10 f32"), "{kind:?}: {text}");
+        }
+        assert!(began.elapsed() >= SHORT.timeout && began.elapsed() < SLACK, "{:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_noticed_at_once() {
+    for kind in KINDS {
+        let began = Instant::now();
+        let texts = ranks(kind, 3, options(), |comm| {
+            comm.barrier().unwrap();
+            match comm.rank() {
+                2 => String::new(),
+                _ => comm.all_reduce(&mut [0.0_f32; 10], Reduce::Sum).unwrap_err().to_string(),
+            }
+        });
+        for text in &texts[..2] {
+            assert!(text.contains("rank 2") && text.contains("all_reduce(sum) of 10 f32"), "{kind:?}: {text}");
+        }
+        assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn a_rank_that_throws_takes_the_others_with_it() {
+    for kind in KINDS {
+        let began = Instant::now();
+        let texts = ranks(kind, 3, options(), |comm| {
+            if comm.rank() == 1 {
+                let thrown = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    let _comm = comm;
+                    // Not `panic!`, whose message in the output of the tests would look like a failure.
+                    std::panic::resume_unwind(Box::new("thrown"));
+                }));
+                return format!("{}", thrown.is_err());
+            }
+            comm.all_reduce(&mut [0.0_f32; 10], Reduce::Sum).unwrap_err().to_string()
+        });
+        assert_eq!(texts[1], "true");
+        for text in [&texts[0], &texts[2]] {
+            assert!(text.contains("rank 1 gave up: it panicked") && text.contains("all_reduce"), "{kind:?}: {text}");
+        }
+        assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_says_why() {
+    for kind in KINDS {
+        let texts = ranks(kind, 2, options(), |comm| match comm.rank() {
+            0 => {
+                comm.give_up("the disk is full");
+                comm.barrier().unwrap_err().to_string()
+            }
+            _ => comm.barrier().unwrap_err().to_string(),
+        });
+        assert!(texts[1].contains("rank 0 gave up: the disk is full") && texts[1].contains("at barrier"), "{texts:?}");
+        assert!(texts[0].contains("the disk is full"), "{texts:?}");
+    }
+}
+
+fn start(rank: usize, world: usize, port: u16, job: &str) -> Result<(), CommError> {
+    rendezvous::connect(&place(rank, world, port), job, SHORT).map(|_| ())
+}
+
+/// Starts these ranks at the same time, and gives what each says.
+fn meet(starts: &[(usize, usize, &str)]) -> Vec<Result<(), CommError>> {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = starts.iter().map(|&(r, w, job)| scope.spawn(move || start(r, w, port, job))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let began = Instant::now();
+    for outcome in meet(&[(0, 4, ""), (2, 4, "")]) {
+        let text = outcome.unwrap_err().to_string();
+        assert!(
+            text.contains("ranks 1 and 3 of 4 did not come to 127.0.0.1:") && text.contains("within 0.6 s"),
+            "{text}"
+        );
+    }
+    let text = meet(&[(1, 2, "")]).remove(0).unwrap_err().to_string();
+    assert!(text.contains("nobody answers at 127.0.0.1:") && text.contains("rank 0 has to run there"), "{text}");
+    assert!(began.elapsed() < SLACK);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let text = start(0, 2, port, "").unwrap_err().to_string();
+    assert!(text.contains(&format!("port {port} on 127.0.0.1")) && text.contains("set MASTER_PORT"), "{text}");
+}
+
+#[test]
+fn ranks_of_another_job_or_world_are_turned_away() {
+    let outcomes = meet(&[(0, 2, "mine"), (1, 2, "other")]);
+    let texts: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    assert!(texts[0].contains("rank 1 of 2 did not come"), "{texts:?}");
+    assert!(texts[1].contains("another job meets at this port"), "{texts:?}");
+    for outcome in meet(&[(0, 2, ""), (1, 3, "")]) {
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("rank 1 counts 3 ranks, rank 0 counts 2"), "{text}");
+    }
+    let texts: Vec<String> =
+        meet(&[(0, 3, ""), (1, 3, ""), (1, 3, "")]).into_iter().map(|o| o.unwrap_err().to_string()).collect();
+    assert!(texts.iter().all(|text| text.contains("two processes say that they are rank 1")), "{texts:?}");
+}
+
+/// Whoever else connects to the port is ignored.
+#[test]
+fn strangers_do_not_disturb() {
+    let port = free_port();
+    let done = std::thread::scope(|scope| {
+        let zero = scope.spawn(move || rendezvous::connect(&place(0, 2, port), "", options()).unwrap());
+        let stranger = scope.spawn(move || {
+            use std::io::Write;
+            loop {
+                if let Ok(mut socket) = std::net::TcpStream::connect(("127.0.0.1", port)) {
+                    return socket.write_all(b"GET / HTTP/1.1\r\n\r\n").is_ok();
+                }
+            }
+        });
+        assert!(stranger.join().unwrap());
+        let one = scope.spawn(move || rendezvous::connect(&place(1, 2, port), "", options()).unwrap());
+        (zero.join().unwrap().world(), one.join().unwrap().rank())
+    });
+    assert_eq!(done, (2, 1));
+}
+
+#[test]
+fn a_world_of_nobody_is_refused() {
+    assert!(threads::threads(0, options()).is_err());
+    let alone = ranks(Kind::Tcp, 1, options(), |comm| comm.all_reduce(&mut [1.0_f32], Reduce::Sum).is_ok());
+    assert_eq!(alone, [true]);
+}

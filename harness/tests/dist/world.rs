@@ -1,0 +1,51 @@
+//! Worlds for tests: the same function on every rank.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use tilewright_harness::dist::comm::{Communicator, Options, threads};
+use tilewright_harness::dist::rank::Place;
+use tilewright_harness::dist::rendezvous;
+
+/// What carries the ranks of a test.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Threads,
+    Tcp,
+}
+
+pub const KINDS: [Kind; 2] = [Kind::Threads, Kind::Tcp];
+
+/// Patience of tests: long enough for a busy machine.
+pub fn options() -> Options {
+    Options { timeout: Duration::from_secs(60), start_timeout: Duration::from_secs(60) }
+}
+
+pub fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+pub fn place(rank: usize, world: usize, port: u16) -> Place {
+    let master = ("127.0.0.1".to_string(), port);
+    Place { rank, world, local_rank: rank, local_world: world, master, started_by: "torchrun" }
+}
+
+/// Runs `f` on every rank, each on a thread of its own, and gives what they return, by rank.
+pub fn ranks<R: Send>(kind: Kind, world: usize, options: Options, f: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let mut ready = match kind {
+        Kind::Threads => threads::threads(world, options).unwrap().into_iter().map(Some).collect(),
+        Kind::Tcp => (0..world).map(|_| None).collect::<Vec<_>>(),
+    };
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let start = |(rank, ready): (usize, Option<Communicator>)| {
+            let f = &f;
+            scope.spawn(move || {
+                let connect = || rendezvous::connect(&place(rank, world, port), "test", options).unwrap();
+                f(ready.unwrap_or_else(connect))
+            })
+        };
+        let threads: Vec<_> = ready.drain(..).enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
