@@ -4,6 +4,7 @@
 //! - [`data`] makes batches out of text.
 //! - [`dist`] lets many ranks train one model.
 //! - [`files`] writes files that are there whole or not at all.
+//! - [`numerics`] are experiments with precision.
 //! - [`ops`] are our kernels as differentiable operations on candle tensors.
 //! - [`optim`] makes new parameters out of gradients.
 //! - [`params`] holds a model's parameters and their gradients.
@@ -15,6 +16,7 @@ pub mod cli;
 pub mod data;
 pub mod dist;
 pub mod files;
+pub mod numerics;
 pub mod ops;
 pub mod optim;
 pub mod params;

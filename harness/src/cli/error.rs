@@ -76,3 +76,9 @@ impl From<crate::report::Error> for CliError {
         }
     }
 }
+
+impl From<candle_core::Error> for CliError {
+    fn from(error: candle_core::Error) -> CliError {
+        CliError::Failure(error.to_string())
+    }
+}

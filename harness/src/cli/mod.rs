@@ -16,6 +16,7 @@ mod error;
 mod launch;
 mod list;
 mod manifest;
+mod numerics;
 mod run;
 mod tensors;
 
@@ -49,6 +50,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Start the ranks of a program on this host, and end all of them when one fails
     Launch(launch::Arguments),
+    /// Show by experiment what 16-bit numbers do to sums, layer norms and gradients
+    Numerics(numerics::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
@@ -85,6 +88,7 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Compile(arguments) => compile::run(&arguments, out),
         Command::Bench(arguments) => bench::run(&arguments, out),
         Command::Launch(arguments) => launch::run(&arguments, out),
+        Command::Numerics(arguments) => numerics::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),

@@ -297,7 +297,28 @@ fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
             bars.map(|(x, y, e)| ErrorBar::new_vertical(x, low(y, e), y, y + e, colour.stroke_width(1), 6)),
         )?;
     }
-    legend(&mut chart, series.len())
+    let places = points().filter(|p| xs.shows(p.x) && ys.shows(p.y)).map(|p| (xs.place(p.x), ys.place(p.y)));
+    legend(&mut chart, series.len(), emptiest_corner(places))
+}
+
+/// The corner with the fewest points near it. Places are from 0 to 1, from the left and from below.
+fn emptiest_corner(places: impl Iterator<Item = (f64, f64)>) -> SeriesLabelPosition {
+    use SeriesLabelPosition::{LowerLeft, LowerRight, UpperLeft, UpperRight};
+    let mut counts = [0_usize; 4];
+    for (x, y) in places {
+        // The legend takes about a third of the width and of the height.
+        let near = [(x < 0.35, y > 0.6), (x > 0.65, y > 0.6), (x < 0.35, y < 0.4), (x > 0.65, y < 0.4)];
+        for (count, (x, y)) in counts.iter_mut().zip(near) {
+            *count += usize::from(x && y);
+        }
+    }
+    let best = (0..4).min_by_key(|&corner| counts[corner]).unwrap_or(0);
+    match best {
+        0 => UpperLeft,
+        1 => UpperRight,
+        2 => LowerLeft,
+        _ => LowerRight,
+    }
 }
 
 fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
@@ -363,7 +384,9 @@ fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
         let text = super::table::Precision::Significant(3).show(bar.value);
         area.draw_text(&text, &value, (end + 4, middle))?;
     }
-    legend(&mut chart, groups.iter().filter(|group| !group.is_empty()).count())
+    // Later bars are as a rule no longer than the first ones.
+    let entries = groups.iter().filter(|group| !group.is_empty()).count();
+    legend(&mut chart, entries, SeriesLabelPosition::LowerRight)
 }
 
 fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
@@ -398,17 +421,21 @@ fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
             .label(&s.name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
     }
-    legend(&mut chart, series.len())
+    legend(&mut chart, series.len(), SeriesLabelPosition::UpperLeft)
 }
 
-/// Names of the series, in the upper left corner; one series needs none.
-fn legend<'a>(chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<Divided, Divided>>, entries: usize) -> Drawn {
+/// Names of the series; one series needs none.
+fn legend<'a>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<Divided, Divided>>,
+    entries: usize,
+    position: SeriesLabelPosition,
+) -> Drawn {
     if entries < 2 {
         return Ok(());
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(position)
         .background_style(WHITE.mix(0.85))
         .border_style(BLACK.mix(0.4))
         .label_font((FONT, 13))

@@ -1,0 +1,60 @@
+//! `tilewright numerics`: experiments with precision.
+
+use std::io::Write;
+
+use clap::{Args, ValueEnum};
+
+use super::{CliError, Result};
+use crate::numerics::{accumulate, autocast, norm, scaling};
+use crate::report::{Outputs, Report};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Which experiments; all of them unless some are named
+    #[arg(value_enum)]
+    experiments: Vec<Experiment>,
+    /// What is added again and again
+    #[arg(long, default_value_t = 0.01)]
+    addend: f64,
+    /// How often it is added
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    steps: u32,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Experiment {
+    /// A small number added many times, in several types
+    Accumulation,
+    /// Which types a toy model's tensors have under mixed precision
+    Autocast,
+    /// Layer normalisation in 16 bits
+    LayerNorm,
+    /// Gradients that f16 loses, and the scale that saves them
+    LossScaling,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    if !arguments.addend.is_finite() {
+        return Err(CliError::usage(format!("--addend is {}", arguments.addend), "it takes a finite number"));
+    }
+    arguments.outputs.check()?;
+    let wanted = |experiment| arguments.experiments.is_empty() || arguments.experiments.contains(&experiment);
+    let mut parts = Vec::new();
+    if wanted(Experiment::Accumulation) {
+        parts.push(accumulate::report(arguments.addend, arguments.steps as usize));
+    }
+    if wanted(Experiment::Autocast) {
+        parts.push(autocast::report()?);
+    }
+    if wanted(Experiment::LayerNorm) {
+        parts.push(norm::report()?);
+    }
+    if wanted(Experiment::LossScaling) {
+        parts.push(scaling::report());
+    }
+    let mut report = Report::new("numerics", "Numerics of mixed precision");
+    report.parts = parts.into_iter().flat_map(|part| part.parts).collect();
+    Ok(arguments.outputs.write(report, out)?)
+}
