@@ -6,9 +6,10 @@ use crate::report::{Part, Report, Table};
 pub fn report(report: &Report) -> String {
     let mut parts = vec![format!("## {}", report.title)];
     parts.extend(super::machine_line(report));
-    let tables = report.tables().count();
     parts.extend(report.parts.iter().filter_map(|part| match part {
-        Part::Table(table) if tables > 1 => Some(format!("### {}\n\n{}", table.title, self::table(table))),
+        Part::Table(table) if table.title != report.title => {
+            Some(format!("### {}\n\n{}", table.title, self::table(table)))
+        }
         Part::Table(table) => Some(self::table(table)),
         Part::Text(text) => Some(text.clone()),
         Part::Plot(_) | Part::Image { .. } => None,

@@ -9,11 +9,8 @@ use crate::report::{Part, Report, Table};
 /// Texts and tables in order.
 pub fn report(report: &Report) -> String {
     let mut parts: Vec<String> = super::machine_line(report).into_iter().collect();
-    let tables = report.tables().count();
     parts.extend(report.parts.iter().filter_map(|part| match part {
-        // A single table's title repeats that of the report.
-        Part::Table(table) if tables > 1 => Some(format!("{}\n{}", table.title, self::table(table))),
-        Part::Table(table) => Some(self::table(table)),
+        Part::Table(table) => Some(format!("{}\n{}", table.title, self::table(table))),
         Part::Text(text) => Some(wrapped(text, 100)),
         Part::Plot(_) | Part::Image { .. } => None,
     }));
