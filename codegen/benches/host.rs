@@ -26,7 +26,14 @@ fn main() {
     }
     attention(&cpu, peak, DType::BF16, true, true);
     weighted_sum(&cpu);
-    softmax(&cpu);
+    for (name, func) in [
+        ("softmax", kernels::softmax(4, 1024)),
+        ("argmax", kernels::argmax(4, 1024)),
+        ("cumsum", kernels::cumsum(4, 1024)),
+    ] {
+        over_rows(&cpu, name, &func, 1024);
+        over_rows(&cpu, name, &func, 1000);
+    }
 }
 
 unsafe extern "C" fn print(_: *const c_char, _: *const f64, _: u64, _: *const [i32; 3]) {}
@@ -207,14 +214,15 @@ fn weighted_sum(cpu: &HostCpu) {
     );
 }
 
-fn softmax(cpu: &HostCpu) {
-    let (rows, columns) = (1024, 1024);
-    let mut kernel = Kernel::new(&kernels::softmax(4, columns), cpu);
+/// A kernel over tiles of four rows of up to 1024 columns.
+fn over_rows(cpu: &HostCpu, name: &str, func: &ir::Func, columns: usize) {
+    let rows = 1024;
+    let mut kernel = Kernel::new(func, cpu);
     let (mut x, mut y) = (noise(rows * columns), vec![0f32; rows * columns]);
     let slots = [address(&mut x), address(&mut y), rows as u64, columns as u64, 1];
     let seconds = kernel.time(&slots, [(rows / 4) as i32, 1, 1]);
     println!(
-        "softmax {rows}x{columns}: {:.2} ns an element, compiled in {:.0} ms",
+        "{name} {rows}x{columns}: {:.3} ns an element, compiled in {:.0} ms",
         seconds * 1e9 / (rows * columns) as f64,
         kernel.compile.as_secs_f64() * 1e3
     );

@@ -351,7 +351,8 @@ op_table! {
     /// Reduces all operands (of one shape) together along `axis`. Region: 2n scalars (accumulated, then new) → n.
     /// The combination must be associative and commutative.
     Reduce { axis: usize } = "reduce" (1..any) -> any, Pure, Tile;
-    /// Inclusive prefix combination of all operands along `axis`. Region: 2n scalars (left, then right) → n.
+    /// Inclusive prefix combination of all operands along `axis`. Region: 2n scalars (left, then right) → n. The
+    /// combination must be associative.
     Scan { axis: usize, reverse: bool } = "scan" (1..any) -> any, Pure, Tile;
 
     // Control flow.

@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`plan`] decides which tiles get a buffer and which are fused into their consumers; [`state`] knows
 //! where every value lives; [`nest`] makes loops and [`eval`] fills them; [`access`] reads and writes memory; [`reduce`],
-//! [`dot`], [`memory`], [`control`] and [`debug`] are the ops with loops of their own; [`elementwise`], [`math`] and
+//! [`scan`], [`dot`], [`memory`], [`control`] and [`debug`] are the ops with loops of their own; [`elementwise`], [`math`] and
 //! [`repr`] are arithmetic on one vector.
 //!
 //! Tiles that need a buffer live in the arena that the caller passes, where [`arena`] puts them by live range. Views stay
@@ -23,6 +23,7 @@ mod nest;
 mod plan;
 mod reduce;
 mod repr;
+mod scan;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -1,17 +1,18 @@
-//! Reductions and scans.
+//! Reductions.
 //!
-//! A reduction by one associative function (`add`, `mul`, `min`, `max`, `and`, `or`, `xor`) keeps a vector of partial
-//! results. Along the vector dimension lane l combines the elements l, l + W, l + 2W, … in order; then the lanes are
-//! combined in halves (lane l with lane l + W/2, and so on). Along another dimension every lane is an element of the
-//! result. Partial sums of narrow floats stay in f32 and are rounded once.
+//! A reduction keeps a vector of partial results. Along the vector dimension lane l combines the elements l, l + W,
+//! l + 2W, … in order; then the lanes are combined in halves (lane l with lane l + W/2, and so on). Along another dimension
+//! every lane is an element of the result.
 //!
-//! Any other reduction, and every scan, combines elements strictly in order.
+//! Where the function is one operation (`add`, `mul`, `min`, `max`, `and`, `or`, `xor`), partial results start at its
+//! neutral element, and those of narrow floats stay in f32 and are rounded once. Any other function starts at the first
+//! element.
 
 use super::elementwise as ew;
-use super::nest::{Ev, Map, NestSpec, TileRef, identity};
-use super::repr::{is_narrow, reg, reg_num, round};
+use super::nest::{Ev, Map, Nest, NestSpec, TileRef, identity};
+use super::repr::{from_bits, is_narrow, reg, reg_num, round, to_bits};
 use super::state::{Lowering, Result};
-use super::writer::{Writer, vector};
+use super::writer::{Writer, splat, vector};
 use crate::ir::{BinaryOp, BlockId, DType, Elem, Literal, Op, OpId, Value};
 use std::collections::HashMap;
 
@@ -29,17 +30,70 @@ fn single_function(func: &crate::ir::Func, region: BlockId) -> Option<BinaryOp> 
     (associative && block.params.len() == 2 && of_both && func.op(last).operands == func.op(id).results).then_some(op)
 }
 
-/// The type that partial results have.
-fn partial_type(d: DType) -> DType {
-    if is_narrow(d) { DType::F32 } else { d }
+/// How a reduction by one function holds its partial results: narrow floats in f32, and floats whose minimum or maximum is
+/// sought as integers in the same order, because one instruction then does what takes seven on floats (NaN and the two
+/// zeros), and the next step waits for one.
+struct Partial {
+    /// Type of the partial results.
+    d: DType,
+    /// Type of the elements in registers.
+    from: DType,
+    op: BinaryOp,
 }
 
-/// x with `op(x, y) = y` for every y. Minimum and maximum ignore a NaN beside a number.
+impl Partial {
+    fn new(op: BinaryOp, d: DType) -> Partial {
+        let from = if is_narrow(d) { DType::F32 } else { d };
+        let ordered = matches!(op, BinaryOp::Min | BinaryOp::Max);
+        let d = match from {
+            DType::F32 if ordered => DType::I32,
+            DType::F64 if ordered => DType::I64,
+            other => other,
+        };
+        Partial { d, from, op }
+    }
+
+    fn start(&self, lanes: usize) -> String {
+        super::eval::literal(self.d, lanes, neutral(self.op, self.d))
+    }
+
+    /// An element as a partial result. A NaN becomes the neutral number, whose bits are those of a NaN again.
+    fn enter(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
+        if self.d == self.from {
+            return x.to_string();
+        }
+        let bits = to_bits(w, self.from, lanes, x);
+        let key = self.ordered(w, lanes, &bits);
+        let ty = vector(reg_num(self.from), lanes);
+        let is_nan = w.inst(format!("fcmp uno {ty} {x}, {x}"));
+        ew::select(w, Elem::Num(self.d), lanes, &is_nan, &self.start(lanes), &key)
+    }
+
+    /// A partial result as an element.
+    fn leave(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
+        if self.d == self.from {
+            return x.to_string();
+        }
+        let bits = self.ordered(w, lanes, x);
+        from_bits(w, self.from, lanes, &bits)
+    }
+
+    /// The bits of floats as integers in the same order, −0 below +0: those of negative numbers are inverted but for the
+    /// sign. Its own inverse.
+    fn ordered(&self, w: &mut Writer, lanes: usize, bits: &str) -> String {
+        let (ty, width) = (reg_num(self.d), self.d.bits());
+        let vty = vector(ty, lanes);
+        let sign = w.inst(format!("ashr {vty} {bits}, {}", splat(ty, lanes, width - 1)));
+        let flip = w.inst(format!("and {vty} {sign}, {}", splat(ty, lanes, i64::MAX >> (64 - width))));
+        w.inst(format!("xor {vty} {bits}, {flip}"))
+    }
+}
+
+/// x with `op(x, y) = y` for every y.
 fn neutral(op: BinaryOp, d: DType) -> Literal {
     let signed = d.is_signed_int();
     let bits = d.bits() as u32;
     match op {
-        BinaryOp::Min | BinaryOp::Max if d.is_float() => Literal::Float(f64::NAN),
         BinaryOp::Add if d.is_float() => Literal::Float(-0.0),
         BinaryOp::Mul if d.is_float() => Literal::Float(1.0),
         BinaryOp::Mul => Literal::Int(1),
@@ -50,23 +104,24 @@ fn neutral(op: BinaryOp, d: DType) -> Literal {
     }
 }
 
+/// Half of a vector's lanes, from lane `from`.
+fn half(w: &mut Writer, ty: &str, lanes: usize, x: &str, from: usize) -> String {
+    let (half, vty) = (lanes / 2, vector(ty, lanes));
+    if half == 1 {
+        return w.inst(format!("extractelement {vty} {x}, i64 {from}"));
+    }
+    let items: Vec<String> = (from..from + half).map(|i| format!("i32 {i}")).collect();
+    w.inst(format!("shufflevector {vty} {x}, {vty} poison, <{half} x i32> <{}>", items.join(", ")))
+}
+
 /// Combines the lanes of a vector in halves.
 pub fn combine_lanes(w: &mut Writer, op: BinaryOp, d: DType, mut lanes: usize, x: &str) -> String {
     let ty = reg_num(d);
     let mut x = x.to_string();
     while lanes > 1 {
-        let half = lanes / 2;
-        let vty = vector(ty, lanes);
-        let part = |w: &mut Writer, from: usize| {
-            if half == 1 {
-                return w.inst(format!("extractelement {vty} {x}, i64 {from}"));
-            }
-            let items: Vec<String> = (from..from + half).map(|i| format!("i32 {i}")).collect();
-            w.inst(format!("shufflevector {vty} {x}, {vty} poison, <{half} x i32> <{}>", items.join(", ")))
-        };
-        let (low, high) = (part(w, 0), part(w, half));
-        x = ew::binary(w, op, d, half, &low, &high);
-        lanes = half;
+        let (low, high) = (half(w, ty, lanes, &x, 0), half(w, ty, lanes, &x, lanes / 2));
+        lanes /= 2;
+        x = ew::binary(w, op, d, lanes, &low, &high);
     }
     x
 }
@@ -85,7 +140,7 @@ impl Lowering<'_> {
         }
         match single_function(self.func, data.regions[0]) {
             Some(op) if operands.len() == 1 => self.reduce_fast(op, &reads, &shape, axis, &tiles[0])?,
-            _ => self.in_order(id, &reads, &shape, axis, false, &tiles)?,
+            _ => self.reduce_by_region(data.regions[0], &reads, &shape, axis, &tiles)?,
         }
         for (r, tile) in results.into_iter().zip(tiles) {
             self.define(r, tile);
@@ -103,15 +158,15 @@ impl Lowering<'_> {
     ) -> Result<()> {
         let (v, map) = &reads[0];
         let d = self.elem(*v).num().expect("reductions are of numbers");
-        let partial = partial_type(d);
+        let partial = Partial::new(op, d);
         let (vec_dim, lanes) = self.vector_dim(shape, reads, &[]);
         let mut spec = NestSpec::new(shape, vec_dim, lanes);
         // The reduced dimension is innermost: its partial results stay in registers.
         spec.order.retain(|&k| k != axis);
         spec.order.push(axis);
-        let vty = vector(reg_num(partial), lanes);
+        let vty = vector(reg_num(partial.d), lanes);
         let slot = self.alloca(&vty);
-        let start = super::eval::literal(partial, lanes, neutral(op, partial));
+        let start = partial.start(lanes);
         let mut result_map: Map = map.clone();
         result_map.remove(axis);
         self.nest(&spec, reads, &[], |l, nest| {
@@ -121,16 +176,18 @@ impl Lowering<'_> {
             let ev = l.eval(nest, *v, map);
             let x = l.widen(nest, &ev, reg_num(d), lanes);
             nest.select(&mut l.w, nest.depth());
+            let x = partial.enter(&mut l.w, lanes, &x);
             let sum = l.w.inst(format!("load {vty}, ptr {slot}"));
-            let sum = ew::binary(&mut l.w, op, partial, lanes, &sum, &x);
+            let sum = ew::binary(&mut l.w, op, partial.d, lanes, &sum, &x);
             l.w.line(format!("store {vty} {sum}, ptr {slot}"));
             nest.select_after(&mut l.w, outside);
             let mut total = l.w.inst(format!("load {vty}, ptr {slot}"));
             let along = vec_dim == Some(axis);
             if along {
-                total = combine_lanes(&mut l.w, op, partial, lanes, &total);
+                total = combine_lanes(&mut l.w, op, partial.d, lanes, &total);
             }
             let result_lanes = if along { 1 } else { lanes };
+            let total = partial.leave(&mut l.w, result_lanes, &total);
             let total = round(&mut l.w, d, result_lanes, &total);
             let total = Ev { name: total, lanes: result_lanes, level: outside };
             l.write_after(nest, tile, &result_map, &total, outside);
@@ -139,100 +196,123 @@ impl Lowering<'_> {
     }
 
     /// Writes to a tile at the end of a loop's body.
-    fn write_after(&mut self, nest: &mut super::nest::Nest, tile: &TileRef, map: &Map, value: &Ev, level: usize) {
+    fn write_after(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map, value: &Ev, level: usize) {
         nest.select_after(&mut self.w, level);
         self.write_tile(nest, tile, map, value);
     }
 
-    pub fn scan(&mut self, id: OpId, axis: usize, reverse: bool) -> Result<()> {
-        let data = self.func.op(id);
-        let (operands, results) = (data.operands.clone(), data.results.clone());
-        let shape = self.shape(operands[0]).to_vec();
-        let map = identity(&shape);
-        let reads: Vec<(Value, Map)> = operands.iter().map(|&v| (v, map.clone())).collect();
-        self.prepare(&reads, &shape)?;
-        let mut tiles = Vec::new();
-        for &r in &results {
-            tiles.push(self.new_tile(self.shape(r), self.elem(r)));
-        }
-        self.in_order(id, &reads, &shape, axis, reverse, &tiles)?;
-        for (r, tile) in results.into_iter().zip(tiles) {
-            self.define(r, tile);
-        }
-        Ok(())
-    }
-
-    /// Combines elements one after the other along `axis`; lanes are positions along another dimension, if there is one.
-    fn in_order(
+    /// Reduces by any associative and commutative function, several tiles together if there are several.
+    fn reduce_by_region(
         &mut self,
-        id: OpId,
+        region: BlockId,
         reads: &[(Value, Map)],
         shape: &[usize],
         axis: usize,
-        reverse: bool,
         tiles: &[TileRef],
     ) -> Result<()> {
-        let scan = matches!(self.func.op(id).op, Op::Scan { .. });
-        let region = self.func.op(id).regions[0];
-        let (mut vec_dim, mut lanes) = self.vector_dim(shape, reads, &[]);
-        if vec_dim == Some(axis) {
-            (vec_dim, lanes) = (None, 1);
-        }
+        let (vec_dim, lanes) = self.vector_dim(shape, reads, &[]);
         let mut spec = NestSpec::new(shape, vec_dim, lanes);
         spec.order.retain(|&k| k != axis);
         spec.order.push(axis);
         let elems: Vec<Elem> = reads.iter().map(|(v, _)| self.elem(*v)).collect();
-        let slots: Vec<String> = elems.iter().map(|e| self.alloca(&vector(reg(*e), lanes))).collect();
-        let map = identity(shape);
-        let mut result_map = map.clone();
-        if !scan {
-            result_map.remove(axis);
-        }
-        let extent = shape[axis];
+        let slots = self.slots(&elems, lanes);
+        let mut result_map = identity(shape);
+        result_map.remove(axis);
         self.nest(&spec, reads, &[], |l, nest| {
-            let depth = nest.depth();
-            let outside = if nest.level[axis] > 0 { nest.level[axis] - 1 } else { depth };
-            nest.select(&mut l.w, depth);
-            let first = l.w.inst(format!("icmp eq i64 {}, 0", nest.index[axis]));
-            if reverse && nest.level[axis] > 0 {
-                nest.index[axis] = l.w.inst(format!("sub i64 {}, {}", extent - 1, nest.index[axis]));
+            let outside = if nest.level[axis] > 0 { nest.level[axis] - 1 } else { nest.depth() };
+            let first = l.is_first(nest, axis);
+            let names = l.eval_all(nest, reads, lanes);
+            let combined = l.combine_with_slots(region, &elems, &slots, lanes, &first, &names)?;
+            for (slot, (elem, new)) in slots.iter().zip(elems.iter().zip(&combined)) {
+                l.w.line(format!("store {} {new}, ptr {slot}", vector(reg(*elem), lanes)));
             }
-            let mut names = Vec::new();
-            for ((v, map), elem) in reads.iter().zip(&elems) {
-                let ev = l.eval(nest, *v, map);
-                names.push(l.widen(nest, &ev, reg(*elem), lanes));
+            nest.select_after(&mut l.w, outside);
+            let mut totals = l.load_slots(&elems, &slots, lanes);
+            let along = vec_dim == Some(axis);
+            if along {
+                totals = l.combine_halves(region, &elems, lanes, totals)?;
             }
-            nest.select(&mut l.w, depth);
-            let mut arguments = Vec::new();
-            for ((slot, elem), x) in slots.iter().zip(&elems).zip(&names) {
-                // Before the first element the slot holds nothing; the element itself keeps the function's inputs sane.
-                let old = l.w.inst(format!("load {}, ptr {slot}", vector(reg(*elem), lanes)));
-                let flag = ew::widen_lane(&mut l.w, "i1", lanes, &first);
-                arguments.push(ew::select(&mut l.w, *elem, lanes, &flag, x, &old));
-            }
-            arguments.extend(names.iter().cloned());
-            let combined = l.inline_region(region, lanes, &arguments)?;
-            for (k, elem) in elems.iter().enumerate() {
-                let flag = ew::widen_lane(&mut l.w, "i1", lanes, &first);
-                let new = ew::select(&mut l.w, *elem, lanes, &flag, &names[k], &combined[k]);
-                l.w.line(format!("store {} {new}, ptr {}", vector(reg(*elem), lanes), slots[k]));
-                if scan {
-                    let ev = Ev { name: new, lanes, level: depth };
-                    l.write_tile(nest, &tiles[k], &result_map, &ev);
-                }
-            }
-            for (k, elem) in elems.iter().enumerate().filter(|_| !scan) {
-                nest.select_after(&mut l.w, outside);
-                let total = l.w.inst(format!("load {}, ptr {}", vector(reg(*elem), lanes), slots[k]));
-                let ev = Ev { name: total, lanes, level: outside };
-                l.write_after(nest, &tiles[k], &result_map, &ev, outside);
+            for (tile, name) in tiles.iter().zip(totals) {
+                let total = Ev { name, lanes: if along { 1 } else { lanes }, level: outside };
+                l.write_after(nest, tile, &result_map, &total, outside);
             }
             Ok(())
         })
     }
 
+    /// Combines the lanes of vectors in halves by a region.
+    fn combine_halves(
+        &mut self,
+        region: BlockId,
+        elems: &[Elem],
+        mut lanes: usize,
+        mut values: Vec<String>,
+    ) -> Result<Vec<String>> {
+        while lanes > 1 {
+            let mut arguments = Vec::new();
+            for from in [0, lanes / 2] {
+                for (elem, x) in elems.iter().zip(&values) {
+                    arguments.push(half(&mut self.w, reg(*elem), lanes, x, from));
+                }
+            }
+            lanes /= 2;
+            values = self.inline_region(region, lanes, &arguments)?;
+        }
+        Ok(values)
+    }
+
+    /// An `alloca` for a vector of each type.
+    pub fn slots(&mut self, elems: &[Elem], lanes: usize) -> Vec<String> {
+        elems.iter().map(|e| self.alloca(&vector(reg(*e), lanes))).collect()
+    }
+
+    fn load_slots(&mut self, elems: &[Elem], slots: &[String], lanes: usize) -> Vec<String> {
+        let load = |(e, slot): (&Elem, &String)| self.w.inst(format!("load {}, ptr {slot}", vector(reg(*e), lanes)));
+        elems.iter().zip(slots).map(load).collect()
+    }
+
+    /// Whether the nest is at the beginning of a dimension, as an i1, in the innermost loop.
+    pub fn is_first(&mut self, nest: &Nest, axis: usize) -> String {
+        nest.select(&mut self.w, nest.depth());
+        self.w.inst(format!("icmp eq i64 {}, 0", nest.index[axis]))
+    }
+
+    /// The values at the nest's current point, in `lanes` lanes each; the innermost loop is selected afterwards.
+    pub fn eval_all(&mut self, nest: &mut Nest, reads: &[(Value, Map)], lanes: usize) -> Vec<String> {
+        let mut names = Vec::new();
+        for (v, map) in reads {
+            let ev = self.eval(nest, *v, map);
+            let ty = reg(self.elem(*v));
+            names.push(self.widen(nest, &ev, ty, lanes));
+        }
+        nest.select(&mut self.w, nest.depth());
+        names
+    }
+
+    /// What the slots hold combined with `new`; `new` itself where `first`, when the slots hold nothing yet.
+    pub fn combine_with_slots(
+        &mut self,
+        region: BlockId,
+        elems: &[Elem],
+        slots: &[String],
+        lanes: usize,
+        first: &str,
+        new: &[String],
+    ) -> Result<Vec<String>> {
+        let first = ew::widen_lane(&mut self.w, "i1", lanes, first);
+        let mut arguments = self.load_slots(elems, slots, lanes);
+        for ((old, elem), x) in arguments.iter_mut().zip(elems).zip(new) {
+            // The element itself keeps the function's inputs sane.
+            *old = ew::select(&mut self.w, *elem, lanes, &first, x, old);
+        }
+        arguments.extend(new.iter().cloned());
+        let combined = self.inline_region(region, lanes, &arguments)?;
+        let pick = |((c, elem), x): ((&String, &Elem), &String)| ew::select(&mut self.w, *elem, lanes, &first, x, c);
+        Ok(combined.iter().zip(elems).zip(new).map(pick).collect())
+    }
+
     /// Writes a combining region on vectors in the selected section.
-    fn inline_region(&mut self, region: BlockId, lanes: usize, arguments: &[String]) -> Result<Vec<String>> {
+    pub fn inline_region(&mut self, region: BlockId, lanes: usize, arguments: &[String]) -> Result<Vec<String>> {
         let func = self.func;
         let mut values: HashMap<Value, String> =
             func.block(region).params.iter().copied().zip(arguments.iter().cloned()).collect();

@@ -68,11 +68,14 @@ pub struct Lowering<'f> {
 
 impl<'f> Lowering<'f> {
     pub fn new(func: &'f Func, cpu: &HostCpu, options: &'f CompileOptions) -> Lowering<'f> {
+        let vectors = Vectors::of(cpu);
+        let mut w = Writer::new();
+        w.has_scalef = vectors.masks;
         Lowering {
             func,
             options,
-            vectors: Vectors::of(cpu),
-            w: Writer::new(),
+            vectors,
+            w,
             plan: Plan::new(func),
             arena: Arena::default(),
             allocas: String::new(),

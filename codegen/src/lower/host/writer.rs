@@ -21,6 +21,8 @@ pub struct Writer {
     globals: Vec<String>,
     functions: Vec<String>,
     defined: HashSet<String>,
+    /// The target has AVX-512's instruction for x · 2ⁿ.
+    pub has_scalef: bool,
 }
 
 impl Writer {

@@ -1,6 +1,6 @@
 //! Whole kernels: fusion, buffers shared over time, carried tiles, masks at odd boundaries.
 
-use super::kernels::{attention, matmul, matmul_by_pointers, softmax, weighted_sum};
+use super::kernels::{argmax, attention, cumsum, matmul, matmul_by_pointers, softmax, weighted_sum};
 use super::*;
 use crate::ir::{Func, Stage};
 use crate::pipeline::Observer;
@@ -29,14 +29,17 @@ fn weighted_sum_at_odd_sizes() {
 }
 
 #[test]
-fn softmax_at_odd_sizes() {
+fn rows_at_odd_sizes() {
     for (rows, columns) in [(1, 1), (3, 17), (9, 64), (8, 33)] {
         let n = rows * columns;
         let buffers = [Data::random(DType::F32, n, 3), Data::poison(DType::F32, n)];
+        let indices = [Data::random(DType::F32, n, 3), Data::poison(DType::I32, rows)];
         let inputs =
             [Input::Buffer(0), Input::Buffer(1), Input::Int(rows as i64), Input::Int(columns as i64), Input::Int(1)];
         let grid = [rows.div_ceil(4) as u32, 1, 1];
         check_func(&softmax(4, 64), &inputs, &buffers, grid, near(DType::F32));
+        check_func(&cumsum(4, 64), &inputs, &buffers, grid, near(DType::F32));
+        check_func(&argmax(4, 64), &inputs, &indices, grid, Tolerance::Exact);
     }
 }
 

@@ -127,6 +127,61 @@ pub fn softmax(rows_tile: usize, columns_tile: usize) -> Func {
     })
 }
 
+/// Index of each row's largest element, the first of equal ones; arguments x y rows columns.
+pub fn argmax(rows_tile: usize, columns_tile: usize) -> Func {
+    over_rows("argmax", DType::I32, rows_tile, columns_tile, |b, x| {
+        let index = b.arange(0, columns_tile as i64);
+        let index = b.expand_dims(index, 0);
+        let index = b.broadcast(index, &[rows_tile, columns_tile]);
+        b.reduce(&[x, index], 1, |b, l, r| {
+            let greater = b.cmp(CmpOp::Gt, l[0], r[0]);
+            let equal = b.cmp(CmpOp::Eq, l[0], r[0]);
+            let earlier = b.cmp(CmpOp::Lt, l[1], r[1]);
+            let tie = b.binary(BinaryOp::And, equal, earlier);
+            let keep = b.binary(BinaryOp::Or, greater, tie);
+            vec![b.select(keep, l[0], r[0]), b.select(keep, l[1], r[1])]
+        })[1]
+    })
+}
+
+/// Running sums along rows; arguments x y rows columns.
+pub fn cumsum(rows_tile: usize, columns_tile: usize) -> Func {
+    over_rows("cumsum", DType::F32, rows_tile, columns_tile, |b, x| {
+        b.scan(&[x], 1, false, |b, l, r| vec![b.binary(BinaryOp::Add, l[0], r[0])])[0]
+    })
+}
+
+/// A kernel that computes `make`'s tile from a tile of whole rows of `x` and writes it to `y`: a number a row, or a row.
+fn over_rows(
+    name: &str,
+    result: DType,
+    rows_tile: usize,
+    columns_tile: usize,
+    make: impl FnOnce(&mut Builder, Value) -> Value,
+) -> Func {
+    let mut k = Kernel::new(name);
+    let (x, y) = (k.ptr("x", DType::F32), k.ptr("y", result));
+    let (rows, columns) = (k.int("rows"), k.int("columns"));
+    let one = k.one("one");
+    k.build(|b| {
+        let start = tile_start(b, 0, rows_tile);
+        let zero = i64_of(b, 0);
+        let shape = [rows_tile, columns_tile];
+        let view =
+            |b: &mut Builder, p| b.make_view(p, &[rows, columns], &[columns, one], &[start, zero], &shape, &[1, 0]);
+        let x_view = view(b, x);
+        let tile = load(b, x_view, &[0, 1]);
+        let out = make(b, tile);
+        if b.func.ty(out).shape().len() == 2 {
+            let y_view = view(b, y);
+            store(b, y_view, out, &[0, 1]);
+        } else {
+            let y_view = b.make_view(y, &[rows], &[one], &[start], &[rows_tile], &[0]);
+            store(b, y_view, out, &[0]);
+        }
+    })
+}
+
 /// c = a · b; arguments a b c m n k. Tiles are [bm, bk] and [bk, bn].
 pub fn matmul(elem: DType, bm: usize, bn: usize, bk: usize) -> Func {
     let mut kernel = Kernel::new("matmul");

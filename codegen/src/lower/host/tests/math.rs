@@ -53,7 +53,7 @@ fn exact(op: UnaryOp, x: f64) -> f64 {
 
 fn sweep(low: f32, high: f32) -> Vec<f32> {
     let mut random = Random(1);
-    let mut values: Vec<f32> = (0..4084).map(|_| low + (high - low) * random.float() as f32).collect();
+    let mut values: Vec<f32> = (0..65_524).map(|_| low + (high - low) * random.float() as f32).collect();
     let special = [0.0, -0.0, low, high, 1.0, -1.0, 0.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-30, 1e-42];
     values.extend(special);
     values
@@ -62,23 +62,23 @@ fn sweep(low: f32, high: f32) -> Vec<f32> {
 #[test]
 fn elementary_functions_are_accurate() {
     for (op, low, high, ulps) in [
-        (UnaryOp::Exp, -104.0, 89.0, 2.0),
-        (UnaryOp::Exp, -1.0, 1.0, 2.0),
-        (UnaryOp::Exp2, -150.0, 129.0, 2.0),
-        (UnaryOp::Exp2, -1.0, 1.0, 2.0),
-        (UnaryOp::Log, 0.0, 4.0, 2.0),
-        (UnaryOp::Log, -1.0, 1e38, 2.0),
-        (UnaryOp::Log2, 0.0, 4.0, 2.0),
-        (UnaryOp::Log2, -1.0, 1e38, 2.0),
-        (UnaryOp::Sin, -10.0, 10.0, 2.0),
-        (UnaryOp::Sin, -1e9, 1e9, 2.0),
-        (UnaryOp::Sin, -3e38, 3e38, 2.0),
-        (UnaryOp::Cos, -10.0, 10.0, 2.0),
-        (UnaryOp::Cos, -1e9, 1e9, 2.0),
-        (UnaryOp::Tanh, -10.0, 10.0, 2.0),
-        (UnaryOp::Tanh, -1.0, 1.0, 2.0),
-        (UnaryOp::Erf, -5.0, 5.0, 2.0),
-        (UnaryOp::Erf, -1.0, 1.0, 2.0),
+        (UnaryOp::Exp, -104.0, 89.0, 1.1),
+        (UnaryOp::Exp, -1.0, 1.0, 1.1),
+        (UnaryOp::Exp2, -150.0, 129.0, 1.1),
+        (UnaryOp::Exp2, -1.0, 1.0, 1.1),
+        (UnaryOp::Log, 0.0, 4.0, 1.1),
+        (UnaryOp::Log, -1.0, 1e38, 1.1),
+        (UnaryOp::Log2, 0.0, 4.0, 1.6),
+        (UnaryOp::Log2, -1.0, 1e38, 1.6),
+        (UnaryOp::Sin, -10.0, 10.0, 1.7),
+        (UnaryOp::Sin, -1e9, 1e9, 1.7),
+        (UnaryOp::Sin, -3e38, 3e38, 1.7),
+        (UnaryOp::Cos, -10.0, 10.0, 1.7),
+        (UnaryOp::Cos, -1e9, 1e9, 1.7),
+        (UnaryOp::Tanh, -10.0, 10.0, 1.6),
+        (UnaryOp::Tanh, -1.0, 1.0, 1.6),
+        (UnaryOp::Erf, -5.0, 5.0, 1.2),
+        (UnaryOp::Erf, -1.0, 1.0, 1.2),
         (UnaryOp::Sqrt, 0.0, 1e6, 0.51),
         (UnaryOp::Rsqrt, 0.0, 1e6, 1.6),
     ] {

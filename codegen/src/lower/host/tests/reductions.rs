@@ -116,24 +116,93 @@ fn argmax_finds_the_first_of_equals() {
     }
 }
 
+/// Pairs (a, b) stand for x ↦ a·x + b. Applying one after the other is associative, and tells order and direction apart.
 #[test]
 fn scans_go_in_order_both_ways() {
     for shape in SHAPES {
         for axis in 0..shape.len() {
-            for reverse in [false, true] {
-                for d in [DType::I32, DType::F32, DType::F16] {
-                    let n: usize = shape.iter().product();
-                    // x ← 2x + y tells order and direction apart.
-                    let func = kernel(d, shape, &[d], |b, x| {
-                        b.scan(&[x], axis, reverse, |b, l, r| {
-                            let half = b.number(if d.is_float() { 0.5 } else { 3.0 }, Type::scalar(d));
-                            let scaled = b.binary(BinaryOp::Mul, l[0], half);
-                            vec![b.binary(BinaryOp::Add, scaled, r[0])]
-                        })
-                    });
-                    run(&func, Data::random(d, n, 7), &[(d, n)], Tolerance::Exact);
-                }
+            for (reverse, d) in [(false, DType::I32), (true, DType::I32), (false, DType::U8), (true, DType::I64)] {
+                let n: usize = shape.iter().product();
+                let func = kernel(d, shape, &[d, d], |b, x| {
+                    let three = b.number(3.0, Type::tensor(shape, d));
+                    let y = b.binary(BinaryOp::Xor, x, three);
+                    b.scan(&[x, y], axis, reverse, |b, l, r| {
+                        let factor = b.binary(BinaryOp::Mul, l[0], r[0]);
+                        let moved = b.binary(BinaryOp::Mul, l[1], r[0]);
+                        vec![factor, b.binary(BinaryOp::Add, moved, r[1])]
+                    })
+                });
+                run(&func, Data::random(d, n, 7), &[(d, n), (d, n)], Tolerance::Exact);
             }
+        }
+    }
+}
+
+#[test]
+fn running_sums_and_maxima_of_floats() {
+    for shape in SHAPES {
+        for axis in 0..shape.len() {
+            for (reverse, d) in [(false, DType::F32), (true, DType::F64), (true, DType::F16)] {
+                let n: usize = shape.iter().product();
+                let (op, tolerance) =
+                    if d == DType::F16 { (BinaryOp::Max, Tolerance::Exact) } else { (BinaryOp::Add, near(d)) };
+                let func = kernel(d, shape, &[d], |b, x| {
+                    b.scan(&[x], axis, reverse, |b, l, r| vec![b.binary(op, l[0], r[0])])
+                });
+                run(&func, Data::random(d, n, 9), &[(d, n)], tolerance);
+            }
+        }
+    }
+}
+
+/// Where only some elements are numbers, and where zeros differ in their sign.
+#[test]
+fn extrema_order_zeros_and_pass_over_nans() {
+    let rows = [
+        vec![f64::NAN, -0.0, f64::NAN, 0.0],
+        vec![-0.0, f64::NEG_INFINITY, f64::NAN, f64::NAN],
+        vec![f64::INFINITY, 1e-42, -1e-42, f64::NAN],
+    ];
+    for d in [DType::F32, DType::F64, DType::BF16] {
+        for (op, want) in
+            [(BinaryOp::Max, [0.0, -0.0, f64::INFINITY]), (BinaryOp::Min, [-0.0, f64::NEG_INFINITY, -1e-42])]
+        {
+            let mut all: Vec<f64> = rows.iter().flat_map(|r| r.repeat(8)).collect();
+            all.resize(4 * 32, f64::NAN);
+            let func = kernel(d, &[4, 32], &[d], |b, x| vec![b.reduce_with(op, x, 1)]);
+            for cpu in machines() {
+                let buffers = [Data::floats(d, all.clone()), Data::poison(d, 4)];
+                let got =
+                    run_native(&compile(&func, &cpu), &func, &[Input::Buffer(0), Input::Buffer(1)], &buffers, [1; 3]);
+                for (r, want) in want.iter().enumerate() {
+                    let want = num::encode(d, *want);
+                    assert_eq!(got[1].bits[r], want, "{d} {op:?} row {r}");
+                }
+                assert!(got[1].values()[3].is_nan(), "{d} {op:?} of NaNs");
+            }
+        }
+    }
+}
+
+/// A sum of products that the lowering does not know as one operation, over several tiles together.
+#[test]
+fn closures_reduce_in_lanes() {
+    for shape in SHAPES {
+        for axis in 0..shape.len() {
+            let n: usize = shape.iter().product();
+            let func = kernel(DType::I32, shape, &[DType::I32, DType::I32], |b, x| {
+                let two = b.number(2.0, Type::tensor(shape, DType::I32));
+                let y = b.binary(BinaryOp::Mul, x, two);
+                b.reduce(&[x, y], axis, |b, l, r| {
+                    let sum = b.binary(BinaryOp::Add, l[0], r[0]);
+                    // (1 + a)(1 + b) − 1
+                    let product = b.binary(BinaryOp::Mul, l[1], r[1]);
+                    let linear = b.binary(BinaryOp::Add, l[1], r[1]);
+                    vec![sum, b.binary(BinaryOp::Add, product, linear)]
+                })
+            });
+            let out = n / shape[axis];
+            run(&func, Data::random(DType::I32, n, 10), &[(DType::I32, out), (DType::I32, out)], Tolerance::Exact);
         }
     }
 }
