@@ -136,6 +136,7 @@ fn simulate(
         threads: module.threads,
         shared_bytes: module.shared_bytes,
         args: &bits,
+        tensor_maps: &module.tensor_maps,
         seed: 1,
     };
     sim::run(&launch, &mut global)?;

@@ -1,3 +1,4 @@
 //! Facts about a function that passes and lowerings ask for. Nothing here changes the function.
 
 pub mod axis;
+pub mod tensor_map;

@@ -1,12 +1,12 @@
-//! Execution: the values of one program instance, control flow, and what each op does.
+//! Execution: the values of one program instance, and what each op without control flow does ([`super::strand`] has it).
 
+use super::barriers::BarrierTable;
 use super::contract::{self, Row};
 use super::memory::Memory;
 use super::shared::SharedMemory;
 use super::value::{Tile, Val};
 use super::{InterpError, Outcome, access, elementwise, literal_bits, shape};
-use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Precision, Type, Value};
-use crate::num;
+use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Padding, Precision, Type, Value};
 use crate::text::print_op;
 use std::rc::Rc;
 
@@ -40,6 +40,7 @@ pub(super) fn run(
         program: [0; 3],
         values: vec![None; func.num_values()],
         shared: SharedMemory::default(),
+        barriers: BarrierTable::default(),
         outcome: Outcome::default(),
     };
     for z in 0..grid[2] {
@@ -47,26 +48,28 @@ pub(super) fn run(
             for x in 0..grid[0] {
                 machine.program = [x, y, z];
                 machine.shared = SharedMemory::default();
-                machine.enter(func.body, args.iter().cloned().map(Val::from).collect())?;
+                machine.barriers = BarrierTable::default();
+                machine.run_body(args.iter().cloned().map(Val::from).collect())?;
             }
         }
     }
     Ok(machine.outcome)
 }
 
-struct Machine<'a> {
-    func: &'a Func,
+pub(super) struct Machine<'a> {
+    pub func: &'a Func,
     memory: &'a mut Memory,
     limits: Limits,
     grid: [u32; 3],
     program: [u32; 3],
     values: Vec<Option<Val>>,
-    shared: SharedMemory,
-    outcome: Outcome,
+    pub shared: SharedMemory,
+    pub barriers: BarrierTable,
+    pub outcome: Outcome,
 }
 
 /// Why an op failed: by itself, or in an op of its regions, which is named already.
-enum Fault {
+pub(super) enum Fault {
     Here(String),
     Inside(InterpError),
 }
@@ -93,35 +96,54 @@ fn none(_done: ()) -> Result<Vec<Val>, Fault> {
     Ok(Vec::new())
 }
 
+/// Operand `i` is there and false.
+fn switched_off(operands: &[Val], i: usize) -> bool {
+    operands.get(i).is_some_and(|switch| switch.bits() == 0)
+}
+
 fn wrong_type(op: &str) -> ! {
     panic!("internal compiler error: {op} of another type passed the verifier, please report")
 }
 
 impl<'a> Machine<'a> {
-    /// Runs a block with these parameters; gives the operands of its terminator.
+    /// Runs a region of pure ops with these parameters; gives the operands of its terminator.
     fn enter(&mut self, block: BlockId, params: Vec<Val>) -> Result<Vec<Val>, InterpError> {
-        let data = self.func.block(block);
-        for (&v, val) in data.params.iter().zip(params) {
-            self.values[v.0 as usize] = Some(val);
-        }
-        for &id in &data.ops {
-            let op = self.func.op(id);
-            match &op.op {
-                Op::Yield | Op::Condition | Op::Return => return Ok(self.operands(id)),
-                _ => {}
+        self.set_params(block, params);
+        for &id in &self.func.block(block).ops {
+            if self.func.op(id).op == Op::Yield {
+                return Ok(self.operands(id));
             }
             let results = self.op(id).map_err(|fault| match fault {
                 Fault::Here(message) => self.error(id, message),
                 Fault::Inside(error) => error,
             })?;
-            for (&v, val) in op.results.iter().zip(results) {
-                self.values[v.0 as usize] = Some(val);
-            }
+            self.set_results(id, results);
         }
         unreachable!("internal compiler error: a block without a terminator passed the verifier, please report")
     }
 
-    fn error(&self, id: OpId, message: String) -> InterpError {
+    pub(super) fn set_params(&mut self, block: BlockId, params: Vec<Val>) {
+        for (&v, val) in self.func.block(block).params.iter().zip(params) {
+            self.values[v.0 as usize] = Some(val);
+        }
+    }
+
+    pub(super) fn set_results(&mut self, id: OpId, results: Vec<Val>) {
+        for (&v, val) in self.func.op(id).results.iter().zip(results) {
+            self.values[v.0 as usize] = Some(val);
+        }
+    }
+
+    /// Counts an op; an error at the limit.
+    pub(super) fn count(&mut self) -> Result<(), Fault> {
+        self.outcome.ops += 1;
+        if self.outcome.ops > self.limits.max_ops {
+            return Err(Fault::Here(format!("stopped after {} ops", self.limits.max_ops)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn error(&self, id: OpId, message: String) -> InterpError {
         InterpError { op: print_op(self.func, id), loc: self.func.op(id).loc.clone(), program: self.program, message }
     }
 
@@ -129,7 +151,7 @@ impl<'a> Machine<'a> {
         self.values[v.0 as usize].clone().expect("internal compiler error: use before definition, please report")
     }
 
-    fn operands(&self, id: OpId) -> Vec<Val> {
+    pub(super) fn operands(&self, id: OpId) -> Vec<Val> {
         self.func.op(id).operands.iter().map(|&v| self.get(v)).collect()
     }
 
@@ -138,12 +160,9 @@ impl<'a> Machine<'a> {
         self.func.ty(self.func.op(id).results[result])
     }
 
-    /// What an op gives.
-    fn op(&mut self, id: OpId) -> Result<Vec<Val>, Fault> {
-        self.outcome.ops += 1;
-        if self.outcome.ops > self.limits.max_ops {
-            return Err(Fault::Here(format!("stopped after {} ops", self.limits.max_ops)));
-        }
+    /// What an op without control flow gives.
+    pub(super) fn op(&mut self, id: OpId) -> Result<Vec<Val>, Fault> {
+        self.count()?;
         let operands = self.operands(id);
         let tile = |i: usize| operands[i].tile();
         let optional = |i: usize| operands.get(i).map(Val::tile);
@@ -197,14 +216,15 @@ impl<'a> Machine<'a> {
             Op::Reduce { axis } => self.reduce(id, &operands, *axis),
             Op::Scan { axis, reverse } => self.scan(id, &operands, *axis, *reverse),
 
-            Op::For { num_stages: _, unroll: _, warp_specialize: _ } => self.for_loop(id, operands),
-            Op::If => {
-                let side = if operands[0].bits() != 0 { 0 } else { 1 };
-                Ok(self.enter(self.func.op(id).regions[side], Vec::new())?)
-            }
-            Op::While => self.while_loop(id, operands),
-            Op::Yield | Op::Condition | Op::Return => {
-                unreachable!("internal compiler error: a terminator in the middle of a block, please report")
+            Op::For { .. }
+            | Op::If
+            | Op::While
+            | Op::Roles { .. }
+            | Op::MbarrierWait
+            | Op::Yield
+            | Op::Condition
+            | Op::Return => {
+                unreachable!("internal compiler error: control flow among pure ops, please report")
             }
             Op::Assume if operands[0].bits() == 0 => Err(Fault::Here("the assumption does not hold".into())),
             Op::Assume => none(()),
@@ -241,6 +261,26 @@ impl<'a> Machine<'a> {
             | Op::AsyncWait { pending: _ }
             | Op::FenceAsyncShared
             | Op::BlockBarrier { id: _, threads: _ } => none(()),
+            Op::MbarrierAlloc { arrivals } => {
+                let Type::Barrier { count } = self.ty(id, 0) else { wrong_type("mbarrier_alloc") };
+                one(self.barriers.alloc(*count, *arrivals))
+            }
+            Op::MbarrierFree => none(self.barriers.free(operands[0].barriers())?),
+            Op::MbarrierExpect { bytes } => match switched_off(&operands, 2) {
+                true => none(()),
+                false => none(self.barriers.expect(operands[0].barriers(), operands[1].int(), *bytes)?),
+            },
+            Op::MbarrierArrive { warps: count } | Op::AsyncArrive { threads: count } => {
+                none(self.barriers.arrive(operands[0].barriers(), operands[1].int(), *count)?)
+            }
+            Op::TmaLoad { boundary } => {
+                if !switched_off(&operands, 4) {
+                    let tile = operands[0].view().load(self.memory, boundary, Padding::Zero)?;
+                    let (group, index, to) = (operands[2].barriers(), operands[3].int(), operands[1].shared());
+                    self.barriers.copy(group, index, to, tile, &mut self.shared)?;
+                }
+                none(())
+            }
             Op::MmaSync { precision, warps: _ } => one(self.dot_anywhere(&operands, *precision)?),
             Op::FmaDot => one(self.dot_anywhere(&operands, Precision::Ieee)?),
             Op::Wgmma { warps: _ } => one(self.dot_anywhere(&operands, Precision::Tf32)?),
@@ -257,39 +297,11 @@ impl<'a> Machine<'a> {
         let read = |v: &Val| match v {
             Val::Shared(buffer) => self.shared.load(buffer).map(Rc::new),
             Val::Tile(tile) => Ok(tile.clone()),
-            Val::View(_) => unreachable!("internal compiler error: product of a view, please report"),
+            Val::View(_) | Val::Barriers(_) => {
+                unreachable!("internal compiler error: product of another value, please report")
+            }
         };
         Ok(contract::dot(&*read(&operands[0])?, &*read(&operands[1])?, operands[2].tile(), precision))
-    }
-
-    fn for_loop(&mut self, id: OpId, mut operands: Vec<Val>) -> Result<Vec<Val>, Fault> {
-        let mut carried = operands.split_off(3);
-        let [lower, upper, step] = [0, 1, 2].map(|i| operands[i].int());
-        if step <= 0 {
-            return Err(Fault::Here(format!("the step of a loop should be positive, found {step}")));
-        }
-        let index = operands[0].tile().dtype();
-        let body = self.func.op(id).regions[0];
-        let mut i = lower;
-        while i < upper {
-            let mut params = vec![Tile::scalar(index, num::encode_int(index, i)).into()];
-            params.append(&mut carried);
-            carried = self.enter(body, params)?;
-            i += step;
-        }
-        Ok(carried)
-    }
-
-    fn while_loop(&mut self, id: OpId, mut carried: Vec<Val>) -> Result<Vec<Val>, Fault> {
-        let regions = &self.func.op(id).regions;
-        loop {
-            let mut forwarded = self.enter(regions[0], carried)?;
-            let go_on = forwarded.remove(0).bits() != 0;
-            if !go_on {
-                return Ok(forwarded);
-            }
-            carried = self.enter(regions[1], forwarded)?;
-        }
     }
 
     /// Runs the region of a `reduce` or `scan` on one row of each side.

@@ -12,19 +12,22 @@
 //!   a hint or assumption that does not hold, a loop step that is not positive.
 //! - Two things are unspecified and do not stop a program, because lanes that are masked later may do them: integer
 //!   division by zero (0 here) and shifts by the width or more (as if bit by bit here).
-//! - At the later stages asynchronous ops take place at once, and layouts mean nothing: `convert_layout` is the
-//!   identity. Reading shared memory that nothing has written is an error.
+//! - At the later stages layouts mean nothing: `convert_layout` is the identity. `async_copy` and products take place
+//!   at once; what `tma_load` writes is there for who has waited for its barrier. Reading shared memory that nothing has
+//!   written is an error. Roles take turns, each runs until it waits; when all wait, that is an error too.
 //!
 //! `inline_asm` has no meaning here and is an error.
 
 mod access;
 pub mod arith;
+mod barriers;
 mod contract;
 mod elementwise;
 mod machine;
 pub mod memory;
 mod shape;
 mod shared;
+mod strand;
 #[cfg(test)]
 mod tests;
 pub mod value;

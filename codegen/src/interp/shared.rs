@@ -32,6 +32,12 @@ impl SharedMemory {
         Ok(Tile { shape: buffer.shape.clone(), elem: buffer.elem.into(), bits })
     }
 
+    /// Makes the buffer as if nothing had been written to it.
+    pub fn clear(&mut self, buffer: &Shared) {
+        let memory = &mut self.allocations[buffer.allocation];
+        buffer.places().for_each(|place| memory[place] = None);
+    }
+
     pub fn store(&mut self, buffer: &Shared, tile: &Tile) {
         let memory = &mut self.allocations[buffer.allocation];
         for (place, &bits) in buffer.places().zip(&tile.bits) {

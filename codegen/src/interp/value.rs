@@ -65,12 +65,20 @@ pub(super) struct Shared {
     pub strides: Vec<usize>,
 }
 
+/// Barriers in shared memory: a run of the program's.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Barriers {
+    pub first: usize,
+    pub count: usize,
+}
+
 /// Any value.
 #[derive(Clone, Debug)]
 pub(super) enum Val {
     Tile(Rc<Tile>),
     View(Rc<View>),
     Shared(Rc<Shared>),
+    Barriers(Rc<Barriers>),
 }
 
 impl From<Tile> for Val {
@@ -91,6 +99,12 @@ impl From<Shared> for Val {
     }
 }
 
+impl From<Barriers> for Val {
+    fn from(barriers: Barriers) -> Val {
+        Val::Barriers(Rc::new(barriers))
+    }
+}
+
 fn wrong_kind(expected: &str) -> ! {
     panic!("internal compiler error: expected a {expected} after verification, please report")
 }
@@ -99,21 +113,28 @@ impl Val {
     pub fn tile(&self) -> &Tile {
         match self {
             Val::Tile(tile) => tile,
-            Val::View(_) | Val::Shared(_) => wrong_kind("tile"),
+            Val::View(_) | Val::Shared(_) | Val::Barriers(_) => wrong_kind("tile"),
         }
     }
 
     pub fn view(&self) -> &View {
         match self {
             Val::View(view) => view,
-            Val::Tile(_) | Val::Shared(_) => wrong_kind("view"),
+            Val::Tile(_) | Val::Shared(_) | Val::Barriers(_) => wrong_kind("view"),
         }
     }
 
     pub fn shared(&self) -> &Shared {
         match self {
             Val::Shared(shared) => shared,
-            Val::Tile(_) | Val::View(_) => wrong_kind("shared buffer"),
+            Val::Tile(_) | Val::View(_) | Val::Barriers(_) => wrong_kind("shared buffer"),
+        }
+    }
+
+    pub fn barriers(&self) -> &Barriers {
+        match self {
+            Val::Barriers(barriers) => barriers,
+            Val::Tile(_) | Val::View(_) | Val::Shared(_) => wrong_kind("group of barriers"),
         }
     }
 

@@ -420,4 +420,36 @@ op_table! {
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;
     /// `bar.sync`: all threads of the block, or `threads` of them on named barrier `id`.
     BlockBarrier { id: u32, threads: Option<u32> } = "block_barrier" (0..0) -> 0, Control, Async;
+
+    // Bulk copies (TMA), and the barriers in shared memory (mbarriers) that count them.
+    //
+    // A barrier's life is a row of phases. A phase is complete when as many have arrived as the `mbarrier_alloc` says and
+    // as many bytes as were announced have been written; the next one begins at once. Phases are told apart by parity: 0
+    // for the first, 1 for the second. A wait for the parity of the phase before the first does not wait. What a thread did
+    // before it arrived, and the bytes, are visible to whoever has waited for the phase.
+
+    /// Barriers in shared memory, made ready by one thread: a `block_barrier` stands between this and their first use.
+    /// They live until `mbarrier_free`, or the end of the kernel. `arrivals` complete a phase.
+    MbarrierAlloc { arrivals: u32 } = "mbarrier_alloc" (0..0) -> 1, Control, Async;
+    /// Ends the barriers' life: nobody waits for them any more, and no copy is under way.
+    MbarrierFree = "mbarrier_free" (1..1) -> 0, Control, Async;
+    /// One thread arrives, and announces that copies will write `bytes`. Operands: barriers, i32 index, optionally a bool
+    /// that turns it off.
+    MbarrierExpect { bytes: u32 } = "mbarrier_expect" (2..3) -> 0, Control, Async;
+    /// Each of the `warps` warps that run this arrives once, when its threads are all there. Operands: barriers, i32 index.
+    MbarrierArrive { warps: u32 } = "mbarrier_arrive" (2..2) -> 0, Control, Async;
+    /// Each of the `threads` threads that run this arrives when the `async_copy`s that it has started so far are done.
+    /// Operands: barriers, i32 index.
+    AsyncArrive { threads: u32 } = "async_arrive" (2..2) -> 0, Control, Async;
+    /// Waits until the phase of that parity is complete. Operands: barriers, i32 index, i32 parity, optionally a bool that
+    /// turns it off.
+    MbarrierWait = "mbarrier_wait" (3..4) -> 0, Control, Async;
+    /// Starts copying the block that a view selects into a shared buffer (TMA), started by one thread, its bytes counted by
+    /// a barrier. Elements beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, barriers,
+    /// i32 index, optionally a bool that turns it off.
+    TmaLoad { boundary: Vec<usize> } = "tma_load" (4..5) -> 0, Write, Async;
+    /// Parts of the block that run side by side: `warps` warps the first region, `producers` further warps, of four that
+    /// the block has more, the second. `registers` are what a thread of either has. In the first region
+    /// `block_barrier` and the barriers that the compiler places are for its own threads.
+    Roles { warps: u32, producers: u32, registers: Vec<u32> } = "roles" (0..0) -> 0, Regions, Async;
 }

@@ -96,6 +96,9 @@ impl Block<'_> {
         args: &[(Ty, Operand)],
         global: &mut Global,
     ) -> Result<Option<Value>, String> {
+        if let Some(goes_on) = self.barrier_asm(t, text, args, global)? {
+            return Ok(goes_on.then_some(Value::Undef));
+        }
         let wait = if text.starts_with("bar.sync 0") {
             Some(Waiting::Block)
         } else if text.starts_with("mma.sync") {
@@ -217,12 +220,11 @@ impl Block<'_> {
     }
 
     /// All but the last `pending` groups of copies arrive.
-    fn wait_copies(&mut self, t: usize, pending: usize) -> Result<(), String> {
+    pub(super) fn wait_copies(&mut self, t: usize, pending: usize) -> Result<(), String> {
         let done = self.threads[t].groups.len().saturating_sub(pending);
-        let epoch = self.threads[t].epoch;
         let groups: Vec<_> = self.threads[t].groups.drain(..done).collect();
         for (to, bytes) in groups.into_iter().flatten() {
-            self.shared.write(to, &bytes, t as u32, epoch)?;
+            self.shared.write(to, &bytes, t as u32)?;
         }
         Ok(())
     }
@@ -237,8 +239,8 @@ impl Block<'_> {
         _global: &mut Global,
     ) -> Result<(), String> {
         if text.starts_with("bar.sync") {
+            self.shared.clocks.meet(members);
             for &t in members {
-                self.threads[t].epoch += 1;
                 self.finish(t, None, Value::Undef);
             }
         } else if text.starts_with("mma.sync") {
@@ -342,8 +344,7 @@ impl Block<'_> {
                 }
             }
         }
-        let reader = 1_000_000 + members[0] as u32 / 128;
-        let epoch = self.threads[members[0]].epoch;
+        let reader = members[0] as u32;
         let mut reads = Vec::new();
         for step in text.split("wgmma.mma_async").skip(1) {
             // Output list, a, b, scale, 1, 1, flags.
@@ -376,7 +377,7 @@ impl Block<'_> {
                 for row in 0..64 {
                     for k in 0..16 {
                         let p = d.address(row as u64, k as u64, !flag(4));
-                        let bytes = self.shared.read_async(p, 2, reader, epoch)?;
+                        let bytes = self.shared.read_async(p, 2, reader)?;
                         reads.push((p, 2));
                         a[row][k] = value::float(u64::from(u16::from_le_bytes([bytes[0], bytes[1]])), &element);
                     }
@@ -387,7 +388,7 @@ impl Block<'_> {
             for k in 0..16 {
                 for col in 0..n {
                     let p = d.address(col as u64, k as u64, !b_trans);
-                    let bytes = self.shared.read_async(p, 2, reader, epoch)?;
+                    let bytes = self.shared.read_async(p, 2, reader)?;
                     reads.push((p, 2));
                     b[k][col] = value::float(u64::from(u16::from_le_bytes([bytes[0], bytes[1]])), &element);
                 }

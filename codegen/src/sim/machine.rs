@@ -1,8 +1,10 @@
 //! Threads, one at a time, until they need each other.
 
+use super::barriers::{Bulk, MAP_BASE, Mbarrier, Named};
 use super::memory::{Global, Shared};
 use super::parse::{Function, Inst, Line, Module, Operand, Ty, parse};
 use super::value::{self, Value, mask};
+use crate::target::TensorMapDesc;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -15,6 +17,8 @@ pub struct Launch<'a> {
     pub shared_bytes: u32,
     /// The kernel's arguments as bits, in order.
     pub args: &'a [u64],
+    /// What follows them: maps that the bulk copy engine takes.
+    pub tensor_maps: &'a [TensorMapDesc],
     /// Draws the order in which threads run.
     pub seed: u64,
 }
@@ -44,6 +48,10 @@ pub(super) enum Waiting {
     Block,
     Group,
     Warp,
+    /// For a phase of the barrier at this address, by its parity.
+    Phase(u64, u64),
+    /// At the barrier of this number.
+    Named(usize),
     Done,
 }
 
@@ -64,8 +72,6 @@ pub(super) struct Thread {
     pub id: u32,
     frames: Vec<Frame>,
     pub waiting: Option<Waiting>,
-    /// Barriers passed.
-    pub epoch: u32,
     /// Copies in the open group, and groups that are committed.
     pub open: Vec<(u64, Vec<u8>)>,
     pub groups: Vec<Vec<(u64, Vec<u8>)>>,
@@ -91,6 +97,12 @@ pub(super) struct Block<'a> {
     /// Products under way, by warpgroup: groups in order, the last one open.
     pub flights: HashMap<u32, Vec<Vec<Flight>>>,
     pub next_flight: u64,
+    /// By shared address.
+    pub mbarriers: HashMap<u64, Mbarrier>,
+    pub next_barrier: u32,
+    pub named: HashMap<usize, Named>,
+    /// Bulk copies under way.
+    pub bulk: Vec<Bulk>,
 }
 
 impl<'a> Block<'a> {
@@ -98,23 +110,17 @@ impl<'a> Block<'a> {
         let functions: HashMap<String, Rc<Function>> =
             module.functions.iter().map(|(n, f)| (n.clone(), Rc::new(f.clone()))).collect();
         let entry = functions[&module.entry].clone();
-        assert_eq!(entry.params.len(), launch.args.len(), "arguments of the kernel");
+        let maps = (0..launch.tensor_maps.len() as u64).map(|i| MAP_BASE + i);
+        let args: Vec<u64> = launch.args.iter().copied().chain(maps).collect();
+        assert_eq!(entry.params.len(), args.len(), "arguments of the kernel");
         let threads = (0..launch.threads)
             .map(|id| {
                 let mut registers = vec![Value::Undef; entry.registers];
-                for (&p, &a) in entry.params.iter().zip(launch.args) {
+                for (&p, &a) in entry.params.iter().zip(&args) {
                     registers[p] = Value::Bits(a);
                 }
                 let frame = Frame { function: entry.clone(), block: 0, at: 0, from: 0, registers, result: None };
-                Thread {
-                    id,
-                    frames: vec![frame],
-                    waiting: None,
-                    epoch: 0,
-                    open: Vec::new(),
-                    groups: Vec::new(),
-                    steps: 0,
-                }
+                Thread { id, frames: vec![frame], waiting: None, open: Vec::new(), groups: Vec::new(), steps: 0 }
             })
             .collect();
         Block {
@@ -126,6 +132,10 @@ impl<'a> Block<'a> {
             random: launch.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             flights: HashMap::new(),
             next_flight: 0,
+            mbarriers: HashMap::new(),
+            next_barrier: 0,
+            named: HashMap::new(),
+            bulk: Vec::new(),
         }
     }
 
@@ -141,14 +151,27 @@ impl<'a> Block<'a> {
             let ready: Vec<usize> = (0..self.threads.len()).filter(|&t| self.threads[t].waiting.is_none()).collect();
             if ready.is_empty() {
                 if self.threads.iter().all(|t| t.waiting == Some(Waiting::Done)) {
-                    return Ok(());
+                    return match self.bulk.len() {
+                        0 => Ok(()),
+                        n => Err(format!("the block ends while {n} bulk copies are under way")),
+                    };
                 }
-                if !self.meet(global)? {
-                    let stuck: Vec<String> =
-                        self.threads.iter().take(4).map(|t| format!("thread {}: {}", t.id, self.text(t.id))).collect();
-                    return Err(format!("threads wait for each other for ever: {}", stuck.join("; ")));
+                let which = self.draw(usize::MAX);
+                if !self.meet(global)? && !self.land(which) {
+                    let first = |w: usize| self.threads.chunks(32).nth(w).map(|c| &c[0]);
+                    let stuck: Vec<String> = (0..self.threads.len() / 32)
+                        .filter_map(first)
+                        .map(|t| format!("thread {}: {}", t.id, self.text(t.id)))
+                        .collect();
+                    let open = self.open_phases();
+                    return Err(format!("threads wait for each other for ever: {}{open}", stuck.join("; ")));
                 }
                 continue;
+            }
+            // Copies land when they like.
+            if !self.bulk.is_empty() && self.draw(4) == 0 {
+                let which = self.draw(usize::MAX);
+                self.land(which);
             }
             let t = ready[self.draw(ready.len())];
             while self.threads[t].waiting.is_none() {
@@ -272,10 +295,7 @@ impl<'a> Block<'a> {
             Inst::Load { ty, space, p } => {
                 let p = self.bits(t, p)?;
                 let bytes = match space {
-                    3 => {
-                        let epoch = self.threads[t].epoch;
-                        self.shared.read(p, ty.bytes(), t as u32, epoch)?
-                    }
+                    3 => self.shared.read(p, ty.bytes(), t as u32)?,
                     _ => global.read(p, ty.bytes())?,
                 };
                 from_bytes(ty, &bytes)
@@ -284,10 +304,7 @@ impl<'a> Block<'a> {
                 let bytes = to_bytes(ty, &self.get(t, v))?;
                 let p = self.bits(t, p)?;
                 match space {
-                    3 => {
-                        let epoch = self.threads[t].epoch;
-                        self.shared.write(p, &bytes, t as u32, epoch)?;
-                    }
+                    3 => self.shared.write(p, &bytes, t as u32)?,
                     // The thread's own stack holds only what `vprintf` would print.
                     0 => {}
                     _ => global.write(p, &bytes)?,
@@ -396,7 +413,7 @@ impl<'a> Block<'a> {
                 _ => return Err(format!("special register `{register}`")),
             }))));
         }
-        if name.starts_with("llvm.nvvm.shfl.sync") {
+        if name.starts_with("llvm.nvvm.shfl.sync") || name == "llvm.nvvm.bar.warp.sync" {
             self.threads[t].waiting = Some(Waiting::Warp);
             return Ok(None);
         }
@@ -418,6 +435,14 @@ impl<'a> Block<'a> {
     fn together(&mut self, members: &[usize], global: &mut Global) -> Result<(), String> {
         let line = self.line(members[0]);
         match &line.inst {
+            Inst::Call { name, .. } if name == "llvm.nvvm.bar.warp.sync" => {
+                self.shared.clocks.meet(members);
+                for &t in members {
+                    self.finish(t, None, Value::Undef);
+                    self.threads[t].waiting = None;
+                }
+                Ok(())
+            }
             Inst::Call { name, args, .. } => {
                 let mode = name.split('.').nth(4).unwrap_or("").to_string();
                 let mut offered = Vec::new();

@@ -1,6 +1,8 @@
 //! Global memory in buffers, and one block's shared memory with a record of who touched which byte.
 
+use super::clock::Clocks;
 use super::parse::SMEM_BASE;
+use std::collections::HashMap;
 
 /// Buffers at made-up addresses, far enough apart that no access runs from one into the next.
 #[derive(Clone, Debug, Default)]
@@ -53,13 +55,21 @@ impl Global {
 /// Who wrote a byte last, and who has read it since.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trace {
-    /// Thread + 1, and the writer's barrier count at that time.
+    /// The source of the write, and its time.
     writer: Option<(u32, u32)>,
     /// The number of the write, for fences.
     sequence: u64,
-    /// A reader since the last write, and its barrier count; `u32::MAX` for several.
-    reader: Option<(u32, u32)>,
+    /// Readers since the last write: the last one's number in the list of all.
+    readers: u32,
     defined: bool,
+}
+
+/// A reader, and those before it.
+#[derive(Clone, Copy, Debug)]
+struct Reader {
+    before: u32,
+    thread: u32,
+    when: u32,
 }
 
 /// Shared memory of one block.
@@ -69,6 +79,11 @@ pub struct Shared {
     sequence: u64,
     /// Per thread: writes up to here are fenced for the asynchronous proxy.
     fenced: Vec<u64>,
+    pub clocks: Clocks,
+    /// Lists of readers, each linked to the one before; number 0 is nobody.
+    readers: Vec<Reader>,
+    /// What the reader of the last access added to which list.
+    added: ((u32, u32), HashMap<u32, u32>),
 }
 
 impl Shared {
@@ -78,6 +93,9 @@ impl Shared {
             trace: vec![Trace::default(); bytes as usize],
             sequence: 0,
             fenced: vec![0; threads as usize],
+            clocks: Clocks::new(threads),
+            readers: vec![Reader { before: 0, thread: 0, when: 0 }],
+            added: ((u32::MAX, 0), HashMap::new()),
         }
     }
 
@@ -93,62 +111,111 @@ impl Shared {
         }
     }
 
-    /// A read by `thread`, which has passed `epoch` barriers.
-    pub fn read(&mut self, address: u64, len: usize, thread: u32, epoch: u32) -> Result<Vec<u8>, String> {
+    /// A read by `thread`.
+    pub fn read(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
+        let now = self.clocks.now(thread);
+        if self.added.0 != (thread, now) {
+            self.added = ((thread, now), HashMap::new());
+        }
         for i in at..at + len {
             let t = &mut self.trace[i];
             if !t.defined {
                 return Err(format!("read of shared byte {i}, which nothing wrote"));
             }
             if let Some((writer, when)) = t.writer
-                && writer != thread
-                && when == epoch
+                && !self.clocks.knows(thread, writer, when)
             {
-                return Err(format!(
-                    "race: thread {thread} reads shared byte {i}, which thread {writer} wrote after the last barrier"
-                ));
+                return Err(if self.clocks.is_thread(writer) {
+                    format!(
+                        "race: thread {thread} reads shared byte {i}, which thread {writer} wrote after the last barrier"
+                    )
+                } else {
+                    format!("thread {thread} reads shared byte {i}, whose bulk copy it has not waited for")
+                });
             }
-            t.reader = match t.reader {
-                Some((r, e)) if e == epoch && r != thread => Some((u32::MAX, epoch)),
-                _ => Some((thread, epoch)),
-            };
+            let last = self.readers[t.readers as usize];
+            if t.readers != 0 && (last.thread, last.when) == (thread, now) {
+                continue;
+            }
+            let (list, readers) = (&mut self.added.1, &mut self.readers);
+            t.readers = *list.entry(t.readers).or_insert_with(|| {
+                readers.push(Reader { before: t.readers, thread, when: now });
+                readers.len() as u32 - 1
+            });
         }
         Ok(self.bytes[at..at + len].to_vec())
     }
 
-    pub fn write(&mut self, address: u64, bytes: &[u8], thread: u32, epoch: u32) -> Result<(), String> {
+    /// A reader of a byte of whom `thread` does not know that it is done.
+    fn open_reader(&self, byte: usize, thread: u32) -> Option<u32> {
+        let mut at = self.trace[byte].readers;
+        while at != 0 {
+            let r = self.readers[at as usize];
+            if !self.clocks.knows(thread, r.thread, r.when) {
+                return Some(r.thread);
+            }
+            at = r.before;
+        }
+        None
+    }
+
+    pub fn write(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
         self.sequence += 1;
+        let now = self.clocks.now(thread);
         for (i, &b) in (at..).zip(bytes) {
-            let t = &mut self.trace[i];
+            let t = &self.trace[i];
             // Copies may write the same value to one place.
             if let Some((writer, when)) = t.writer
-                && writer != thread
-                && when == epoch
+                && !self.clocks.knows(thread, writer, when)
                 && self.bytes[i] != b
             {
                 return Err(format!("race: threads {writer} and {thread} write different values to shared byte {i}"));
             }
-            if let Some((reader, when)) = t.reader
-                && reader != thread
-                && when == epoch
-            {
+            if self.open_reader(i, thread).is_some() {
                 return Err(format!(
                     "race: thread {thread} writes shared byte {i}, which another thread read after the last barrier"
                 ));
             }
-            *t = Trace { writer: Some((thread, epoch)), sequence: self.sequence, reader: None, defined: true };
+            self.trace[i] = Trace { writer: Some((thread, now)), sequence: self.sequence, readers: 0, defined: true };
+            self.bytes[i] = b;
+        }
+        Ok(())
+    }
+
+    /// A write by the bulk copy engine that `thread` asked for. It is known by the source `by` at the time `when`.
+    pub fn write_bulk(&mut self, address: u64, bytes: &[u8], thread: u32, by: u32, when: u32) -> Result<(), String> {
+        let at = self.locate(address, bytes.len())?;
+        self.sequence += 1;
+        for (i, &b) in (at..).zip(bytes) {
+            if let Some((writer, time)) = self.trace[i].writer {
+                if !self.clocks.knows(thread, writer, time) {
+                    return Err(format!("race: a bulk copy overwrites shared byte {i} while its last writer is at it"));
+                }
+                if self.clocks.is_thread(writer) && self.fenced[writer as usize] < self.trace[i].sequence {
+                    return Err(format!(
+                        "a bulk copy overwrites shared byte {i}, which thread {writer} wrote without a proxy fence since"
+                    ));
+                }
+            }
+            if let Some(reader) = self.open_reader(i, thread) {
+                return Err(format!(
+                    "race: a bulk copy overwrites shared byte {i}, which thread {reader} may still be reading"
+                ));
+            }
+            self.trace[i] = Trace { writer: Some((by, when)), sequence: self.sequence, readers: 0, defined: true };
             self.bytes[i] = b;
         }
         Ok(())
     }
 
     /// A read by the tensor cores on behalf of `thread`.
-    pub fn read_async(&mut self, address: u64, len: usize, thread: u32, epoch: u32) -> Result<Vec<u8>, String> {
+    pub fn read_async(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
         for i in at..at + len {
             if let Some((writer, _)) = self.trace[i].writer
+                && self.clocks.is_thread(writer)
                 && self.fenced[writer as usize] < self.trace[i].sequence
             {
                 return Err(format!(
@@ -156,7 +223,7 @@ impl Shared {
                 ));
             }
         }
-        self.read(address, len, thread, epoch)
+        self.read(address, len, thread)
     }
 
     /// `fence.proxy.async`: what the thread has written becomes visible to the tensor cores.

@@ -4,13 +4,19 @@
 //! every thread runs on its own until it needs others (a shuffle or `mma.sync` its warp, `wgmma` its warpgroup, a barrier
 //! the block), in an order drawn from a seed. On the way it reports what a real GPU would only sometimes show: two
 //! threads meeting in a byte of shared memory between two barriers, a product whose result is touched before it is
-//! waited for, shared memory that `wgmma` reads without a proxy fence, copies that were not waited for, accesses
-//! outside their buffer, and threads that wait for each other for ever.
+//! waited for, shared memory that `wgmma` reads without a proxy fence, copies that were not waited for, that overwrite
+//! what may still be read, or that are not announced as they come, accesses outside their buffer, and threads that wait
+//! for each other for ever.
 //!
 //! Reading order: [`parse`] (text to instructions), [`value`] (arithmetic on bits), [`memory`] (global and shared memory,
-//! races), [`machine`] (threads and scheduling), [`asm`] (the PTX inside), [`matrix`] (matrix fragments, descriptors).
+//! races), [`clock`] (who knows of whose doings), [`machine`] (threads and scheduling), [`barriers`] (phases, bulk copies),
+//! [`asm`] (the PTX inside), [`matrix`] (matrix fragments, descriptors).
 
 mod asm;
+mod barriers;
+#[cfg(test)]
+mod bulk_tests;
+mod clock;
 mod machine;
 mod matrix;
 mod memory;

@@ -210,6 +210,10 @@ impl FunctionParser {
         while !c.eat(")") {
             f.param_types.push(c.ty());
             loop {
+                if c.eat("byval(") || c.eat("\"") {
+                    let end = c.rest.find([')', '"']).expect("the end of an attribute");
+                    c.rest = &c.rest[end + 1..];
+                }
                 match c.word() {
                     name if name.starts_with('%') => {
                         let r = self.register(name);

@@ -37,6 +37,7 @@ fn simulate(
         threads: module.threads,
         shared_bytes: module.shared_bytes,
         args: &args,
+        tensor_maps: &module.tensor_maps,
         seed,
     };
     run(&launch, &mut global)?;
@@ -139,7 +140,15 @@ impl Attention {
         args.push(self.queries as u64);
         args.push(u64::from(self.scale().to_bits()));
         let (threads, shared_bytes) = (module.threads, module.shared_bytes);
-        let launch = Launch { llvm_ir, grid: self.grid(), threads, shared_bytes, args: &args, seed };
+        let launch = Launch {
+            llvm_ir,
+            grid: self.grid(),
+            threads,
+            shared_bytes,
+            args: &args,
+            tensor_maps: &module.tensor_maps,
+            seed,
+        };
         run(&launch, &mut global)?;
         Ok(Attention::numbers(global.bytes(o)))
     }

@@ -5,6 +5,7 @@
 //! regions freely. A function that the language surface or a pass gives and that breaks a rule is a bug of the compiler
 //! (the surface reports a user's mistakes before); a function read from text may simply be wrong.
 
+mod barriers;
 mod contract;
 mod control;
 mod elementwise;
@@ -33,7 +34,7 @@ attr_enum! {
         Arguments = "arguments",
         /// An op has as many operands and results as the op table says.
         Arity = "arity",
-        /// `for`, `reduce` and `scan` have one region, `if` and `while` two, other ops none.
+        /// `for`, `reduce` and `scan` have one region, `if`, `while` and `roles` two, other ops none.
         Regions = "regions",
         /// The kernel ends in `return`, the first region of `while` in `condition`, every other region in `yield`;
         /// these ops stand nowhere else.
@@ -275,5 +276,13 @@ fn op_types(cx: &OpCx) -> Check {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())
         }
         Op::BlockBarrier { id, threads } => shared::block_barrier(cx, *id, *threads),
+        Op::MbarrierAlloc { arrivals } => barriers::alloc(cx, *arrivals),
+        Op::MbarrierFree => barriers::barrier(cx, 0),
+        Op::MbarrierExpect { bytes } => barriers::expect(cx, *bytes),
+        Op::MbarrierArrive { warps } => barriers::arrive(cx, "warps", *warps),
+        Op::AsyncArrive { threads } => barriers::arrive(cx, "threads", *threads),
+        Op::MbarrierWait => barriers::wait(cx),
+        Op::TmaLoad { boundary } => barriers::tma_load(cx, boundary),
+        Op::Roles { warps, producers, registers } => barriers::roles(cx, *warps, *producers, registers),
     }
 }

@@ -5,7 +5,7 @@ use super::{Check, OpCx, Rule, contract, memory, require};
 use crate::ir::{DType, Padding, Type};
 
 /// Operand `i` is a shared buffer; gives its shape and element.
-fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Broken> {
+pub(super) fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Broken> {
     shared(cx.operand(i)).ok_or_else(|| super::Broken {
         rule: Rule::OperandTypes,
         message: format!("operand {i} should be a shared buffer, found {}", cx.operand(i)),

@@ -32,7 +32,7 @@ impl End {
 fn region_ends(op: &Op) -> &'static [End] {
     match op {
         Op::For { .. } | Op::Reduce { .. } | Op::Scan { .. } => &[End::Yield],
-        Op::If => &[End::Yield, End::Yield],
+        Op::If | Op::Roles { .. } => &[End::Yield, End::Yield],
         Op::While => &[End::Condition, End::Yield],
         Op::Unary(_)
         | Op::Binary(_)
@@ -85,7 +85,14 @@ fn region_ends(op: &Op) -> &'static [End] {
         | Op::Wgmma { .. }
         | Op::WgmmaWait { .. }
         | Op::FenceAsyncShared
-        | Op::BlockBarrier { .. } => &[],
+        | Op::BlockBarrier { .. }
+        | Op::MbarrierAlloc { .. }
+        | Op::MbarrierFree
+        | Op::MbarrierExpect { .. }
+        | Op::MbarrierArrive { .. }
+        | Op::AsyncArrive { .. }
+        | Op::MbarrierWait
+        | Op::TmaLoad { .. } => &[],
     }
 }
 

@@ -226,7 +226,15 @@ impl Lowering<'_> {
             | Op::MmaSync { .. }
             | Op::FmaDot
             | Op::FenceAsyncShared
-            | Op::BlockBarrier { .. } => {
+            | Op::BlockBarrier { .. }
+            | Op::MbarrierAlloc { .. }
+            | Op::MbarrierFree
+            | Op::MbarrierExpect { .. }
+            | Op::MbarrierArrive { .. }
+            | Op::AsyncArrive { .. }
+            | Op::MbarrierWait
+            | Op::TmaLoad { .. }
+            | Op::Roles { .. } => {
                 panic!("internal compiler error: `{}` of a GPU stage on the CPU, please report", data.op.mnemonic())
             }
         }

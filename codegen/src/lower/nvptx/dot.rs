@@ -289,7 +289,10 @@ impl Lowering<'_> {
     }
 
     /// A number that all lanes of a warp share, told to the hardware as such.
-    fn uniform(&mut self, f: impl FnOnce(&mut super::emit::Emitter, &super::threads::Threads) -> Val) -> Val {
+    pub(super) fn uniform(
+        &mut self,
+        f: impl FnOnce(&mut super::emit::Emitter, &super::threads::Threads) -> Val,
+    ) -> Val {
         let v = f(&mut self.e, &self.threads);
         self.e.declare("declare i32 @llvm.nvvm.shfl.sync.idx.i32(i32, i32, i32, i32)");
         self.e.hoist(format!("call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {v}, i32 0, i32 31)"))

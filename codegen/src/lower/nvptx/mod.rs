@@ -4,7 +4,8 @@
 //! element lies is never stored: coordinates are linear functions of lane and warp, XOR a constant per register.
 //!
 //! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops and control flow), [`elementwise`],
-//! [`memory`] (global), [`shared`], [`reduce`], [`dot`], [`plan`] (shared memory and barriers).
+//! [`memory`] (global), [`shared`], [`tma`] (bulk copies, roles), [`reduce`], [`dot`], [`plan`] (shared memory and
+//! barriers).
 
 mod control;
 mod debug;
@@ -19,6 +20,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod tma;
 
 use self::emit::{Emitter, Val};
 use self::plan::SharedPlan;
@@ -43,7 +45,7 @@ pub struct GpuModule {
 
 /// Lowers a function whose tiles all have layouts.
 pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
-    let threads = 32 * options.num_warps;
+    let threads = block_threads(func, options);
     let plan = SharedPlan::new(func);
     if plan.bytes > arch.max_shared_bytes() {
         return Err(Unsupported {
@@ -68,14 +70,23 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         plan,
         threads: ids,
         values: vec![None; func.num_values()],
+        maps: Vec::new(),
+        num_warps: options.num_warps,
+        consumers: None,
         e,
         loc: func.loc.clone(),
     };
-    let signature = l.signature();
+    let mut params = l.params();
     l.block(func.body)?;
+    let (map_params, map_args) = l.map_arguments();
+    params.extend(map_params);
     let shared_bytes = l.plan.bytes;
     l.e.global("@smem", "external addrspace(3) global [0 x i8], align 1024");
     let mut attributes = format!("nounwind \"nvvm.reqntid\"=\"{threads}\"");
+    if func.walk().iter().any(|&id| matches!(func.op(id).op, Op::Roles { .. })) {
+        // One block to a multiprocessor, so that all registers are there to be moved between the roles.
+        attributes.push_str(" \"nvvm.minctasm\"=\"1\"");
+    }
     if let Some(n) = options.max_registers {
         attributes.push_str(&format!(" \"nvvm.maxnreg\"=\"{n}\""));
     }
@@ -89,15 +100,23 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
             divisible_by: arg.divisible_by,
             equal_to: arg.equal_to,
         })
+        .chain(map_args)
         .collect();
+    let signature = format!("@{}({})", func.name, params.join(", "));
     Ok(GpuModule {
         llvm_ir: l.e.finish(&signature, &attributes),
         entry: func.name.clone(),
         args,
         threads,
         shared_bytes,
-        tensor_maps: Vec::new(),
+        tensor_maps: l.maps,
     })
+}
+
+/// Threads of a block: those that compute, and the four warps beside them where there are roles.
+fn block_threads(func: &Func, options: &CompileOptions) -> u32 {
+    let roles = func.walk().iter().any(|&id| matches!(func.op(id).op, Op::Roles { .. }));
+    32 * (options.num_warps + if roles { 4 } else { 0 })
 }
 
 /// How the launch passes an argument of this type. 16-bit floats travel as their bits.
@@ -148,6 +167,12 @@ struct Lowering<'f> {
     plan: SharedPlan,
     threads: Threads,
     values: Vec<Option<Regs>>,
+    /// Maps that the kernel takes after its arguments.
+    maps: Vec<TensorMapDesc>,
+    /// Warps that run the code that is being lowered.
+    num_warps: u32,
+    /// Warps that the barriers of the code that is being lowered are for, where it is not the whole block.
+    consumers: Option<u32>,
     e: Emitter,
     /// Place of the op being lowered, for errors.
     loc: Loc,
@@ -156,7 +181,8 @@ struct Lowering<'f> {
 type Result<T, E = Unsupported> = std::result::Result<T, E>;
 
 impl<'f> Lowering<'f> {
-    fn signature(&mut self) -> String {
+    /// The kernel's own parameters.
+    fn params(&mut self) -> Vec<String> {
         let func = self.func;
         let written = plan::written_pointers(func);
         let mut params = Vec::new();
@@ -179,7 +205,7 @@ impl<'f> Lowering<'f> {
             };
             self.values[v.0 as usize] = Some(Rc::new(vec![value]));
         }
-        format!("@{}({})", func.name, params.join(", "))
+        params
     }
 
     /// The registers of a value.
@@ -242,9 +268,13 @@ impl<'f> Lowering<'f> {
         Ok(())
     }
 
-    /// `bar.sync 0` for all threads of the block.
+    /// `bar.sync` for all threads of the block, or of the role.
     fn barrier(&mut self) {
-        self.e.void("call void asm sideeffect \"bar.sync 0;\", \"~{memory}\"() #1");
+        let which = match self.consumers {
+            Some(warps) => format!("1, {}", 32 * warps),
+            None => "0".to_string(),
+        };
+        self.e.void(format!("call void asm sideeffect \"bar.sync {which};\", \"~{{memory}}\"() #1"));
     }
 
     fn op(&mut self, id: OpId) -> Result<()> {
@@ -331,6 +361,14 @@ impl<'f> Lowering<'f> {
                     self.e.void(format!("call void asm sideeffect \"bar.sync {barrier}, {n};\", \"~{{memory}}\"() #1"));
                 }
             },
+            Op::MbarrierAlloc { .. } => self.mbarrier_alloc(id),
+            Op::MbarrierFree => self.mbarrier_free(id),
+            Op::MbarrierExpect { .. } => self.mbarrier_expect(id),
+            Op::MbarrierArrive { .. } => self.mbarrier_arrive(id),
+            Op::AsyncArrive { .. } => self.async_arrive(id),
+            Op::MbarrierWait => self.mbarrier_wait(id),
+            Op::TmaLoad { .. } => self.tma_load(id)?,
+            Op::Roles { .. } => self.roles(id)?,
             Op::Dot { .. } => panic!("internal compiler error: a dot without an instruction"),
         }
         Ok(())

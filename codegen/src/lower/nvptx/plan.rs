@@ -107,6 +107,14 @@ impl SharedPlan {
                 let bytes = (ty.numel() * elem.bytes()) as u32;
                 needs.push(Need { op: id, bytes, align: BUFFER_ALIGN, first: i, last, scratch: false });
             }
+            if let (Op::MbarrierAlloc { .. }, Some(&v)) = (&data.op, data.results.first())
+                && let Type::Barrier { count } = func.ty(v)
+            {
+                // Never shared: whoever came next would have to wait for the end of the last waits.
+                let bytes = *count as u32 * super::tma::MBARRIER_BYTES;
+                let align = super::tma::MBARRIER_BYTES;
+                needs.push(Need { op: id, bytes, align, first: 0, last: usize::MAX, scratch: false });
+            }
             let bytes = scratch_bytes(func, id);
             if bytes > 0 {
                 needs.push(Need { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, scratch: true });
@@ -161,7 +169,8 @@ impl SharedPlan {
                         }
                     }
                 }
-                Op::If => {
+                // Each role has its own barriers; what they share, mbarriers order.
+                Op::If | Op::Roles { .. } => {
                     let mut merged = Pending::default();
                     for &r in &data.regions {
                         let mut arm = pending.clone();
@@ -189,9 +198,15 @@ impl SharedPlan {
             pending.unfenced.clear();
             return;
         }
-        if let Op::AsyncCopy { .. } = data.op {
-            let ring = self.bytes_of(func, data.operands[1]);
-            if ring.is_some_and(|w| pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(w))) {
+        if let Op::AsyncCopy { .. } | Op::TmaLoad { .. } = data.op {
+            let Some(ring) = self.bytes_of(func, data.operands[1]) else { return };
+            let by_engine = matches!(data.op, Op::TmaLoad { .. });
+            let unfenced = by_engine && pending.unfenced.iter().any(|p| p.overlaps(ring));
+            if unfenced {
+                self.fences.insert(id);
+                pending.unfenced.clear();
+            }
+            if unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
                 self.barriers.insert(id);
                 pending.reads.clear();
                 pending.writes.clear();
@@ -337,7 +352,7 @@ pub(super) fn written_pointers(func: &Func) -> HashSet<Value> {
         let data = func.op(id);
         if data.op.effects() == Effects::Write {
             match data.op {
-                Op::LocalStore | Op::AsyncCopy { .. } => {}
+                Op::LocalStore | Op::AsyncCopy { .. } | Op::TmaLoad { .. } => {}
                 _ => mark(func, data.operands[0], &mut written, &mut HashSet::new()),
             }
         }

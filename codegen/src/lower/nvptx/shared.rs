@@ -170,7 +170,7 @@ impl Lowering<'_> {
         let view = data.operands[0];
         let order = crate::passes::assign_layouts::view_parts(self.func, view).order.to_vec();
         let vector = view_vector(self.func, &self.axis, view, boundary);
-        let layout = coalesced(self.func.ty(view).shape(), &order, vector, self.options.num_warps);
+        let layout = coalesced(self.func.ty(view).shape(), &order, vector, self.num_warps);
         let (memory, elem, base) = self.buffer(data.operands[1]);
         let memory = memory.clone();
         let predicate = data.operands.get(2).map(|&p| self.scalar(p));

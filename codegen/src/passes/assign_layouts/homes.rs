@@ -241,7 +241,15 @@ impl<'f> Homes<'f> {
             | Op::Wgmma { .. }
             | Op::WgmmaWait { .. }
             | Op::FenceAsyncShared
-            | Op::BlockBarrier { .. } => {
+            | Op::BlockBarrier { .. }
+            | Op::MbarrierAlloc { .. }
+            | Op::MbarrierFree
+            | Op::MbarrierExpect { .. }
+            | Op::MbarrierArrive { .. }
+            | Op::AsyncArrive { .. }
+            | Op::MbarrierWait
+            | Op::TmaLoad { .. }
+            | Op::Roles { .. } => {
                 panic!("internal compiler error: `{}` before layout assignment", data.op.mnemonic())
             }
         }

@@ -1,0 +1,284 @@
+//! Which blocks of memory the bulk copy engine (TMA) can fetch, and how.
+//!
+//! The engine takes a *tensor map*, which the host encodes before the launch, and coordinates. So of a view everything
+//! but the offsets has to follow from the kernel's arguments. The base may be `argument + Σ scalar · stride`, with i32
+//! scalars that the kernel computes (the head of a batch) and strides that are arguments: each such term becomes one more
+//! dimension of the map, as wide as can be, of which a box has one element.
+//!
+//! Limits (CUDA Driver API, `cuTensorMapEncodeTiled`): at most five dimensions; the innermost contiguous; base and other
+//! strides multiples of 16 bytes; a box at most 256 elements in each dimension, its rows multiples of 16 bytes and,
+//! under a swizzle, no wider than the span. A wider tile is fetched by several copies.
+
+use super::axis::AxisAnalysis;
+use crate::ir::{BinaryOp, DType, Def, Func, Op, Type, Value};
+use crate::layout::{LinearLayout, Swizzle};
+use crate::passes::assign_layouts::view_parts;
+use crate::target::HostExpr;
+
+const MAX_RANK: usize = 5;
+const MAX_BOX: u32 = 256;
+/// Strides and addresses are multiples of this.
+const ALIGN: u64 = 16;
+/// Extent of a dimension that nothing bounds: coordinates are i32.
+const UNBOUNDED: i64 = i32::MAX as i64;
+
+/// How to fetch a view's block into a shared buffer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TmaPlan {
+    /// Index of the kernel's pointer argument.
+    pub base: usize,
+    pub elem: DType,
+    /// Innermost first; strides without the innermost.
+    pub shape: Vec<HostExpr>,
+    pub strides: Vec<HostExpr>,
+    pub block: Vec<u32>,
+    /// 0, 32, 64 or 128.
+    pub swizzle_bytes: u32,
+    /// Where the block lies, by dimension of the map: values of i64 or i32.
+    pub coordinates: Vec<Value>,
+    pub copies: Vec<BoxCopy>,
+}
+
+/// One box.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoxCopy {
+    /// Bytes from the start of the buffer.
+    pub offset: u32,
+    /// Elements from the block's start, by dimension of the map.
+    pub start: Vec<u32>,
+}
+
+/// The plan for a view and a shared buffer of its block; `None` where the engine cannot do it.
+pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], buffer: &Type) -> Option<TmaPlan> {
+    let parts = view_parts(func, view);
+    let (Type::View { block, elem }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };
+    let bytes = elem.bytes() as u64;
+    let inner = parts.order[0];
+    if *elem == DType::Bool || axis.scalar_constant(func, parts.strides[inner]) != Some(1) {
+        return None;
+    }
+    let aligned = |stride: Value| axis.scalar_divisor(func, stride).saturating_mul(bytes).is_multiple_of(ALIGN);
+    let mut plan = TmaPlan {
+        base: 0,
+        elem: *elem,
+        shape: Vec::new(),
+        strides: Vec::new(),
+        block: Vec::new(),
+        swizzle_bytes: 0,
+        coordinates: Vec::new(),
+        copies: Vec::new(),
+    };
+    for &d in parts.order {
+        plan.shape.push(match host(func, axis, parts.shape[d], &[DType::I32]) {
+            Some(extent) => extent,
+            // What no boundary checks lies inside anyhow.
+            None if !boundary.contains(&d) => HostExpr::Const(UNBOUNDED),
+            None => return None,
+        });
+        if d != inner {
+            aligned(parts.strides[d]).then_some(())?;
+            plan.strides.push(host(func, axis, parts.strides[d], &[DType::I32, DType::I64])?);
+        }
+        plan.coordinates.push(parts.offsets[d]);
+    }
+    plan.base = base(func, axis, parts.base, &mut plan, &aligned)?;
+    if plan.shape.len() > MAX_RANK {
+        return None;
+    }
+    let extents: Vec<u32> = block.iter().map(|&n| n as u32).collect();
+    boxes(func.layout(*layout), &extents, parts.order, *elem, &mut plan)?;
+    Some(plan)
+}
+
+/// A number that the host knows: a constant, or an integer argument, perhaps widened.
+fn host(func: &Func, axis: &AxisAnalysis, v: Value, types: &[DType]) -> Option<HostExpr> {
+    if let Some(c) = axis.scalar_constant(func, v) {
+        return Some(HostExpr::Const(c));
+    }
+    match func.value(v).def {
+        Def::Param(block, i) if block == func.body => {
+            func.ty(v).dtype().filter(|d| types.contains(d)).map(|_| HostExpr::Arg(i))
+        }
+        Def::Param(..) => None,
+        Def::Result(id, _) => match func.op(id).op {
+            Op::Cast if func.ty(v).dtype() == Some(DType::I64) => host(func, axis, func.op(id).operands[0], types),
+            Op::Hint { .. } => host(func, axis, func.op(id).operands[0], types),
+            _ => None,
+        },
+    }
+}
+
+/// The pointer argument that an address comes from; what is added to it becomes dimensions of the plan.
+fn base(
+    func: &Func,
+    axis: &AxisAnalysis,
+    v: Value,
+    plan: &mut TmaPlan,
+    aligned: &dyn Fn(Value) -> bool,
+) -> Option<usize> {
+    match func.value(v).def {
+        Def::Param(block, i) if block == func.body => func.args[i].divisible_by.is_multiple_of(ALIGN).then_some(i),
+        Def::Param(..) => None,
+        Def::Result(id, _) => {
+            let data = func.op(id);
+            match data.op {
+                Op::Hint { .. } => base(func, axis, data.operands[0], plan, aligned),
+                Op::PtrAdd => {
+                    let found = base(func, axis, data.operands[0], plan, aligned)?;
+                    terms(func, axis, data.operands[1], plan, aligned)?;
+                    Some(found)
+                }
+                _ => None,
+            }
+        }
+    }
+}
+
+/// Takes a sum of products `scalar · stride` apart, a dimension for each.
+fn terms(
+    func: &Func,
+    axis: &AxisAnalysis,
+    v: Value,
+    plan: &mut TmaPlan,
+    aligned: &dyn Fn(Value) -> bool,
+) -> Option<()> {
+    if axis.scalar_constant(func, v) == Some(0) {
+        return Some(());
+    }
+    let data = func.op(func.def_op(v)?);
+    match data.op {
+        Op::Hint { .. } => terms(func, axis, data.operands[0], plan, aligned),
+        Op::Binary(BinaryOp::Add) => {
+            terms(func, axis, data.operands[0], plan, aligned)?;
+            terms(func, axis, data.operands[1], plan, aligned)
+        }
+        Op::Binary(BinaryOp::Mul) => {
+            let [a, b] = data.operands[..] else { return None };
+            let dimension = [(a, b), (b, a)].into_iter().find_map(|(scalar, stride)| {
+                let by = host(func, axis, stride, &[DType::I32, DType::I64])?;
+                aligned(stride).then_some((narrow(func, axis, scalar)?, by))
+            });
+            let (scalar, stride) = dimension?;
+            plan.shape.push(HostExpr::Const(UNBOUNDED));
+            plan.strides.push(stride);
+            plan.coordinates.push(scalar);
+            Some(())
+        }
+        _ => None,
+    }
+}
+
+/// A value that fits into an i32 coordinate, before it was widened.
+fn narrow(func: &Func, axis: &AxisAnalysis, v: Value) -> Option<Value> {
+    if func.ty(v).dtype() == Some(DType::I32)
+        || axis.scalar_constant(func, v).is_some_and(|c| (0..UNBOUNDED).contains(&c))
+    {
+        return Some(v);
+    }
+    let data = func.op(func.def_op(v)?);
+    match data.op {
+        Op::Cast | Op::Hint { .. } => narrow(func, axis, data.operands[0]),
+        _ => None,
+    }
+}
+
+/// Boxes that leave the block in the buffer as its layout says.
+fn boxes(layout: &LinearLayout, extents: &[u32], order: &[usize], elem: DType, plan: &mut TmaPlan) -> Option<()> {
+    let bytes = elem.bytes() as u32;
+    let (inner, rest) = (order[0], &order[1..]);
+    let rows: u32 = rest.iter().map(|&d| extents[d]).product();
+    let swizzle = Swizzle::ALL.into_iter().find(|&s| {
+        if s == Swizzle::None {
+            return *layout == LinearLayout::shared_row_major(extents, order);
+        }
+        extents[inner] * bytes >= s.bytes()
+            && *layout == LinearLayout::shared_swizzled(extents, order, bytes, s.bytes())
+    })?;
+    // Elements of a box along the innermost dimension, and along the next one.
+    let width = match swizzle {
+        Swizzle::None if rest.is_empty() => extents[inner].min(MAX_BOX),
+        Swizzle::None => extents[inner],
+        _ => swizzle.bytes() / bytes,
+    };
+    let height = rest.first().map_or(1, |&d| extents[d].min(MAX_BOX));
+    let too_large = width > MAX_BOX || rest.iter().skip(1).any(|&d| extents[d] > MAX_BOX);
+    let split_below = rest.len() > 1 && height < extents[rest[0]];
+    if too_large || split_below || !(width * bytes).is_multiple_of(ALIGN as u32) {
+        return None;
+    }
+    let extra = plan.shape.len() - order.len();
+    plan.block.push(width);
+    plan.block.extend(rest.iter().enumerate().map(|(i, &d)| if i == 0 { height } else { extents[d] }));
+    plan.block.extend(std::iter::repeat_n(1, extra));
+    plan.swizzle_bytes = if swizzle == Swizzle::None { 0 } else { swizzle.bytes() };
+    for panel in 0..extents[inner] / width {
+        for part in 0..rest.first().map_or(1, |&d| extents[d] / height) {
+            let mut start = vec![0; plan.shape.len()];
+            start[0] = panel * width;
+            if !rest.is_empty() {
+                start[1] = part * height;
+            }
+            plan.copies.push(BoxCopy { offset: (panel * rows + part * height) * width * bytes, start });
+        }
+    }
+    // The pattern follows address bits, so every box, and every buffer of a ring, starts with it.
+    let size = rows * extents[inner] * bytes;
+    let starts = plan.copies.iter().map(|c| c.offset).chain([size]);
+    starts.clone().all(|at| at.is_multiple_of(swizzle.alignment())).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::parse;
+
+    /// The plan for the `tma_load` or `load_view`'s view in a kernel, into a buffer of its `local_alloc`.
+    fn plan_of(text: &str) -> Option<TmaPlan> {
+        let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
+        let axis = AxisAnalysis::new(&func);
+        let ops = func.walk();
+        let view = ops.iter().find(|&&id| matches!(func.op(id).op, Op::MakeView { .. })).map(|&id| func.result(id));
+        let buffer = ops.iter().find(|&&id| func.op(id).op == Op::LocalAlloc).map(|&id| func.result(id));
+        plan(&func, &axis, view.unwrap(), &[0], func.ty(buffer.unwrap()))
+    }
+
+    const SWIZZLED: &str = "#l0 = shared<offset=[[0,1],[0,2],[0,4],[0,8],[0,16],[0,32],[1,8],[2,16],[4,32],[8,0],[16,0],[32,0],[0,64]], shape=[64,128]>";
+
+    fn kernel(stride: &str, base: &str) -> String {
+        format!(
+            "{SWIZZLED}
+kernel @f(%p: ptr<bf16> {{divisible_by = 16}}, %s: i64 {stride}, %t: i64 {{divisible_by = 16}}, %n: i32) {{
+  %h = program_id {{axis = 1}} : i32
+  %w = cast %h : i64
+  %x = mul %w, %t : i64
+  %o = constant {{value = 0}} : i64
+  %u = constant {{value = 1}} : i64
+  %d = constant {{value = 128}} : i64
+  %m = cast %n : i64
+  {base}
+  %v = make_view %q, %m, %d, %s, %u, %o, %o {{order = [1, 0]}} : view<64x128xbf16>
+  %b = local_alloc : shared<64x128xbf16, #l0>
+  return
+}}"
+        )
+    }
+
+    #[test]
+    fn a_head_of_a_batch_is_a_dimension() {
+        let plan = plan_of(&kernel("{divisible_by = 16}", "%q = ptr_add %p, %x : ptr<bf16>")).unwrap();
+        assert_eq!(plan.shape, [HostExpr::Const(128), HostExpr::Arg(3), HostExpr::Const(i64::from(i32::MAX))]);
+        assert_eq!(plan.strides, [HostExpr::Arg(1), HostExpr::Arg(2)]);
+        assert_eq!((plan.block, plan.swizzle_bytes), (vec![64, 64, 1], 128));
+        let copies: Vec<(u32, u32)> = plan.copies.iter().map(|c| (c.offset, c.start[0])).collect();
+        assert_eq!(copies, [(0, 0), (8192, 64)]);
+    }
+
+    #[test]
+    fn what_the_host_does_not_know_or_is_not_aligned_stays_out() {
+        let straight = "%q = ptr_add %p, %o : ptr<bf16>";
+        assert!(plan_of(&kernel("{divisible_by = 16}", straight)).is_some());
+        // Strides of four elements are eight bytes.
+        assert_eq!(plan_of(&kernel("{divisible_by = 4}", straight)), None);
+        assert_eq!(plan_of(&kernel("{divisible_by = 16}", "%q = ptr_add %p, %w : ptr<bf16>")), None);
+    }
+}

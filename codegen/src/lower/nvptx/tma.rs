@@ -1,0 +1,250 @@
+//! Barriers in shared memory, bulk copies, and roles.
+
+use super::emit::Val;
+use super::{Lowering, Result};
+use crate::analysis::tensor_map;
+use crate::ir::{Elem, Op, OpId, Type, Value};
+use crate::target::{ArgDesc, ArgType, TensorMapDesc};
+
+/// Bytes of an mbarrier.
+pub(super) const MBARRIER_BYTES: u32 = 8;
+
+impl Lowering<'_> {
+    /// i1: this thread acts for its role (or its block).
+    fn leader(&mut self) -> Val {
+        let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
+        self.e.hoist(format!("and i1 {lane}, {warp}"))
+    }
+
+    /// The leader, where the switch, if there is one, is on.
+    fn acting(&mut self, switch: Option<&Value>) -> Val {
+        let leader = self.leader();
+        match switch {
+            Some(&v) => {
+                let on = self.scalar(v);
+                self.e.inst(format!("and i1 {on}, {leader}"))
+            }
+            None => leader,
+        }
+    }
+
+    /// Pointer to one barrier of a group.
+    fn barrier_at(&mut self, group: Value, index: Value) -> Val {
+        let (base, index) = (self.scalar(group), self.scalar(index));
+        let offset = self.e.inst(format!("mul i32 {index}, {MBARRIER_BYTES}"));
+        let at = self.e.inst(format!("add i32 {base}, {offset}"));
+        self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {at}"))
+    }
+
+    /// Inline assembly that synchronises, with the barrier's address as `$0`.
+    fn barrier_asm(&mut self, text: &str, barrier: &str) {
+        self.e.void(format!("call void asm sideeffect \"{text}\", \"r,~{{memory}}\"(ptr addrspace(3) {barrier}) #1"));
+    }
+
+    pub(super) fn mbarrier_alloc(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let Op::MbarrierAlloc { arrivals } = data.op else { panic!("internal compiler error: not barriers") };
+        let base = self.plan.offset(id);
+        self.values[data.results[0].0 as usize] = Some(std::rc::Rc::new(vec![base.to_string()]));
+        let count = self.barriers_of(data.results[0]);
+        let leader = self.leader();
+        self.when(Some(leader), |this| {
+            for i in 0..count {
+                let p = this.barrier_pointer(base, i);
+                this.barrier_asm(&format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), &p);
+            }
+            this.e.void("call void asm sideeffect \"fence.mbarrier_init.release.cluster;\", \"~{memory}\"()");
+        });
+    }
+
+    pub(super) fn mbarrier_free(&mut self, id: OpId) {
+        let group = self.func.op(id).operands[0];
+        let made = self.func.def_op(group).expect("internal compiler error: barriers from nowhere");
+        let (base, count) = (self.plan.offset(made), self.barriers_of(group));
+        let leader = self.leader();
+        self.when(Some(leader), |this| {
+            for i in 0..count {
+                let p = this.barrier_pointer(base, i);
+                this.barrier_asm("mbarrier.inval.shared::cta.b64 [$0];", &p);
+            }
+        });
+    }
+
+    fn barriers_of(&self, group: Value) -> u32 {
+        match self.func.ty(group) {
+            Type::Barrier { count } => *count as u32,
+            other => panic!("internal compiler error: {other} is no group of barriers"),
+        }
+    }
+
+    fn barrier_pointer(&mut self, base: u32, index: u32) -> Val {
+        let at = base + index * MBARRIER_BYTES;
+        self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {at}"))
+    }
+
+    pub(super) fn mbarrier_expect(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let Op::MbarrierExpect { bytes } = data.op else { panic!("internal compiler error: not an arrival") };
+        let acting = self.acting(data.operands.get(2));
+        let p = self.barrier_at(data.operands[0], data.operands[1]);
+        self.when(Some(acting), |this| {
+            this.barrier_asm(&format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {bytes};"), &p);
+        });
+    }
+
+    pub(super) fn mbarrier_arrive(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let p = self.barrier_at(data.operands[0], data.operands[1]);
+        self.e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)");
+        self.e.void("call void @llvm.nvvm.bar.warp.sync(i32 -1)");
+        let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        self.when(Some(first), |this| this.barrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p));
+    }
+
+    pub(super) fn async_arrive(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let p = self.barrier_at(data.operands[0], data.operands[1]);
+        self.barrier_asm("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", &p);
+    }
+
+    pub(super) fn mbarrier_wait(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let p = self.barrier_at(data.operands[0], data.operands[1]);
+        let parity = self.scalar(data.operands[2]);
+        let switch = data.operands.get(3).map(|&v| self.scalar(v));
+        self.when(switch, |this| {
+            // Labels in braces are the braces' own.
+            this.e.void(format!(
+                "call void asm sideeffect \"{{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again;}}\", \"r,r,~{{memory}}\"(ptr addrspace(3) {p}, i32 {parity}) #1"
+            ));
+        });
+    }
+
+    pub(super) fn tma_load(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::TmaLoad { boundary } = &data.op else { panic!("internal compiler error: not a bulk copy") };
+        let (view, buffer) = (data.operands[0], data.operands[1]);
+        let plan = tensor_map::plan(self.func, &self.axis, view, boundary, self.func.ty(buffer));
+        let Some(plan) = plan else {
+            return self.unsupported("a bulk copy of a block that no tensor map describes", None);
+        };
+        let map = self.tensor_map(TensorMapDesc {
+            arg: 0,
+            base: plan.base,
+            elem: plan.elem.name().into(),
+            shape: plan.shape.clone(),
+            strides: plan.strides.clone(),
+            block: plan.block.clone(),
+            swizzle_bytes: plan.swizzle_bytes,
+        });
+        let acting = self.acting(data.operands.get(4));
+        let barrier = self.barrier_at(data.operands[2], data.operands[3]);
+        let base = self.scalar(buffer);
+        let at: Vec<Val> = plan.coordinates.iter().map(|&v| self.coordinate(v)).collect();
+        let rank = at.len();
+        let list: Vec<String> = (2..2 + rank).map(|i| format!("${i}")).collect();
+        let text = format!(
+            "cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {{{}}}], [${}];",
+            list.join(","),
+            2 + rank
+        );
+        let constraints = format!("r,l,{},r,~{{memory}}", vec!["r"; rank].join(","));
+        self.when(Some(acting), |this| {
+            for copy in &plan.copies {
+                let to = this.e.inst(format!("add i32 {base}, {}", copy.offset));
+                let to = this.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {to}"));
+                let mut args = vec![format!("ptr addrspace(3) {to}"), format!("ptr {map}")];
+                for (x, &by) in at.iter().zip(&copy.start) {
+                    let x = if by == 0 { x.clone() } else { this.e.inst(format!("add i32 {x}, {by}")) };
+                    args.push(format!("i32 {x}"));
+                }
+                args.push(format!("ptr addrspace(3) {barrier}"));
+                this.e.void(format!("call void asm sideeffect \"{text}\", \"{constraints}\"({}) #1", args.join(", ")));
+            }
+        });
+        Ok(())
+    }
+
+    /// A coordinate in i32.
+    fn coordinate(&mut self, v: Value) -> Val {
+        if let Some(c) = self.axis.scalar_constant(self.func, v) {
+            return c.to_string();
+        }
+        let x = self.scalar(v);
+        match self.elem(v) {
+            Elem::Num(d) if d.bits() == 64 => self.e.inst(format!("trunc i64 {x} to i32")),
+            _ => x,
+        }
+    }
+
+    /// The parameter that holds this map.
+    fn tensor_map(&mut self, wanted: TensorMapDesc) -> Val {
+        let arg = |index: usize| self.func.args.len() + index;
+        let found = (0..self.maps.len()).find(|&i| TensorMapDesc { arg: arg(i), ..wanted.clone() } == self.maps[i]);
+        let index = found.unwrap_or_else(|| {
+            let arg = arg(self.maps.len());
+            self.maps.push(TensorMapDesc { arg, ..wanted });
+            self.maps.len() - 1
+        });
+        format!("%map{index}")
+    }
+
+    /// Parameters of the entry and descriptions of the arguments that hold the maps.
+    pub(super) fn map_arguments(&self) -> (Vec<String>, Vec<ArgDesc>) {
+        let name = |i: usize| format!("map{i}");
+        let params = (0..self.maps.len())
+            .map(|i| format!("ptr byval([128 x i8]) align 64 \"nvvm.grid_constant\" %{}", name(i)))
+            .collect();
+        let args = (0..self.maps.len())
+            .map(|i| ArgDesc { name: name(i), ty: ArgType::TensorMap, divisible_by: 1, equal_to: None })
+            .collect();
+        (params, args)
+    }
+
+    /// The two regions side by side; see [`Op::Roles`].
+    pub(super) fn roles(&mut self, id: OpId) -> Result<()> {
+        let func = self.func;
+        let data = func.op(id);
+        let Op::Roles { warps, producers, registers } = &data.op else { panic!("internal compiler error: no roles") };
+        let labels = ["consume", "produce", "produced"].map(|hint| self.e.new_label(hint));
+        let [consume, produce, join] = &labels;
+        let warp = self.uniform(|_, t| t.warp.clone());
+        let producer = self.e.hoist(format!("icmp uge i32 {warp}, {warps}"));
+        self.e.branch_if(&producer, produce, consume);
+
+        self.e.start_block(consume);
+        if let [n, _] = registers[..] {
+            self.e.void(format!(
+                "call void asm sideeffect \"setmaxnreg.inc.sync.aligned.u32 {n};\", \"~{{memory}}\"() #1"
+            ));
+        }
+        self.consumers = Some(*warps);
+        self.block(data.regions[0])?;
+        self.consumers = None;
+        self.e.branch(join);
+
+        self.e.start_block(produce);
+        if let [_, n] = registers[..] {
+            self.e.void(format!(
+                "call void asm sideeffect \"setmaxnreg.dec.sync.aligned.u32 {n};\", \"~{{memory}}\"() #1"
+            ));
+        }
+        let own = self.e.hoist(format!("sub i32 {}, {warps}", self.threads.warp));
+        if *producers < 4 {
+            let active = self.e.new_label("active");
+            let uniform = self.e.hoist(format!("sub i32 {warp}, {warps}"));
+            let first = self.e.hoist(format!("icmp ult i32 {uniform}, {producers}"));
+            self.e.branch_if(&first, &active, join);
+            self.e.start_block(&active);
+        }
+        let outer = std::mem::replace(&mut self.threads.warp, own);
+        let outer_warps = std::mem::replace(&mut self.num_warps, *producers);
+        self.block(data.regions[1])?;
+        self.threads.warp = outer;
+        self.num_warps = outer_warps;
+        self.e.branch(join);
+        self.e.start_block(join);
+        Ok(())
+    }
+}

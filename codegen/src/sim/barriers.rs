@@ -1,0 +1,320 @@
+//! Barriers with phases in shared memory, the bulk copies that they count, and named barriers.
+
+use super::clock::{Snapshot, join};
+use super::machine::{Block, Waiting};
+use super::memory::Global;
+use super::parse::Operand;
+use super::parse::Ty;
+use crate::ir::DType;
+use crate::target::{HostExpr, TensorMapDesc};
+
+/// Handles of tensor maps, as kernels get them.
+pub const MAP_BASE: u64 = 0x7A90_0000_0000_0000;
+
+/// One mbarrier.
+pub(super) struct Mbarrier {
+    arrivals: u32,
+    missing: u32,
+    /// Bytes announced and not written; of these, those that copies under way will write.
+    bytes: u64,
+    under_way: u64,
+    phase: u32,
+    /// Its number among the sources of events.
+    source: u32,
+    /// What those know that have arrived, in this phase and up to the last complete one.
+    told: Snapshot,
+    complete: Snapshot,
+    made: (u32, u32),
+    fenced: bool,
+}
+
+impl Mbarrier {
+    fn step(&mut self) {
+        if self.missing == 0 && self.bytes == 0 {
+            self.missing = self.arrivals;
+            self.phase += 1;
+            let told = std::mem::take(&mut self.told);
+            join(&mut self.complete, &told);
+            let at = self.source as usize;
+            if self.complete.len() <= at {
+                self.complete.resize(at + 1, 0);
+            }
+            self.complete[at] = self.phase;
+        }
+    }
+}
+
+/// A named barrier that some have come to.
+#[derive(Default)]
+pub(super) struct Named {
+    told: Snapshot,
+    come: usize,
+    waiting: Vec<usize>,
+}
+
+/// A bulk copy whose bytes its barrier has not counted yet.
+pub(super) struct Bulk {
+    barrier: u64,
+    bytes: u64,
+}
+
+impl Block<'_> {
+    /// Assembly on barriers and bulk copies; `None` where it is other assembly, `Some(false)` where the thread waits.
+    pub(super) fn barrier_asm(
+        &mut self,
+        t: usize,
+        text: &str,
+        args: &[(Ty, Operand)],
+        global: &Global,
+    ) -> Result<Option<bool>, String> {
+        let arg = |this: &Self, i: usize| this.bits(t, &args[i].1);
+        let op = text.trim_start_matches("{.reg .pred done; again: ").split([' ', ';']).next().unwrap_or("");
+        match op {
+            "mbarrier.init.shared::cta.b64" => {
+                let arrivals = last_number(text)?;
+                let at = arg(self, 0)?;
+                if self.mbarriers.contains_key(&at) {
+                    return Err("a barrier is made where one is".into());
+                }
+                let source = self.threads.len() as u32 + self.next_barrier;
+                self.next_barrier += 1;
+                let made = (t as u32, self.shared.clocks.now(t as u32));
+                let new = Mbarrier {
+                    arrivals,
+                    missing: arrivals,
+                    bytes: 0,
+                    under_way: 0,
+                    phase: 0,
+                    source,
+                    told: Snapshot::new(),
+                    complete: Snapshot::new(),
+                    made,
+                    fenced: false,
+                };
+                self.mbarriers.insert(at, new);
+            }
+            "mbarrier.inval.shared::cta.b64" => {
+                let at = arg(self, 0)?;
+                let b = self.mbarrier(t, at)?;
+                if b.missing != b.arrivals || b.bytes != 0 {
+                    return Err("a barrier ends in the middle of a phase".into());
+                }
+                self.mbarriers.remove(&at);
+            }
+            "fence.mbarrier_init.release.cluster" => {
+                for b in self.mbarriers.values_mut().filter(|b| b.made.0 == t as u32) {
+                    b.fenced = true;
+                }
+            }
+            "mbarrier.arrive.expect_tx.shared::cta.b64" => {
+                let bytes = last_number(text)?;
+                let at = arg(self, 0)?;
+                self.mbarrier(t, at)?.bytes += u64::from(bytes);
+                self.arrive(t, at)?;
+            }
+            "mbarrier.arrive.shared::cta.b64" => self.arrive(t, arg(self, 0)?)?,
+            "cp.async.mbarrier.arrive.noinc.shared::cta.b64" => {
+                let open = std::mem::take(&mut self.threads[t].open);
+                self.threads[t].groups.push(open);
+                self.wait_copies(t, 0)?;
+                self.arrive(t, arg(self, 0)?)?;
+            }
+            "mbarrier.try_wait.parity.shared::cta.b64" => {
+                let (at, parity) = (arg(self, 0)?, arg(self, 1)?);
+                let b = self.mbarrier(t, at)?;
+                if u64::from(b.phase % 2) == parity {
+                    self.threads[t].waiting = Some(Waiting::Phase(at, parity));
+                    return Ok(Some(false));
+                }
+                let known = b.complete.clone();
+                self.shared.clocks.acquire(t as u32, &known);
+            }
+            "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32" => {}
+            _ if op.starts_with("cp.async.bulk.tensor.") => {
+                let rank = args.len() - 3;
+                let mut at = Vec::new();
+                for i in 0..rank {
+                    at.push(i64::from(arg(self, 2 + i)? as u32 as i32));
+                }
+                self.bulk_load(t, arg(self, 0)?, arg(self, 1)?, &at, arg(self, 2 + rank)?, global)?;
+            }
+            "bar.sync" | "bar.arrive" if text.contains(',') => {
+                let numbers: Vec<usize> = text.split([' ', ',', ';']).filter_map(|s| s.parse().ok()).collect();
+                return self.named_barrier(t, numbers[0], numbers[1], op == "bar.sync");
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(true))
+    }
+
+    fn mbarrier(&mut self, t: usize, at: u64) -> Result<&mut Mbarrier, String> {
+        let Some(b) = self.mbarriers.get_mut(&at) else {
+            return Err(format!("no barrier was made at {at}"));
+        };
+        if !self.shared.clocks.knows(t as u32, b.made.0, b.made.1) {
+            return Err(format!("race: thread {t} uses a barrier that thread {} has just made", b.made.0));
+        }
+        Ok(b)
+    }
+
+    fn arrive(&mut self, t: usize, at: u64) -> Result<(), String> {
+        let told = self.shared.clocks.release(t as u32);
+        let b = self.mbarrier(t, at)?;
+        if b.missing == 0 {
+            return Err(format!("one too many arrives: a phase takes {}", b.arrivals));
+        }
+        b.missing -= 1;
+        join(&mut b.told, &told);
+        b.step();
+        self.wake(at);
+        Ok(())
+    }
+
+    /// Threads that wait for a phase that is complete go on.
+    fn wake(&mut self, at: u64) {
+        let parity = u64::from(self.mbarriers[&at].phase % 2);
+        for thread in &mut self.threads {
+            if let Some(Waiting::Phase(p, wanted)) = thread.waiting
+                && p == at
+                && wanted != parity
+            {
+                thread.waiting = None;
+            }
+        }
+    }
+
+    /// The bytes of one copy under way are counted; `false` where there is none.
+    pub(super) fn land(&mut self, which: usize) -> bool {
+        if self.bulk.is_empty() {
+            return false;
+        }
+        let copy = self.bulk.swap_remove(which % self.bulk.len());
+        if let Some(b) = self.mbarriers.get_mut(&copy.barrier) {
+            b.bytes -= copy.bytes;
+            b.under_way -= copy.bytes;
+            b.step();
+            self.wake(copy.barrier);
+        }
+        true
+    }
+
+    fn bulk_load(
+        &mut self,
+        t: usize,
+        to: u64,
+        map: u64,
+        at: &[i64],
+        barrier: u64,
+        global: &Global,
+    ) -> Result<(), String> {
+        let launch = self.launch;
+        let map = launch.tensor_maps.get((map - MAP_BASE) as usize).ok_or("no such tensor map")?;
+        let bytes = fetch(map, launch.args, at, global)?;
+        let n = bytes.len() as u64;
+        let b = self.mbarrier(t, barrier)?;
+        if !b.fenced {
+            return Err("a copy is counted by a barrier that was made without a fence".into());
+        }
+        if b.bytes - b.under_way < n {
+            return Err(format!("a copy writes {n} bytes, but only {} more are announced", b.bytes - b.under_way));
+        }
+        b.under_way += n;
+        let (source, when) = (b.source, b.phase + 1);
+        self.bulk.push(Bulk { barrier, bytes: n });
+        let span = u64::from(map.swizzle_bytes);
+        let rows = (span / 16).saturating_sub(1);
+        if !to.is_multiple_of(if span > 0 { 8 * span } else { 128 }) {
+            return Err(format!("a copy to shared address {to}, which the swizzle pattern does not start at"));
+        }
+        for (i, chunk) in bytes.chunks(16).enumerate() {
+            let linear = to + 16 * i as u64;
+            let place = linear ^ (((linear >> 7) & rows) << 4);
+            self.shared.write_bulk(place, chunk, t as u32, source, when)?;
+        }
+        Ok(())
+    }
+
+    fn named_barrier(&mut self, t: usize, id: usize, count: usize, waits: bool) -> Result<Option<bool>, String> {
+        let told = self.shared.clocks.release(t as u32);
+        let named = self.named.entry(id).or_default();
+        join(&mut named.told, &told);
+        named.come += 1;
+        if waits {
+            named.waiting.push(t);
+            self.threads[t].waiting = Some(Waiting::Named(id));
+        }
+        if named.come > count {
+            return Err(format!("more than {count} threads come to barrier {id}"));
+        }
+        if named.come == count {
+            let done = std::mem::take(named);
+            for w in done.waiting {
+                self.shared.clocks.acquire(w as u32, &done.told);
+                self.threads[w].waiting = None;
+                if w != t {
+                    self.finish(w, None, super::value::Value::Undef);
+                }
+            }
+            return Ok(Some(true));
+        }
+        Ok(Some(!waits))
+    }
+
+    /// What the barriers are waiting for, for the report of a deadlock.
+    pub(super) fn open_phases(&self) -> String {
+        let mut list: Vec<String> = self
+            .mbarriers
+            .iter()
+            .filter(|(_, b)| b.missing != b.arrivals || b.bytes != 0)
+            .map(|(at, b)| {
+                format!("; the barrier at {at} misses {} of {} arrivals and {} bytes", b.missing, b.arrivals, b.bytes)
+            })
+            .collect();
+        list.sort();
+        list.concat()
+    }
+}
+
+fn last_number(text: &str) -> Result<u32, String> {
+    let word = text.trim_end_matches(';').rsplit(' ').next().unwrap_or("");
+    word.parse().map_err(|_| format!("`{text}`"))
+}
+
+/// The bytes of one box; zeros beyond the tensor.
+fn fetch(map: &TensorMapDesc, args: &[u64], at: &[i64], global: &Global) -> Result<Vec<u8>, String> {
+    let value = |e: &HostExpr| match *e {
+        HostExpr::Const(c) => c,
+        HostExpr::Arg(i) => args[i] as i64,
+    };
+    let size = DType::from_name(&map.elem).map_or(0, DType::bytes);
+    let shape: Vec<i64> = map.shape.iter().map(value).collect();
+    let mut strides = vec![1];
+    strides.extend(map.strides.iter().map(value));
+    if at.len() != shape.len() {
+        return Err(format!("{} coordinates of a map of {} dimensions", at.len(), shape.len()));
+    }
+    for (i, &s) in strides.iter().enumerate().skip(1) {
+        if shape[i] > 1 && (s * size as i64) % 16 != 0 {
+            return Err(format!("a map with a stride of {} bytes", s * size as i64));
+        }
+    }
+    if !args[map.base].is_multiple_of(16) {
+        return Err("a map of a tensor that is not aligned".into());
+    }
+    let total: u32 = map.block.iter().product();
+    let mut bytes = Vec::with_capacity(total as usize * size);
+    for linear in 0..total {
+        let (mut rest, mut address, mut inside) = (linear, args[map.base] as i64, true);
+        for d in 0..shape.len() {
+            let x = at[d] + i64::from(rest % map.block[d]);
+            rest /= map.block[d];
+            inside &= (0..shape[d]).contains(&x);
+            address += x * strides[d] * size as i64;
+        }
+        match inside {
+            true => bytes.extend(global.read(address as u64, size)?),
+            false => bytes.extend(std::iter::repeat_n(0, size)),
+        }
+    }
+    Ok(bytes)
+}

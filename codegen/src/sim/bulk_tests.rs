@@ -1,0 +1,127 @@
+//! Bulk copies, barriers and roles: what they do, and what is said where one of them is missing.
+
+use super::{Global, Launch, run};
+use crate::interp::{self, ArgValue, Memory};
+use crate::lower::nvptx::lower;
+use crate::target::{CompileOptions, GpuArch};
+use crate::text::{parse, print};
+
+/// Copies a matrix of 64 columns through a ring of two buffers: one role fetches, the other stores.
+const COPY: &str = include_str!("programs/roles.tile");
+const ROWS: usize = 300;
+/// Elements from a row to the next.
+const STRIDE: usize = 80;
+
+fn input() -> Vec<u8> {
+    (0..ROWS * STRIDE).flat_map(|i| (i as u16).to_le_bytes()).collect()
+}
+
+/// The copy where it ought to be, in memory full of ones elsewhere.
+fn expected() -> Vec<u8> {
+    let mut out = vec![0xFF; ROWS * STRIDE * 2];
+    for row in 0..ROWS {
+        let at = row * STRIDE * 2..row * STRIDE * 2 + 128;
+        out[at.clone()].copy_from_slice(&input()[at]);
+    }
+    out
+}
+
+fn interpret(text: &str) -> Result<Vec<u8>, String> {
+    let func = parse(text).map_err(|e| e.to_string())?;
+    assert_eq!(print(&parse(&print(&func)).unwrap()), print(&func));
+    let mut memory = Memory::new();
+    let (x, y) = (memory.add(input()), memory.add(vec![0xFF; ROWS * STRIDE * 2]));
+    let args = [x.into(), y.into(), ArgValue::Int(STRIDE as i64), ArgValue::Int(ROWS as i64)];
+    interp::run(&func, &args, [1, 1, 1], &mut memory).map_err(|e| e.to_string())?;
+    Ok(memory.bytes(y).to_vec())
+}
+
+fn simulate(text: &str, seed: u64) -> Result<Vec<u8>, String> {
+    let func = parse(text).map_err(|e| e.to_string())?;
+    let options = CompileOptions { num_warps: 4, ..CompileOptions::default() };
+    let module = lower(&func, GpuArch::Sm90a, &options).map_err(|e| e.to_string())?;
+    let mut global = Global::default();
+    let (x, y) = (global.add(input()), global.add(vec![0xFF; ROWS * STRIDE * 2]));
+    let launch = Launch {
+        llvm_ir: &module.llvm_ir,
+        grid: [1, 1, 1],
+        threads: module.threads,
+        shared_bytes: module.shared_bytes,
+        args: &[x, y, STRIDE as u64, ROWS as u64],
+        tensor_maps: &module.tensor_maps,
+        seed,
+    };
+    run(&launch, &mut global)?;
+    Ok(global.bytes(y).to_vec())
+}
+
+#[test]
+fn roles_copy_through_a_ring() {
+    assert_eq!(interpret(COPY).unwrap_or_else(|e| panic!("{e}")), expected());
+    for seed in 0..4 {
+        assert_eq!(simulate(COPY, seed).unwrap_or_else(|e| panic!("{e}")), expected(), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_module_says_what_the_launch_must_pass() {
+    let func = parse(COPY).unwrap();
+    let module = lower(&func, GpuArch::Sm90a, &CompileOptions::default()).unwrap();
+    assert_eq!((module.threads, module.args.len(), module.tensor_maps.len()), (256, 5, 1));
+    assert_eq!((module.tensor_maps[0].arg, module.tensor_maps[0].swizzle_bytes), (4, 128));
+}
+
+/// The program without the `which`-th line that contains `text`, or with it replaced.
+fn without(text: &str, which: usize, replacement: &str) -> String {
+    let mut seen = 0;
+    let lines: Vec<String> = COPY
+        .lines()
+        .map(|line| {
+            let found = line.contains(text);
+            seen += usize::from(found);
+            if found && seen == which + 1 { line.replace(text, replacement) } else { line.to_string() }
+        })
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    assert!(seen > which, "`{text}` is not there");
+    lines.join("\n")
+}
+
+/// Each of these is a bug that a GPU might hide, or hang on.
+#[test]
+fn what_is_missing_is_noticed_on_the_simulated_gpu() {
+    for (text, which, replacement, complaint) in [
+        ("mbarrier_wait %full, %slot, %parity", 0, "", "which nothing wrote"),
+        ("mbarrier_wait %empty, %slot2, %parity2", 0, "", "one too many arrives"),
+        ("mbarrier_arrive %empty, %slot {warps = 4}", 0, "", "wait for each other for ever"),
+        ("mbarrier_expect %full, %slot2 {bytes = 8192}", 0, "", "only 0 more are announced"),
+        ("bytes = 8192", 0, "bytes = 8200", "and 8 bytes"),
+        ("bytes = 8192", 0, "bytes = 4096", "only 4096 more are announced"),
+        ("tma_load %v, %buffer2, %full, %slot2 {boundary = [0]}", 0, "", "8192 bytes"),
+        ("block_barrier {id = 0}", 0, "", "no barrier was made"),
+        ("arrivals = 4", 0, "arrivals = 5", "wait for each other for ever"),
+    ] {
+        // A missing order shows in most of the schedules, not in each.
+        let broken = without(text, which, replacement);
+        let found: Vec<String> = (0..4).filter_map(|seed| simulate(&broken, seed).err()).collect();
+        assert!(found.iter().any(|e| e.contains(complaint)), "without `{text}`: {found:?}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_noticed_by_the_interpreter() {
+    for (text, replacement, complaint) in [
+        ("mbarrier_wait %full, %slot, %parity", "", "nothing has written"),
+        ("mbarrier_arrive %empty, %slot {warps = 4}", "", "waits for ever"),
+        ("mbarrier_expect %full, %slot2 {bytes = 8192}", "", "only 0 more are announced"),
+        ("bytes = 8192", "bytes = 8200", "waits for ever"),
+        ("bytes = 8192", "bytes = 4096", "only 4096 more are announced"),
+        ("{warps = 4}", "{warps = 5}", "5 arrive"),
+    ] {
+        let broken = without(text, 0, replacement);
+        match interpret(&broken) {
+            Err(e) => assert!(e.contains(complaint), "without `{text}`: {e}"),
+            Ok(_) => panic!("without `{text}` nothing was noticed"),
+        }
+    }
+}

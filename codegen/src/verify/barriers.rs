@@ -1,0 +1,77 @@
+//! Type rules of barriers in shared memory, bulk copies, and roles.
+
+use super::shared::buffer;
+use super::{Check, OpCx, Rule, memory, require, same_types};
+use crate::ir::{DType, Padding, Type};
+
+pub(super) fn alloc(cx: &OpCx, arrivals: u32) -> Check {
+    cx.attribute(arrivals >= 1, || "`arrivals` should be at least 1".into())?;
+    let found = cx.result(0);
+    require(matches!(found, Type::Barrier { .. }), Rule::ResultTypes, || {
+        format!("the result should be barriers, found {found}")
+    })
+}
+
+/// Operand `i` is barriers; where there is one more operand, it is the index of one of them.
+pub(super) fn barrier(cx: &OpCx, i: usize) -> Check {
+    cx.operand_where(i, &format!("operand {i}"), "barriers", |ty| matches!(ty, Type::Barrier { .. }))?;
+    match cx.data.operands.len() > i + 1 {
+        true => cx.operand_is(i + 1, "the index", &Type::scalar(DType::I32)),
+        false => Ok(()),
+    }
+}
+
+/// Operand `i`, where there is one, turns the op off.
+fn switch(cx: &OpCx, i: usize) -> Check {
+    match cx.data.operands.len() > i {
+        true => cx.operand_is(i, "the switch", &Type::scalar(DType::Bool)),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn expect(cx: &OpCx, bytes: u32) -> Check {
+    // PTX ISA, "mbarrier": the count of bytes is at most 2^20 - 1.
+    cx.attribute((1..1 << 20).contains(&bytes), || format!("`bytes` should be 1 to 2^20 - 1, found {bytes}"))?;
+    barrier(cx, 0)?;
+    switch(cx, 2)
+}
+
+/// `count` warps or threads arrive.
+pub(super) fn arrive(cx: &OpCx, what: &str, count: u32) -> Check {
+    cx.attribute((1..=1024).contains(&count), || format!("`{what}` should be 1 to 1024, found {count}"))?;
+    barrier(cx, 0)
+}
+
+pub(super) fn wait(cx: &OpCx) -> Check {
+    barrier(cx, 0)?;
+    cx.operand_is(2, "the parity", &Type::scalar(DType::I32))?;
+    switch(cx, 3)
+}
+
+pub(super) fn tma_load(cx: &OpCx, boundary: &[usize]) -> Check {
+    let (block, elem) = memory::view(cx)?;
+    memory::padded(cx, boundary, Padding::Zero, block.len(), elem)?;
+    require(buffer(cx, 1)? == (block, elem), Rule::OperandTypes, || {
+        format!("the buffer should have the view's block and element, found {} and {}", cx.operand(0), cx.operand(1))
+    })?;
+    barrier(cx, 2)?;
+    switch(cx, 4)
+}
+
+pub(super) fn roles(cx: &OpCx, warps: u32, producers: u32, registers: &[u32]) -> Check {
+    cx.attribute(warps >= 4 && warps.is_multiple_of(4), || {
+        format!("`warps` should be whole groups of four, found {warps}")
+    })?;
+    cx.attribute((1..=4).contains(&producers), || format!("`producers` should be 1 to 4, found {producers}"))?;
+    // PTX ISA, "setmaxnreg".
+    let legal = |n: &u32| (24..=256).contains(n) && n.is_multiple_of(8);
+    let fine = registers.is_empty() || registers.len() == 2 && registers.iter().all(legal);
+    cx.attribute(fine, || {
+        format!("`registers` should be two multiples of 8 from 24 to 256, or empty, found {registers:?}")
+    })?;
+    for i in 0..2 {
+        same_types(Rule::RegionParams, "the parameters of a role", &[], &cx.params(i))?;
+        same_types(Rule::RegionResults, "the values that a role yields", &[], &cx.ends(i))?;
+    }
+    Ok(())
+}
