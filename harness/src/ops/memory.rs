@@ -288,7 +288,8 @@ impl<T: Elem> Fresh<T> {
         };
         let apart =
             (0..N).all(|i| (0..i).all(|j| parts[i].2.end <= parts[j].2.start || parts[j].2.end <= parts[i].2.start));
-        if !(rows * d <= whole.len() && apart && parts.iter().all(inside)) && !whole.is_empty() {
+        let fits = rows * d <= whole.len() && apart && parts.iter().all(inside);
+        if !fits && !whole.is_empty() {
             let message = format!("{parts:?} are no separate parts of a matrix of {rows} rows and {d} columns");
             return Err(candle_core::Error::Msg(message));
         }

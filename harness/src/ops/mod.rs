@@ -10,14 +10,14 @@
 pub mod attention;
 #[cfg(feature = "cuda")]
 mod cublas;
-mod elementwise;
-mod embedding;
-mod linear;
-mod loss;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+pub(crate) mod linear;
+pub(crate) mod loss;
 pub mod memory;
-mod norm;
-mod product;
-mod rope;
+pub(crate) mod norm;
+pub(crate) mod product;
+pub(crate) mod rope;
 pub mod tape;
 
 pub use attention::{flash_attention, flash_attention_packed};

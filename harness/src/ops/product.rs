@@ -33,6 +33,31 @@ pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
     Ok(c)
 }
 
+/// base + a·b, for a contiguous base of m·n elements and of the operands' type: rounded once.
+pub fn fresh_product_plus<T: Elem>(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
+    let (m, k, n) = sizes(a, b)?;
+    if base.elem_count() != m * n {
+        let message = format!("a product of shape {:?} cannot be added to {:?}", [m, n], base.dims());
+        return Err(candle_core::Error::Msg(message));
+    }
+    #[cfg(feature = "cuda")]
+    let device = a.device();
+    let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+    let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
+    let mut c = Fresh::<T>::copy_of(base)?;
+    {
+        let mut target = c.view()?;
+        #[cfg(feature = "cuda")]
+        if let candle_core::Device::Cuda(cuda) = device {
+            super::cublas::multiply(cuda, &a, &b, &mut target, [m, k, n], 1.0)?;
+            drop(target);
+            return Ok(c);
+        }
+        cpu::add_rounded(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n])?;
+    }
+    Ok(c)
+}
+
 /// c += a·b for an f32 c [m, n] that is contiguous, and a [m, k] and b [k, n] of any float type.
 ///
 /// # Errors
@@ -92,6 +117,20 @@ mod cpu {
         c.par_chunks_mut(CHUNK).zip(exact.par_chunks(CHUNK)).for_each(|(c, exact)| {
             T::from_f32s(exact, c);
         });
+        Ok(())
+    }
+
+    /// c += a·b, rounded to c's type once.
+    pub fn add_rounded<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [T], sizes: [usize; 3]) -> Result<()> {
+        if <T as candle_core::WithDType>::DTYPE == candle_core::DType::F32
+            && let Ok(c) = bytemuck::try_cast_slice_mut::<T, f32>(c)
+        {
+            return in_f32(a, b, c, sizes, true);
+        }
+        let mut exact = vec![0.0; c.len()];
+        T::to_f32s(c, &mut exact);
+        in_f32(a, b, &mut exact, sizes, true)?;
+        T::from_f32s(&exact, c);
         Ok(())
     }
 

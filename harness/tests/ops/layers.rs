@@ -102,11 +102,11 @@ fn silu_and_swiglu() {
     for dtype in TYPES {
         let x = random(&[3, 5, 66], dtype, 1);
         let silu = |x: &Tensor| x / (x.neg()?.exp()? + 1.0)?;
-        check("silu", dtype, &[x.clone()], &[], |x, _| ops::silu(&x[0]), |x, _| silu(&x[0]));
+        check("silu", dtype, std::slice::from_ref(&x), &[], |x, _| ops::silu(&x[0]), |x, _| silu(&x[0]));
         let formula = |x: &[Tensor]| silu(&x[0].narrow(D::Minus1, 0, 33)?)? * x[0].narrow(D::Minus1, 33, 33)?;
-        check("swiglu", dtype, &[x.clone()], &[], |x, _| ops::swiglu(&x[0]), |x, _| formula(x));
+        check("swiglu", dtype, std::slice::from_ref(&x), &[], |x, _| ops::swiglu(&x[0]), |x, _| formula(x));
         let unfused = |x: &[Tensor]| ops::swiglu_unfused(&x[0]);
-        check("swiglu_unfused", dtype, &[x.clone()], &[], |x, _| unfused(x), |x, _| formula(x));
+        check("swiglu_unfused", dtype, std::slice::from_ref(&x), &[], |x, _| unfused(x), |x, _| formula(x));
         let both = [x.clone(), random(&[3, 5, 66], dtype, 2)];
         let of = |x: &[Tensor]| ops::swiglu_of(&x[0], &x[1]);
         check("swiglu_of", dtype, &both, &[], |x, _| of(x), |x, _| silu(&x[0])? * &x[1]);
@@ -143,7 +143,7 @@ fn rope() {
             Tensor::cat(&[turned_re, turned_im], 4)?.reshape((2, length, 3, D))
         };
         let x = random(&[2, 9, 3, D], dtype, 1);
-        check("rope", dtype, &[x.clone()], &[], |x, _| rope.apply(&x[0], start), |x, _| formula(&x[0]));
+        check("rope", dtype, std::slice::from_ref(&x), &[], |x, _| rope.apply(&x[0], start), |x, _| formula(&x[0]));
         let unfused = |x: &[Tensor]| rope.apply_unfused(&x[0], start);
         check("unfused rope", dtype, &[x], &[], |x, _| unfused(x), |x, _| formula(&x[0]));
     }

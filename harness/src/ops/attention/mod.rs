@@ -10,5 +10,6 @@ mod naive;
 mod tiled;
 
 pub use flash::{Heads, flash_attention, flash_attention_packed};
+pub(crate) use flash::{Kept, packed_backward, packed_forward};
 pub use naive::naive_attention;
 pub use tiled::{Tiling, tiled_attention};

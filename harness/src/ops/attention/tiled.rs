@@ -9,7 +9,7 @@ use crate::ops::memory::{Fresh, for_float_type};
 use crate::ops::tape::record3;
 
 /// Rows of a tile of queries and of keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Tiling {
     pub queries: usize,
     pub keys: usize,

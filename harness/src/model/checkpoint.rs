@@ -1,0 +1,39 @@
+//! Blocks that keep their input alone, and are computed again when backward comes to them (Chen et al., "Training deep nets
+//! with sublinear memory cost", 2016).
+
+use std::sync::Arc;
+
+use candle_core::{DType, Result, Tensor, Var};
+
+use super::Block;
+use crate::ops::memory::{Fresh, for_float_type};
+use crate::ops::tape::{record1, record2};
+use crate::params::{Use, no_grad};
+
+/// The block's result, with the block itself as the only thing kept.
+pub(super) fn apply(block: &Arc<Block>, x: &Tensor) -> Result<Tensor> {
+    // Taken now: until these are finished, uses of the second computation are not the last ones.
+    let uses: Vec<Use> = block.params().filter_map(|param| param.begin_use()).collect();
+    let input = x.detach();
+    let y = no_grad(|| block.forward(&input))?;
+    let anchor = block.qkv.anchor().as_tensor();
+    let kept = block.clone();
+    for_float_type!(x.dtype(), "a block", T => {
+        record2("checkpoint", [x, anchor], Fresh::<T>::copy_of(&y)?, y.shape(), move |[x, _], _, grad| {
+            let input = Var::from_tensor(&x.detach())?;
+            let y = kept.forward(&input)?;
+            let mut grads = seed(&y, grad)?.backward()?;
+            for using in &uses {
+                using.finish()?;
+            }
+            Ok([grads.remove(&input), None])
+        })
+    })
+}
+
+/// A number on the tape of y whose backward gives y the gradient `grad`.
+fn seed(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let grad = grad.clone();
+    let number = Fresh::<f32>::copy_of(&Tensor::zeros((), DType::F32, y.device())?)?;
+    record1("gradient", y, number, (), move |_, _, _| Ok([Some(grad.clone())]))
+}

@@ -1,0 +1,83 @@
+//! A block as ops on the tape.
+
+use candle_core::{D, DType, Result, Tensor};
+
+use super::{Attention, Block, Config, Fusion, NormWeights};
+use crate::ops::attention::{flash_attention, flash_attention_packed, naive_attention, tiled_attention};
+use crate::ops::{self};
+
+impl NormWeights {
+    /// The norm of x over its last dimension.
+    pub(super) fn apply(&self, config: &Config, x: &Tensor) -> Result<Tensor> {
+        match (&self.bias, config.fusion) {
+            (bias, Fusion::None) => {
+                let wide = x.to_dtype(DType::F32)?;
+                let centred = match bias {
+                    None => wide,
+                    Some(_) => wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?,
+                };
+                let spread = (centred.sqr()?.mean_keepdim(D::Minus1)? + config.eps)?.sqrt()?;
+                let y = centred.broadcast_div(&spread)?.broadcast_mul(&self.weight.leaf(DType::F32)?)?;
+                let y = match bias {
+                    None => y,
+                    Some(bias) => y.broadcast_add(&bias.leaf(DType::F32)?)?,
+                };
+                y.to_dtype(x.dtype())
+            }
+            (None, _) => ops::rms_norm(x, &self.weight, config.eps),
+            (Some(bias), _) => ops::layer_norm(x, &self.weight, bias, config.eps),
+        }
+    }
+}
+
+impl Block {
+    /// x [batch, length, width] with what attention and feed-forward add to it.
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let qkv = ops::linear(&self.attention_norm.apply(&self.config, x)?, &self.qkv)?;
+        let x = (x + ops::linear(&self.attention(&qkv)?, &self.out)?)?;
+        let gate_up = ops::linear(&self.mlp_norm.apply(&self.config, &x)?, &self.gate_up)?;
+        let inner = match self.config.fusion {
+            Fusion::None => ops::swiglu_unfused(&gate_up)?,
+            Fusion::Ops | Fusion::Blocks => ops::swiglu(&gate_up)?,
+        };
+        x + ops::linear(&inner, &self.down)?
+    }
+
+    /// O [batch, length, width] of qkv [batch, length, columns].
+    fn attention(&self, qkv: &Tensor) -> Result<Tensor> {
+        let heads = self.config.head_columns();
+        if (self.config.attention, self.config.fusion) == (Attention::Flash, Fusion::Ops) {
+            return flash_attention_packed(qkv, heads, &self.rope);
+        }
+        let (batch, length, _) = qkv.dims3()?;
+        let part = |first: usize, count: usize| {
+            qkv.narrow(2, first * heads.d, count * heads.d)?.reshape((batch, length, count, heads.d))
+        };
+        let turned = |x: Tensor| match self.config.fusion {
+            Fusion::None => self.rope.apply_unfused(&x, 0),
+            Fusion::Ops | Fusion::Blocks => self.rope.apply(&x, 0),
+        };
+        let q = turned(part(0, heads.heads)?)?.transpose(1, 2)?;
+        let k = turned(part(heads.heads, heads.heads_kv)?)?.transpose(1, 2)?;
+        let v = part(heads.heads + heads.heads_kv, heads.heads_kv)?.transpose(1, 2)?;
+        let o = match self.config.attention {
+            Attention::Flash => flash_attention(&q, &k, &v, true, None)?,
+            Attention::Naive => naive_attention(&q, &self.repeat(&k)?, &self.repeat(&v)?, true, None)?,
+            Attention::Tiled => {
+                tiled_attention(&q, &self.repeat(&k)?, &self.repeat(&v)?, true, None, self.config.tiling)?
+            }
+        };
+        o.transpose(1, 2)?.reshape((batch, length, heads.heads * heads.d))
+    }
+
+    /// Heads of keys or values [batch, heads_kv, length, d], each as often as it has heads of queries.
+    fn repeat(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, heads_kv, length, d) = x.dims4()?;
+        let group = self.config.heads / heads_kv;
+        if group == 1 {
+            return Ok(x.clone());
+        }
+        let shape = (batch, heads_kv, group, length, d);
+        x.unsqueeze(2)?.broadcast_as(shape)?.reshape((batch, heads_kv * group, length, d))
+    }
+}

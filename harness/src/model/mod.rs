@@ -1,0 +1,240 @@
+//! The assignment's Transformer: pre-norm blocks of causal attention with rotary positions and a SwiGLU feed-forward.
+//!
+//! ```text
+//! x = embedding[tokens]
+//! for each block:  x += out(attention(rope(q), rope(k), v)) of q, k, v = qkv(norm(x))
+//!                  x += down(silu(gate) · value)            of gate, value = gate_up(norm(x))
+//! logits = head(norm(x))
+//! ```
+//!
+//! The same model runs in several ways, so that they can be compared: see [`Attention`], [`Fusion`] and
+//! [`Config::checkpoint`]. None of them changes what is computed.
+//!
+//! Files in reading order: `config.rs`, this one, `layers.rs` (a block as ops on the tape), `block.rs` (a block as one op),
+//! `head.rs` (norm, head and loss as one op), `checkpoint.rs` (blocks that are computed again backward).
+
+mod block;
+mod checkpoint;
+mod config;
+mod head;
+mod layers;
+
+use std::sync::Arc;
+
+use candle_core::{Device, Error, Result, Tensor};
+
+pub use config::{Attention, Config, Fusion, Norm, Precision, SIZES};
+
+use crate::ops::{self, Rope};
+use crate::params::{Init, Param, ParamSpec, Params};
+
+/// A model on a device. Clones share parameters.
+#[derive(Clone)]
+pub struct Transformer {
+    config: Config,
+    params: Params,
+    embedding: Param,
+    blocks: Vec<Arc<Block>>,
+    norm: NormWeights,
+    head: Param,
+}
+
+/// The parameters of a block, and what all blocks share.
+struct Block {
+    config: Config,
+    rope: Rope,
+    attention_norm: NormWeights,
+    qkv: Param,
+    out: Param,
+    mlp_norm: NormWeights,
+    gate_up: Param,
+    down: Param,
+}
+
+/// A norm's weight, and its shift if it has one.
+#[derive(Clone)]
+struct NormWeights {
+    weight: Param,
+    bias: Option<Param>,
+}
+
+impl NormWeights {
+    fn new(params: &Params, prefix: &str, norm: Norm) -> Result<NormWeights> {
+        let weight = params.get(&format!("{prefix}.weight"))?;
+        let bias = match norm {
+            Norm::Rms => None,
+            Norm::Layer => Some(params.get(&format!("{prefix}.bias"))?),
+        };
+        Ok(NormWeights { weight, bias })
+    }
+
+    fn params(&self) -> impl Iterator<Item = &Param> {
+        std::iter::once(&self.weight).chain(&self.bias)
+    }
+}
+
+impl Config {
+    /// The parameters that the model needs, in the order of memory: matrices first, in the order of use, then what weight decay
+    /// leaves alone.
+    ///
+    /// Matrices start normal with variance 2 / (inputs + outputs) (Glorot and Bengio, "Understanding the difficulty of training
+    /// deep feedforward neural networks", 2010), embeddings with variance 1, or 1/width where they are the head too.
+    pub fn specs(&self) -> Vec<ParamSpec> {
+        let matrix = |name: String, outputs: usize, inputs: usize, fan_out: usize| {
+            ParamSpec::matrix(name, &[outputs, inputs], (2.0 / (inputs + fan_out) as f64).sqrt())
+        };
+        let (width, hidden) = (self.width, self.hidden);
+        let embedding_std = if self.tied { 1.0 / (width as f64).sqrt() } else { 1.0 };
+        let mut specs = vec![ParamSpec::matrix("embedding.weight", &[self.vocabulary, width], embedding_std)];
+        for i in 0..self.layers {
+            let name = |part: &str| format!("blocks.{i}.{part}.weight");
+            specs.push(matrix(name("attention.qkv"), self.head_columns().columns(), width, width));
+            specs.push(matrix(name("attention.out"), width, width, width));
+            specs.push(matrix(name("mlp.gate_up"), 2 * hidden, width, hidden));
+            specs.push(matrix(name("mlp.down"), width, hidden, width));
+        }
+        if !self.tied {
+            specs.push(matrix("head.weight".into(), self.vocabulary, width, self.vocabulary));
+        }
+        let mut norm = |prefix: String| {
+            specs.push(ParamSpec::vector(format!("{prefix}.weight"), width, Init::Ones));
+            if self.norm == Norm::Layer {
+                specs.push(ParamSpec::vector(format!("{prefix}.bias"), width, Init::Zeros));
+            }
+        };
+        for i in 0..self.layers {
+            norm(format!("blocks.{i}.attention.norm"));
+            norm(format!("blocks.{i}.mlp.norm"));
+        }
+        norm("norm".into());
+        specs
+    }
+}
+
+impl Transformer {
+    /// A model with starting values that depend on `seed`.
+    ///
+    /// # Errors
+    /// A config whose numbers do not fit together, or no memory.
+    pub fn new(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
+        config.check()?;
+        let params = Params::new(config.specs(), device, seed)?;
+        Transformer::with_params(config, params)
+    }
+
+    /// A model of existing parameters, with their values. The copy for computing is made if it is not there.
+    ///
+    /// # Errors
+    /// As [`Transformer::new`]; also parameters of another model.
+    pub fn with_params(config: &Config, params: Params) -> Result<Transformer> {
+        config.check()?;
+        let specs = config.specs();
+        if params.len() != specs.len() {
+            let message = format!("the model has {} parameters, found {}", specs.len(), params.len());
+            return Err(Error::Msg(message));
+        }
+        for spec in &specs {
+            let param = params.get(&spec.name)?;
+            if param.shape() != spec.shape {
+                let (name, found) = (&spec.name, param.shape());
+                return Err(Error::Msg(format!("the model's `{name}` is {:?}, found {found:?}", spec.shape)));
+            }
+        }
+        config.precision.apply();
+        let dtype = config.precision.dtype();
+        if params.copy().map(|copy| copy.dtype()) != Some(dtype) {
+            params.keep_copy(dtype)?;
+        }
+        let rope = Rope::new(config.width / config.heads, config.rope_base, config.context, params.device())?;
+        let rope = if config.fusion == Fusion::None { rope.with_tables()? } else { rope };
+        let blocks = (0..config.layers).map(|i| Block::new(config, &params, &rope, i).map(Arc::new));
+        let blocks = blocks.collect::<Result<_>>()?;
+        let embedding = params.get("embedding.weight")?;
+        let head = if config.tied { embedding.clone() } else { params.get("head.weight")? };
+        let norm = NormWeights::new(&params, "norm", config.norm)?;
+        Ok(Transformer { config: config.clone(), params, embedding, blocks, norm, head })
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// Logits [batch, length, vocabulary] of tokens u32 [batch, length], in the precision's type.
+    ///
+    /// # Errors
+    /// More tokens than the context, tokens beyond the vocabulary, and everything that a launch can say.
+    pub fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
+        let x = self.stream(tokens)?;
+        ops::linear(&self.norm.apply(&self.config, &x)?, &self.head)
+    }
+
+    /// The mean cross-entropy of the logits of `tokens` with `targets`, both u32 [batch, length]: f32, a number.
+    ///
+    /// # Errors
+    /// As [`Transformer::logits`]; also targets of another shape.
+    pub fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        if tokens.dims() != targets.dims() {
+            let message =
+                format!("there is a target for each token: found {:?} and {:?}", tokens.dims(), targets.dims());
+            return Err(Error::Msg(message));
+        }
+        let targets = targets.flatten_all()?.contiguous()?;
+        if self.config.fusion == Fusion::Blocks {
+            return head::loss(&self.config, &self.stream(tokens)?, &targets, &self.norm, &self.head);
+        }
+        let logits = self.logits(tokens)?.flatten_to(1)?;
+        match self.config.fusion {
+            Fusion::None => ops::cross_entropy_unfused(&logits, &targets),
+            Fusion::Ops | Fusion::Blocks => ops::cross_entropy(&logits, &targets),
+        }
+    }
+
+    /// What the blocks make of tokens [batch, length]: [batch, length, width], before the last norm.
+    fn stream(&self, tokens: &Tensor) -> Result<Tensor> {
+        let (_, length) = tokens.dims2()?;
+        if length > self.config.context {
+            let message = format!(
+                "{length} tokens are more than the context of {} that the model was made for: shorten the input, or make a \
+                 model with a larger context",
+                self.config.context
+            );
+            return Err(Error::Msg(message));
+        }
+        let mut x = ops::embedding(tokens, &self.embedding, self.config.precision.dtype())?;
+        for block in &self.blocks {
+            x = match (self.config.fusion, self.config.checkpoint) {
+                (Fusion::Blocks, keep_input_only) => block::apply(block, &x, keep_input_only)?,
+                (Fusion::None | Fusion::Ops, false) => block.forward(&x)?,
+                (Fusion::None | Fusion::Ops, true) => checkpoint::apply(block, &x)?,
+            };
+        }
+        Ok(x)
+    }
+}
+
+impl Block {
+    fn new(config: &Config, params: &Params, rope: &Rope, i: usize) -> Result<Block> {
+        let get = |part: &str| params.get(&format!("blocks.{i}.{part}.weight"));
+        let norm = |part: &str| NormWeights::new(params, &format!("blocks.{i}.{part}.norm"), config.norm);
+        Ok(Block {
+            config: config.clone(),
+            rope: rope.clone(),
+            attention_norm: norm("attention")?,
+            qkv: get("attention.qkv")?,
+            out: get("attention.out")?,
+            mlp_norm: norm("mlp")?,
+            gate_up: get("mlp.gate_up")?,
+            down: get("mlp.down")?,
+        })
+    }
+
+    /// All parameters of the block, in the order of use.
+    fn params(&self) -> impl Iterator<Item = &Param> {
+        let attention = self.attention_norm.params().chain([&self.qkv, &self.out]);
+        attention.chain(self.mlp_norm.params()).chain([&self.gate_up, &self.down])
+    }
+}

@@ -1,0 +1,284 @@
+//! The Transformer against one in f64 made of candle's own ops, whose gradients candle derives.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use tilewright_harness::model::{Attention, Config, Fusion, Norm, Precision, SIZES, Transformer};
+use tilewright_harness::ops::attention::Tiling;
+use tilewright_harness::params::no_grad;
+
+fn small() -> Config {
+    Config {
+        vocabulary: 61,
+        context: 24,
+        width: 32,
+        hidden: 48,
+        layers: 2,
+        heads: 4,
+        heads_kv: 4,
+        tiling: Tiling { queries: 8, keys: 5 },
+        ..Config::default()
+    }
+}
+
+fn tokens(config: &Config, batch: usize, length: usize, seed: u32) -> Tensor {
+    let ids = (0..(batch * length) as u32).map(|i| (i * i * 7 + i * 3 + seed) % config.vocabulary as u32);
+    Tensor::from_iter(ids, &Device::Cpu).unwrap().reshape((batch, length)).unwrap()
+}
+
+/// The same model in f64.
+struct Reference {
+    config: Config,
+    weights: HashMap<String, Var>,
+}
+
+impl Reference {
+    /// With the weights as the model computes with them.
+    fn of(model: &Transformer) -> Reference {
+        let dtype = model.config().precision.dtype();
+        let weights = model.params().iter().map(|param| {
+            let exact = param.compute(dtype).unwrap().to_dtype(DType::F64).unwrap();
+            (param.name().to_string(), Var::from_tensor(&exact).unwrap())
+        });
+        Reference { config: model.config().clone(), weights: weights.collect() }
+    }
+
+    fn norm(&self, x: &Tensor, prefix: &str) -> Result<Tensor> {
+        let x = match self.config.norm {
+            Norm::Rms => x.clone(),
+            Norm::Layer => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
+        };
+        let spread = (x.sqr()?.mean_keepdim(D::Minus1)? + self.config.eps)?.sqrt()?;
+        let y = x.broadcast_div(&spread)?.broadcast_mul(&self.weights[&format!("{prefix}.weight")])?;
+        match self.config.norm {
+            Norm::Rms => Ok(y),
+            Norm::Layer => y.broadcast_add(&self.weights[&format!("{prefix}.bias")]),
+        }
+    }
+
+    fn linear(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        x.broadcast_matmul(&self.weights[&format!("{name}.weight")].t()?)
+    }
+
+    /// x [batch, n, heads, d] as complex numbers, turned by their angles.
+    fn turn(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, n, heads, d) = x.dims4()?;
+        let angle =
+            |at: usize| (at / (d / 2)) as f64 * self.config.rope_base.powf(-2.0 * (at % (d / 2)) as f64 / d as f64);
+        let angles = Tensor::from_iter((0..n * d / 2).map(angle), &Device::Cpu)?.reshape((1, n, 1, d / 2, 1))?;
+        let pairs = x.reshape((batch, n, heads, d / 2, 2))?;
+        let (re, im) = (pairs.narrow(4, 0, 1)?, pairs.narrow(4, 1, 1)?);
+        let (cos, sin) = (angles.cos()?, angles.sin()?);
+        let turned_re = (re.broadcast_mul(&cos)? - im.broadcast_mul(&sin)?)?;
+        let turned_im = (re.broadcast_mul(&sin)? + im.broadcast_mul(&cos)?)?;
+        Tensor::cat(&[turned_re, turned_im], 4)?.reshape((batch, n, heads, d))
+    }
+
+    fn attention(&self, qkv: &Tensor) -> Result<Tensor> {
+        let (batch, n, _) = qkv.dims3()?;
+        let (heads, heads_kv) = (self.config.heads, self.config.heads_kv);
+        let d = self.config.width / heads;
+        let part = |first: usize, count: usize| qkv.narrow(2, first * d, count * d)?.reshape((batch, n, count, d));
+        let repeat = |x: Tensor| {
+            let shape = (batch, n, heads_kv, heads / heads_kv, d);
+            x.unsqueeze(3)?.broadcast_as(shape)?.reshape((batch, n, heads, d))
+        };
+        let q = self.turn(&part(0, heads)?)?.transpose(1, 2)?.contiguous()?;
+        let k = repeat(self.turn(&part(heads, heads_kv)?)?)?.transpose(1, 2)?.contiguous()?;
+        let v = repeat(part(heads + heads_kv, heads_kv)?)?.transpose(1, 2)?.contiguous()?;
+        let mask = (0..n * n).map(|at| if at % n <= at / n { 1.0_f64 } else { 0.0 });
+        let mask = Tensor::from_iter(mask, &Device::Cpu)?.reshape((n, n))?;
+        let weights = (q.matmul(&k.t()?)? / (d as f64).sqrt())?.exp()?.broadcast_mul(&mask)?;
+        let o = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?.matmul(&v)?;
+        o.transpose(1, 2)?.reshape((batch, n, heads * d))
+    }
+
+    fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
+        let (batch, n) = tokens.dims2()?;
+        let rows = self.weights["embedding.weight"].index_select(&tokens.flatten_all()?, 0)?;
+        let mut x = rows.reshape((batch, n, self.config.width))?;
+        for i in 0..self.config.layers {
+            let normed = self.norm(&x, &format!("blocks.{i}.attention.norm"))?;
+            let o = self.attention(&self.linear(&normed, &format!("blocks.{i}.attention.qkv"))?)?;
+            x = (x + self.linear(&o, &format!("blocks.{i}.attention.out"))?)?;
+            let normed = self.norm(&x, &format!("blocks.{i}.mlp.norm"))?;
+            let gate_up = self.linear(&normed, &format!("blocks.{i}.mlp.gate_up"))?;
+            let gate = gate_up.narrow(2, 0, self.config.hidden)?;
+            let gate = (&gate / (gate.neg()?.exp()? + 1.0)?)?;
+            let inner = (gate * gate_up.narrow(2, self.config.hidden, self.config.hidden)?)?;
+            x = (x + self.linear(&inner, &format!("blocks.{i}.mlp.down"))?)?;
+        }
+        self.linear(&self.norm(&x, "norm")?, if self.config.tied { "embedding" } else { "head" })
+    }
+
+    fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let logits = self.logits(tokens)?.flatten_to(1)?;
+        let log_sums = logits.exp()?.sum_keepdim(1)?.log()?;
+        (log_sums - logits.gather(&targets.flatten_all()?.unsqueeze(1)?, 1)?)?.mean_all()
+    }
+}
+
+fn flat(tensor: &Tensor) -> Vec<f64> {
+    tensor.detach().flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
+}
+
+fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
+    let (found, expected) = (flat(found), flat(expected));
+    let distance: f64 = found.iter().zip(&expected).map(|(f, e)| (f - e).powi(2)).sum();
+    (distance / expected.iter().map(|e| e * e).sum::<f64>()).sqrt()
+}
+
+/// Runs forward and backward, and compares the loss, the logits and the gradient of every parameter.
+fn check(config: Config, tolerance: f64) {
+    let what = format!("{config:?}");
+    let model = Transformer::new(&config, &Device::Cpu, 3).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let reference = Reference::of(&model);
+    let (x, y) = (tokens(&config, 2, 17, 1), tokens(&config, 2, 17, 5));
+
+    let logits = no_grad(|| model.logits(&x)).unwrap();
+    let error = relative_error(&logits, &reference.logits(&x).unwrap());
+    assert!(error < tolerance, "logits: {error:.1e} in {what}");
+
+    let expected = reference.loss(&x, &y).unwrap();
+    let grads = expected.backward().unwrap();
+    let loss = model.loss(&x, &y).unwrap();
+    let error = relative_error(&loss, &expected);
+    assert!(error < tolerance, "loss: {error:.1e} in {what}");
+    model.params().zero_grads().unwrap();
+    loss.backward().unwrap();
+    for param in model.params().iter() {
+        let found = param.grad().unwrap();
+        let expected = grads.get(&reference.weights[param.name()]).unwrap();
+        let error = relative_error(&found, expected);
+        assert!(flat(&found).iter().any(|g| *g != 0.0), "{}: no gradient in {what}", param.name());
+        assert!(error < tolerance, "{}: {error:.1e} in {what}", param.name());
+    }
+}
+
+#[test]
+fn every_parameter_has_its_gradient_in_every_form() {
+    for (attention, fusion) in [
+        (Attention::Naive, Fusion::None),
+        (Attention::Naive, Fusion::Ops),
+        (Attention::Tiled, Fusion::None),
+        (Attention::Tiled, Fusion::Ops),
+        (Attention::Flash, Fusion::None),
+        (Attention::Flash, Fusion::Ops),
+        (Attention::Flash, Fusion::Blocks),
+    ] {
+        for checkpoint in [false, true] {
+            check(Config { attention, fusion, checkpoint, ..small() }, 2e-5);
+        }
+    }
+}
+
+#[test]
+fn norms_shared_heads_and_tied_heads() {
+    for fusion in Fusion::ALL.iter().copied() {
+        check(Config { fusion, norm: Norm::Layer, ..small() }, 2e-5);
+        check(Config { fusion, heads_kv: 2, checkpoint: true, ..small() }, 2e-5);
+        check(Config { fusion, tied: true, norm: Norm::Layer, ..small() }, 2e-5);
+    }
+    check(Config { attention: Attention::Naive, fusion: Fusion::None, heads_kv: 1, ..small() }, 2e-5);
+    check(Config { attention: Attention::Tiled, fusion: Fusion::Ops, heads_kv: 2, ..small() }, 2e-5);
+}
+
+#[test]
+fn half_precisions() {
+    for (precision, tolerance) in [(Precision::Bf16, 4e-2), (Precision::F16, 6e-3)] {
+        for (attention, fusion) in [
+            (Attention::Naive, Fusion::None),
+            (Attention::Tiled, Fusion::Ops),
+            (Attention::Flash, Fusion::Ops),
+            (Attention::Flash, Fusion::Blocks),
+        ] {
+            check(Config { attention, fusion, precision, ..small() }, tolerance);
+        }
+    }
+    check(Config { precision: Precision::Tf32, ..small() }, 2e-5);
+}
+
+/// A tied head uses the embedding twice, and a checkpointed block runs forward twice: each parameter is complete once.
+#[test]
+fn parameters_are_complete_once_and_backwards() {
+    for (fusion, checkpoint) in
+        [(Fusion::Blocks, false), (Fusion::Blocks, true), (Fusion::Ops, true), (Fusion::None, false)]
+    {
+        let config = Config { fusion, checkpoint, tied: true, ..small() };
+        let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
+        let ready = Arc::new(Mutex::new(Vec::new()));
+        let params = model.params().clone();
+        let _hook = model.params().on_grad_ready({
+            let (ready, params) = (ready.clone(), params.clone());
+            move |id| {
+                ready.lock().unwrap().push(params.param(id).name().to_string());
+                Ok(())
+            }
+        });
+        let (x, y) = (tokens(&config, 2, 9, 1), tokens(&config, 2, 9, 5));
+        // An evaluation before leaves no use behind, with or without a tape.
+        drop(model.loss(&x, &y).unwrap());
+        no_grad(|| model.loss(&x, &y)).unwrap();
+        assert!(ready.lock().unwrap().is_empty());
+        model.loss(&x, &y).unwrap().backward().unwrap();
+        let order = std::mem::take(&mut *ready.lock().unwrap());
+        assert_eq!(order.len(), params.len(), "{order:?}");
+        let place = |name: &str| order.iter().position(|n| n == name).unwrap_or_else(|| panic!("{name}: {order:?}"));
+        assert_eq!(place("embedding.weight"), order.len() - 1);
+        assert!(place("norm.weight") < place("blocks.1.mlp.down.weight"));
+        assert!(place("blocks.1.attention.qkv.weight") < place("blocks.0.mlp.down.weight"), "{order:?}");
+    }
+}
+
+#[test]
+fn sizes_have_their_parameters() {
+    let millions = |name: &str| (Config::named(name, 128).unwrap().parameters() as f64 / 1e5).round() / 10.0;
+    assert_eq!(millions("xl"), 1998.2);
+    // 2·V·d + layers·(4d² + 3·d·hidden + 2d) + d.
+    for (name, width, hidden, layers, _) in SIZES {
+        let expected = 2 * 10_000 * width + layers * (4 * width * width + 3 * width * hidden + 2 * width) + width;
+        let config = Config::named(name, 128).unwrap();
+        assert_eq!(config.parameters(), expected);
+        assert_eq!(config.size_name(), Some(name));
+        config.check().unwrap();
+    }
+    let model = Transformer::new(&small(), &Device::Cpu, 0).unwrap();
+    assert_eq!(model.params().numel(), small().parameters());
+}
+
+#[test]
+fn an_untrained_model_knows_nothing() {
+    for tied in [false, true] {
+        let config = Config { tied, ..small() };
+        let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
+        let loss =
+            model.loss(&tokens(&config, 4, 24, 1), &tokens(&config, 4, 24, 2)).unwrap().to_scalar::<f32>().unwrap();
+        let uniform = (config.vocabulary as f32).ln();
+        assert!((loss - uniform).abs() < 1.0, "{loss} for {uniform}");
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let message = |config: Config| config.check().unwrap_err().to_string();
+    let heads = message(Config { heads: 5, heads_kv: 5, ..small() });
+    assert!(heads.contains("5 heads") && heads.contains("32") && heads.contains("4 and 8 do"), "{heads}");
+    assert!(message(Config { heads_kv: 3, ..small() }).contains("3 heads"));
+    assert!(message(Config { heads: 32, heads_kv: 32, ..small() }).contains("even"));
+    assert!(message(Config { layers: 1, vocabulary: 0, ..small() }).contains("vocabulary"));
+    assert!(message(Config { attention: Attention::Naive, ..small() }).contains("`ops`"));
+    let unknown = Config::named("smal", 128).unwrap_err().to_string();
+    assert!(unknown.contains("did you mean `small`"), "{unknown}");
+    assert!(Config::named("gigantic", 128).unwrap_err().to_string().contains("medium"));
+    assert_eq!(Config::named("2.7b", 128).unwrap().width, 2560);
+    assert!("bf17".parse::<Precision>().unwrap_err().contains("bf16"));
+
+    let model = Transformer::new(&small(), &Device::Cpu, 0).unwrap();
+    let long = model.logits(&tokens(&small(), 1, 25, 0)).unwrap_err().to_string();
+    assert!(long.contains("25") && long.contains("24"), "{long}");
+    let other = Config { width: 64, ..small() };
+    assert!(Transformer::with_params(&other, model.params().clone()).is_err());
+    let beyond = Tensor::new(&[[61_u32]], &Device::Cpu).unwrap();
+    assert!(model.logits(&beyond).is_err());
+}
