@@ -11,8 +11,11 @@ use tilewright::{View, ViewMut};
 /// What is the same for all parameters and steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamWOptions {
+    #[serde(with = "crate::train::exact")]
     pub beta1: f64,
+    #[serde(with = "crate::train::exact")]
     pub beta2: f64,
+    #[serde(with = "crate::train::exact")]
     pub eps: f64,
 }
 

@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
     /// Highest learning rate, reached at the end of the warm-up.
+    #[serde(with = "crate::train::exact")]
     pub peak: f64,
     /// Lowest, reached in step `total`.
+    #[serde(with = "crate::train::exact")]
     pub floor: f64,
     /// Steps of the warm-up.
     pub warmup: u64,

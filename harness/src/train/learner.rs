@@ -8,6 +8,7 @@ use super::{Error, LossScale, Result};
 use crate::ops::memory::{self, Read, kernel_device, kernel_error};
 use crate::optim::{AdamW, AdamWOptions, Copy, Group, Schedule, clip, first_not_finite, merge_groups, norm};
 use crate::params::{Param, Params};
+use crate::profile::{Phase, phase};
 
 /// How parameters are updated.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,10 +16,12 @@ pub struct LearnerOptions {
     pub adamw: AdamWOptions,
     pub schedule: Schedule,
     /// λ of parameters that decay.
+    #[serde(with = "super::exact")]
     pub weight_decay: f64,
     /// Whether embeddings decay too, as matrices do. Norms never do.
     pub decay_embeddings: bool,
     /// Largest norm of the whole gradient; larger ones are shrunk to it.
+    #[serde(with = "super::exact::option")]
     pub clip: Option<f64>,
 }
 
@@ -113,6 +116,7 @@ impl Learner {
     /// # Errors
     /// Those of earlier work on the device.
     pub fn begin(&self) -> Result<()> {
+        let _phase = phase(Phase::Optimizer);
         Ok(self.params.zero_grads()?)
     }
 
@@ -121,6 +125,7 @@ impl Learner {
     /// # Errors
     /// Those of the model's ops, lack of memory above all.
     pub fn backward(&self, loss: &Tensor, share: f64) -> Result<()> {
+        let _phase = phase(Phase::Backward);
         let factor = share * self.scale.factor();
         match factor == 1.0 {
             true => loss.backward()?,
@@ -143,6 +148,7 @@ impl Learner {
     /// # Errors
     /// Those of earlier work on the device.
     pub fn gradient_norm(&self) -> Result<f64> {
+        let _phase = phase(Phase::Optimizer);
         let device = kernel_device(self.params.device())?;
         let gradients = Read::<f32>::new(self.params.grads())?;
         Ok(norm(device, gradients.view()?)? / self.scale.factor())
@@ -167,6 +173,7 @@ impl Learner {
     }
 
     fn apply(&mut self, rate: f64, gradient_scale: f64) -> Result<()> {
+        let _phase = phase(Phase::Optimizer);
         let (adamw, groups) = (&mut self.adamw, &self.groups);
         let gradients = Read::<f32>::new(self.params.grads())?;
         let copy = self.params.copy();

@@ -3,12 +3,24 @@
 //! - [`Learner`] is one training step in pieces: gradients to zero, backward of micro-batches, update. It knows parameters and
 //!   losses, and no model, so that whoever trains on several devices can put work between the pieces.
 //! - [`checkpoint`] keeps all that a run is on disk.
+//! - [`Run`] is the loop: batches, steps, evaluations, checkpoints, the log. It asks [`LanguageModel`] of a model.
+//! - [`generate`] lets a model write.
 
 pub mod checkpoint;
 mod error;
+pub mod exact;
+mod generate;
 mod learner;
+pub mod log;
+mod model;
+mod peak;
+pub mod run;
 mod scale;
 
 pub use error::{Error, Result, is_out_of_memory};
+pub use generate::{Sampling, generate};
 pub use learner::{Learner, LearnerOptions, Update};
+pub use model::LanguageModel;
+pub use peak::peak;
+pub use run::{Ending, Observer, Run, RunOptions};
 pub use scale::LossScale;

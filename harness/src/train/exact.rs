@@ -1,0 +1,30 @@
+//! Numbers in JSON with all their bits, as text: readers of JSON may round a number's last digit.
+
+use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+/// For `#[serde(with = "exact")]`.
+pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+/// For `#[serde(with = "exact")]`.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(Error::custom)
+}
+
+/// The same for numbers that may be absent.
+pub mod option {
+    use super::{Deserialize, Deserializer, Error, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => serializer.collect_str(value),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        text.map(|text| text.parse().map_err(Error::custom)).transpose()
+    }
+}

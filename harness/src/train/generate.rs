@@ -1,0 +1,123 @@
+//! Text from a model, token by token.
+
+use candle_core::{DType, Tensor};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::{LanguageModel, Result};
+use crate::params::no_grad;
+
+/// How a token is drawn from the model's distribution.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// The scores are divided by it: below 1 likely tokens become likelier; 0 takes the likeliest.
+    pub temperature: f64,
+    /// Only this many of the likeliest tokens; 0 means all.
+    pub top_k: usize,
+    /// Only the likeliest tokens that together have this probability (Holtzman et al., "The curious case of neural text
+    /// degeneration", 2020, section 3.1); 1 means all.
+    pub top_p: f64,
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling { temperature: 0.8, top_k: 0, top_p: 0.95, seed: 0 }
+    }
+}
+
+/// Draws `count` tokens after `prompt`, and gives each to `see` at once. Where the text gets longer than the model's windows, its
+/// last part is what the model sees. The same seed gives the same tokens.
+///
+/// # Errors
+/// Those of the model, and of `see`.
+///
+/// # Panics
+/// An empty prompt: there is nothing to go on from.
+pub fn generate<E: From<super::Error>>(
+    model: &dyn LanguageModel,
+    prompt: &[u32],
+    count: usize,
+    sampling: &Sampling,
+    mut see: impl FnMut(u32) -> Result<(), E>,
+) -> Result<(), E> {
+    assert!(!prompt.is_empty(), "internal error: generation from an empty prompt");
+    let mut random = StdRng::seed_from_u64(sampling.seed);
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        let window = &tokens[tokens.len().saturating_sub(model.context())..];
+        let mut scores = last_scores(model, window)?;
+        let token = pick(&mut scores, sampling, random.random_range(0.0..1.0));
+        tokens.push(token);
+        see(token)?;
+    }
+    Ok(())
+}
+
+fn last_scores(model: &dyn LanguageModel, window: &[u32]) -> Result<Vec<f32>> {
+    let scores = no_grad(|| {
+        let tokens = Tensor::new(window, model.params().device())?.unsqueeze(0)?;
+        let logits = model.logits(&tokens)?;
+        logits.narrow(1, window.len() - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()
+    });
+    Ok(scores?)
+}
+
+/// The token whose part of the distribution `uniform`, from 0 to below 1, falls into.
+fn pick(scores: &mut [f32], sampling: &Sampling, uniform: f64) -> u32 {
+    // Likeliest first; equal scores in the order of tokens.
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+    let Some(&best) = order.first() else { return 0 };
+    if sampling.temperature <= 0.0 {
+        return best as u32;
+    }
+    if sampling.top_k > 0 {
+        order.truncate(sampling.top_k);
+    }
+    let weight = |token: usize| (f64::from(scores[token] - scores[best]) / sampling.temperature).exp();
+    let weights: Vec<f64> = order.iter().map(|&token| weight(token)).collect();
+    let total: f64 = weights.iter().sum();
+    let (mut kept, mut sum) = (0, 0.0);
+    while kept < weights.len() && (kept == 0 || sum < sampling.top_p * total) {
+        sum += weights[kept];
+        kept += 1;
+    }
+    let mut left = uniform * sum;
+    for (&token, weight) in order.iter().zip(&weights[..kept]) {
+        left -= weight;
+        if left < 0.0 {
+            return token as u32;
+        }
+    }
+    order[kept - 1] as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often each of three tokens with probabilities 0.2, 0.5, 0.3 is drawn, in per mille.
+    fn shares(sampling: Sampling) -> [usize; 3] {
+        let mut counts = [0; 3];
+        for i in 0..1000 {
+            let mut scores = [0.2_f32.ln(), 0.5_f32.ln(), 0.3_f32.ln()];
+            counts[pick(&mut scores, &sampling, (f64::from(i) + 0.5) / 1000.0) as usize] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn tokens_are_drawn_as_often_as_they_are_likely() {
+        let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
+        assert_eq!(shares(all), [200, 500, 300]);
+        assert_eq!(shares(Sampling { temperature: 0.0, ..all }), [0, 1000, 0]);
+        assert_eq!(shares(Sampling { top_k: 2, ..all }), [0, 625, 375]);
+        assert_eq!(shares(Sampling { top_k: 99, ..all }), [200, 500, 300]);
+        // 0.5 + 0.3 reaches 0.7; 0.5 alone reaches 0.4.
+        assert_eq!(shares(Sampling { top_p: 0.7, ..all }), [0, 625, 375]);
+        assert_eq!(shares(Sampling { top_p: 0.4, ..all }), [0, 1000, 0]);
+        // Squares of the probabilities: 4, 25, 9 of 38.
+        assert_eq!(shares(Sampling { temperature: 0.5, ..all }), [105, 658, 237]);
+    }
+}

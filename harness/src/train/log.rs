@@ -1,0 +1,155 @@
+//! The log of a run: a JSON object a line.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Result};
+use crate::report::{Axis, Plot, Point, Series};
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum Line {
+    /// A training step.
+    Step(StepLine),
+    /// The loss on the validation part after a step, in nats a token.
+    Evaluation { step: u64, loss: f64 },
+}
+
+/// What there is to say about a training step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepLine {
+    pub step: u64,
+    /// Mean over the batch, in nats a token.
+    pub loss: f64,
+    /// Learning rate.
+    pub rate: f64,
+    /// Norm of the gradient before clipping; null where it overflowed and the step was left out.
+    pub norm: Option<f64>,
+    /// Seconds that the step took.
+    pub seconds: f64,
+    pub tokens_per_second: f64,
+    /// Model FLOP utilisation: what the model's matrix products need, over what the device could do in the time.
+    pub mfu: Option<f64>,
+}
+
+impl Line {
+    /// The step that the line is about.
+    pub fn step(&self) -> u64 {
+        match self {
+            Line::Step(line) => line.step,
+            Line::Evaluation { step, .. } => *step,
+        }
+    }
+}
+
+/// A log that is written to.
+pub struct Log {
+    path: PathBuf,
+    file: File,
+}
+
+impl Log {
+    /// Opens the log at `path` after step `step`: what an earlier process wrote of later steps is dropped, for they will be made
+    /// again.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn after(path: &Path, step: u64) -> Result<Log> {
+        // The text of what is kept stays as it is.
+        let text = read_text(path)?;
+        let is_kept = |line: &&str| parse(line).is_some_and(|line| line.step() <= step);
+        let kept: Vec<&str> = text.lines().filter(is_kept).collect();
+        crate::files::replace(path, |file| kept.iter().try_for_each(|line| writeln!(file, "{line}")))
+            .map_err(Error::file("write", path))?;
+        let file = OpenOptions::new().append(true).open(path).map_err(Error::file("write", path))?;
+        Ok(Log { path: path.to_path_buf(), file })
+    }
+
+    /// Appends a line: whole, and at once.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn push(&mut self, line: &Line) -> Result<()> {
+        let write = |file: &mut File| file.write_all(format!("{}\n", serde_json::to_string(line)?).as_bytes());
+        write(&mut self.file).map_err(Error::file("write", &self.path))
+    }
+}
+
+/// The lines of a log; none where there is no file. A last line that was cut short is left out. Numbers may differ from those that
+/// were logged in their last digit.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn read(path: &Path) -> Result<Vec<Line>> {
+    Ok(read_text(path)?.lines().filter_map(parse).collect())
+}
+
+fn parse(line: &str) -> Option<Line> {
+    serde_json::from_str(line).ok()
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        other => other.map_err(Error::file("read", path)),
+    }
+}
+
+/// Training and validation loss over steps.
+pub fn curve(lines: &[Line]) -> Plot {
+    let training = lines.iter().filter_map(|line| match line {
+        Line::Step(line) => Some((line.step as f64, line.loss)),
+        Line::Evaluation { .. } => None,
+    });
+    let validation = lines.iter().filter_map(|line| match line {
+        Line::Step(_) => None,
+        Line::Evaluation { step, loss } => Some((*step as f64, *loss)),
+    });
+    let series = vec![
+        Series::new("training", training.map(Point::from)),
+        Series::new("validation", validation.map(Point::from)),
+    ];
+    Plot::lines("loss", "Loss", Axis::linear("step"), Axis::linear("nats per token"), series)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64) -> Line {
+        Line::Step(StepLine {
+            step,
+            loss: 0.1 + step as f64,
+            rate: 1e-3,
+            norm: (step != 2).then_some(0.3),
+            seconds: 0.5,
+            tokens_per_second: 1e4,
+            mfu: None,
+        })
+    }
+
+    #[test]
+    fn lines_come_back_and_later_steps_are_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log.jsonl");
+        assert_eq!(read(&path).unwrap(), []);
+        let mut log = Log::after(&path, 0).unwrap();
+        let mut lines: Vec<Line> = (1..=4).map(step).collect();
+        lines.insert(2, Line::Evaluation { step: 2, loss: 0.25 });
+        lines.iter().for_each(|line| log.push(line).unwrap());
+        assert_eq!(read(&path).unwrap(), lines);
+
+        std::io::Write::write_all(&mut log.file, b"{\"what\":\"step\",\"st").unwrap();
+        let mut log = Log::after(&path, 3).unwrap();
+        log.push(&step(4)).unwrap();
+        assert_eq!(read(&path).unwrap(), lines);
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 5);
+
+        let svg = curve(&lines).to_svg();
+        assert!(svg.contains("validation") && svg.contains("nats per token"));
+    }
+}

@@ -1,0 +1,308 @@
+//! A run: steps, evaluations and checkpoints until it is done.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::checkpoint::{self, Checkpoint, Header};
+use super::learner::first_in;
+use super::log::{self, Line, Log, StepLine};
+use super::{Error, LanguageModel, Learner, LearnerOptions, Result};
+use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
+use crate::params::no_grad;
+use crate::profile::{Phase, phase};
+
+/// The files of a run, in its folder.
+pub const CHECKPOINT: &str = "checkpoint.safetensors";
+pub const LOG: &str = "log.jsonl";
+pub const CURVE: &str = "loss.svg";
+pub const NOT_FINITE: &str = "not-finite.safetensors";
+
+/// What a run does.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunOptions {
+    pub learner: LearnerOptions,
+    /// Steps in all, those before a checkpoint included.
+    pub steps: u64,
+    /// Windows of a step.
+    pub batch: usize,
+    /// Windows that run forward and backward at a time; their gradients are added up.
+    pub micro_batch: usize,
+    /// Tokens of a window.
+    pub context: usize,
+    /// Steps between evaluations; 0 for one at the end only.
+    pub evaluate_every: u64,
+    /// Windows of an evaluation, at most.
+    pub evaluate_windows: usize,
+    /// Steps between checkpoints; 0 for one at the end only.
+    pub save_every: u64,
+    pub seed: u64,
+}
+
+/// Hears what happens, for a terminal.
+pub trait Observer {
+    /// A step was made.
+    fn step(&mut self, line: &StepLine);
+    /// The validation part was gone through.
+    fn evaluated(&mut self, step: u64, loss: f64);
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All steps were made.
+    Done,
+    /// It was told to stop, and saved what it had.
+    Stopped,
+    /// Its time was over, and it saved what it had.
+    OutOfTime,
+}
+
+/// A model in training.
+pub struct Run<'a> {
+    model: &'a dyn LanguageModel,
+    data: &'a Dataset,
+    options: RunOptions,
+    learner: Learner,
+    sampler: Sampler,
+    folder: PathBuf,
+    log: Log,
+    /// Peak rate of the device in FLOP/s, where it is known.
+    pub peak: Option<f64>,
+    /// Ends the run when it is over.
+    pub time_limit: Option<Duration>,
+}
+
+impl<'a> Run<'a> {
+    /// Begins a run in `folder`, or goes on from a checkpoint.
+    ///
+    /// # Errors
+    /// A text too short for the context, a folder that cannot be written, a checkpoint that does not fit, no memory.
+    pub fn begin(
+        model: &'a dyn LanguageModel,
+        data: &'a Dataset,
+        options: RunOptions,
+        folder: &Path,
+        from: Option<&Checkpoint>,
+    ) -> Result<Run<'a>> {
+        data.check_context(options.context)?;
+        std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
+        let mut learner = Learner::new(model.params(), options.learner)?;
+        let mut sampler = Sampler::new(options.seed);
+        if let Some(checkpoint) = from {
+            checkpoint.load(&mut learner)?;
+            sampler = Sampler::from_state(checkpoint.header.sampler);
+        }
+        let log = Log::after(&folder.join(LOG), learner.step())?;
+        let folder = folder.to_path_buf();
+        Ok(Run { model, data, options, learner, sampler, folder, log, peak: None, time_limit: None })
+    }
+
+    pub fn learner(&self) -> &Learner {
+        &self.learner
+    }
+
+    /// Makes the steps that are left. Stops after the step in which `stop` becomes true.
+    ///
+    /// # Errors
+    /// A loss or gradient that is not finite (the state before that step is saved beside the checkpoint), lack of memory, and
+    /// files that cannot be written.
+    pub fn go(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
+        let start = Instant::now();
+        let mut ending = Ending::Done;
+        while self.learner.step() < self.options.steps {
+            let line = self.step()?;
+            observer.step(&line);
+            let step = line.step;
+            self.log.push(&Line::Step(line))?;
+            if stop.load(Ordering::Relaxed) {
+                ending = Ending::Stopped;
+                break;
+            }
+            if self.time_limit.is_some_and(|limit| start.elapsed() >= limit) {
+                ending = Ending::OutOfTime;
+                break;
+            }
+            let RunOptions { steps, evaluate_every, save_every, .. } = self.options;
+            let due = |every: u64| every > 0 && step.is_multiple_of(every) && step < steps;
+            if due(evaluate_every) {
+                self.evaluate(observer)?;
+            }
+            if due(save_every) {
+                self.save()?;
+            }
+        }
+        if ending != Ending::Stopped {
+            self.evaluate(observer)?;
+        }
+        self.save()?;
+        self.draw()?;
+        Ok(ending)
+    }
+
+    /// One training step.
+    ///
+    /// # Errors
+    /// As [`Run::go`].
+    pub fn step(&mut self) -> Result<StepLine> {
+        let start = Instant::now();
+        let RunOptions { batch: windows, micro_batch, context, .. } = self.options;
+        let before = self.sampler.state();
+        let batch = {
+            let _phase = phase(Phase::Data);
+            self.sampler.draw(&self.data.train(), windows, context, Shard::WHOLE)
+        };
+        self.learner.begin()?;
+        let mut mean = 0.0;
+        for micro in batch.split(micro_batch) {
+            let (inputs, targets) = tensors(&micro, self.model.params().device())?;
+            let share = micro.windows as f64 / batch.windows as f64;
+            let (loss, value) = {
+                let _phase = phase(Phase::Forward);
+                let loss = self.model.loss(&inputs, &targets)?;
+                let value = f64::from(loss.to_scalar::<f32>()?);
+                (loss, value)
+            };
+            if !value.is_finite() {
+                let error = self.not_finite(&inputs)?;
+                return Err(self.save_before(error, before));
+            }
+            mean += share * value;
+            self.learner.backward(&loss, share)?;
+        }
+        let update = match self.learner.update() {
+            Ok(update) => update,
+            Err(error @ Error::NotFinite { .. }) => return Err(self.save_before(error, before)),
+            Err(error) => return Err(error),
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        let tokens = (windows * context) as f64;
+        let flop = tokens * self.model.flop_per_token(context);
+        Ok(StepLine {
+            step: update.step,
+            loss: mean,
+            rate: update.rate,
+            norm: update.applied.then_some(update.norm),
+            seconds,
+            tokens_per_second: tokens / seconds,
+            mfu: self.peak.map(|peak| flop / seconds / peak),
+        })
+    }
+
+    /// Finds the first tensor that is not finite, when the loss of `inputs` is not.
+    fn not_finite(&self, inputs: &Tensor) -> Result<Error> {
+        let step = self.learner.step() + 1;
+        let params = self.model.params();
+        if let Some(name) = first_in(params.values(), params)? {
+            return Ok(Error::NotFinite {
+                step,
+                what: "the loss",
+                first: format!("the parameter `{name}`"),
+                saved: None,
+            });
+        }
+        let mut first = None;
+        no_grad(|| {
+            self.model.trace(inputs, &mut |name, tensor| {
+                if first.is_none() && !is_finite(tensor)? {
+                    first = Some(format!("the output of `{name}`"));
+                }
+                Ok(())
+            })
+        })?;
+        let first = first.unwrap_or_else(|| "the loss itself: everything before it is finite".to_string());
+        Ok(Error::NotFinite { step, what: "the loss", first, saved: None })
+    }
+
+    /// Saves the state before a step that failed, and says so in the error.
+    fn save_before(&self, error: Error, sampler: SamplerState) -> Error {
+        let path = self.folder.join(NOT_FINITE);
+        let saved = match self.save_to(&path, sampler) {
+            Ok(()) => Some(path),
+            Err(error) => {
+                tracing::warn!("the state before the failed step was not saved: {error}");
+                None
+            }
+        };
+        match error {
+            Error::NotFinite { step, what, first, .. } => Error::NotFinite { step, what, first, saved },
+            other => other,
+        }
+    }
+
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let RunOptions { evaluate_windows, micro_batch, context, .. } = self.options;
+        let loss = evaluate(self.model, &self.data.validation(), evaluate_windows, micro_batch, context)?;
+        let step = self.learner.step();
+        observer.evaluated(step, loss);
+        self.log.push(&Line::Evaluation { step, loss })
+    }
+
+    /// Saves the run's state as its checkpoint.
+    ///
+    /// # Errors
+    /// What the file system says; the last checkpoint then stays.
+    pub fn save(&self) -> Result<()> {
+        self.save_to(&self.folder.join(CHECKPOINT), self.sampler.state())
+    }
+
+    fn save_to(&self, path: &Path, sampler: SamplerState) -> Result<()> {
+        let training = serde_json::to_value(self.options).unwrap_or(Value::Null);
+        let data = (self.data.name.as_str(), self.data.tokens.text_hash());
+        let header = Header::new(self.model.hyperparameters(), training, &self.learner, sampler, data);
+        checkpoint::save(path, &header, self.data.tokenizer.json(), &self.learner)
+    }
+
+    fn draw(&self) -> Result<()> {
+        let svg = log::curve(&log::read(&self.folder.join(LOG))?).to_svg();
+        let path = self.folder.join(CURVE);
+        crate::files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(Error::file("write", &path))
+    }
+}
+
+/// The mean loss over the first windows of `part`, at most `windows` of them, in nats a token.
+///
+/// # Errors
+/// Those of the model's ops.
+pub fn evaluate(
+    model: &dyn LanguageModel,
+    part: &Part<'_>,
+    windows: usize,
+    micro_batch: usize,
+    context: usize,
+) -> Result<f64> {
+    let batch = consecutive(part, windows, context);
+    let mut mean = 0.0;
+    for micro in batch.split(micro_batch) {
+        let (inputs, targets) = tensors(&micro, model.params().device())?;
+        let loss = no_grad(|| model.loss(&inputs, &targets))?.to_scalar::<f32>()?;
+        mean += f64::from(loss) * micro.windows as f64 / batch.windows as f64;
+    }
+    Ok(mean)
+}
+
+/// Inputs and targets as tensors: u32 [windows, context].
+///
+/// # Errors
+/// No memory on the device.
+pub fn tensors(batch: &Batch, device: &Device) -> Result<(Tensor, Tensor)> {
+    let tensor = |tokens: &[u32]| Tensor::from_slice(tokens, (batch.windows, batch.context), device);
+    Ok((tensor(&batch.inputs)?, tensor(&batch.targets)?))
+}
+
+/// Whether every element is a number.
+fn is_finite(tensor: &Tensor) -> candle_core::Result<bool> {
+    if !tensor.dtype().is_float() {
+        return Ok(true);
+    }
+    let values = tensor.to_dtype(candle_core::DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    Ok(values.iter().all(|value| value.is_finite()))
+}
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;
