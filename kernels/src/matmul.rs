@@ -5,6 +5,7 @@
 //! here [`swizzle2d`]).
 
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
+use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
 constexpr_enum! {
@@ -25,6 +26,28 @@ constexpr_enum! {
 ///
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_columns` and `b_columns` say that the operand lies in memory column by
 /// column: its first dimension is the contiguous one. `precision` applies to f32 operands.
+#[autotune(
+    configs = [
+        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
+        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3),
+        Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3),
+        Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3),
+        Config(m_tile = 128, n_tile = 128, k_tile = 32, num_warps = 8, num_stages = 4),
+        Config(m_tile = 64, n_tile = 256, k_tile = 64, num_warps = 4, num_stages = 3),
+        Config(m_tile = 128, n_tile = 64, k_tile = 64, num_warps = 4, num_stages = 4),
+        Config(m_tile = 64, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = 4),
+        Config(m_tile = 64, n_tile = 64, k_tile = 64, num_warps = 4, num_stages = 4),
+        Config(m_tile = 64, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 4),
+        Config(m_tile = 64, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
+        Config(m_tile = 64, n_tile = 64, k_tile = 16, num_warps = 4, num_stages = 3),
+        Config(m_tile = 128, n_tile = 64, k_tile = 32, num_warps = 8, num_stages = 3),
+        Config(m_tile = 128, n_tile = 64, k_tile = 16, num_warps = 8, num_stages = 3),
+        Config(m_tile = 32, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
+        Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
+    ],
+    key = [a_columns, b_columns, precision, m, n, k],
+    default = default_config,
+)]
 #[kernel]
 pub fn matmul<T: Float>(
     a: In<T>,
@@ -136,8 +159,6 @@ pub fn multiply<T: FloatElement>(
         // cᵀ = bᵀ·aᵀ lies row by row.
         return multiply(device, b.transposed(0, 1), a.transposed(0, 1), c.transposed(0, 1), options);
     }
-    let tiles = Tiles::new(device, T::dtype().bytes(), [m, n, k], options.precision);
-    let programs = m.div_ceil(tiles.m) * n.div_ceil(tiles.n);
     Matmul {
         a_stride_m: a.strides()[0],
         a_stride_k: a.strides()[1],
@@ -153,41 +174,33 @@ pub fn multiply<T: FloatElement>(
         a: &a.data,
         b: &b.data,
         c: &mut c.data,
-        m_tile: tiles.m,
-        n_tile: tiles.n,
-        k_tile: tiles.k,
+        m_tile: tuned(),
+        n_tile: tuned(),
+        k_tile: tuned(),
         group: 8,
         activation: options.activation,
         precision: options.precision,
     }
-    .launch_with(device, &LaunchConfig::new(programs).num_warps(tiles.num_warps).num_stages(tiles.num_stages))
+    .launch_tuned(device, |args| m.div_ceil(args.m_tile) * n.div_ceil(args.n_tile))
 }
 
-/// Extents of a program's tiles, and its size on a GPU.
-struct Tiles {
-    m: usize,
-    n: usize,
-    k: usize,
-    num_warps: u32,
-    num_stages: u32,
-}
-
-impl Tiles {
-    /// Large tiles read the operands less often; small products get tiles of their own size.
-    fn new(device: &Device, bytes: usize, [m, n, k]: [usize; 3], precision: Precision) -> Tiles {
-        let (largest, num_warps, num_stages) = match (device.is_cuda(), bytes, precision) {
-            (false, ..) => ([64, 64, 64], 4, 1),
-            (true, 2, _) => ([128, 128, 64], 8, 4),
-            // Plain multiply-adds: both operands are read from shared memory for each of them.
-            (true, _, Precision::Ieee) => ([64, 64, 16], 4, 3),
-            (true, ..) => ([64, 64, 32], 4, 3),
-        };
-        let fit = |n: usize, largest: usize| n.next_power_of_two().clamp(16, largest);
-        let tiles =
-            Tiles { m: fit(m, largest[0]), n: fit(n, largest[1]), k: fit(k, largest[2]), num_warps, num_stages };
-        // With fewer rows than warps along them, warps would compute the same twice.
-        if tiles.m * tiles.n < 64 * 128 { Tiles { num_warps: 4, ..tiles } } else { tiles }
-    }
+/// Large tiles read the operands less often; small products get tiles of their own size.
+fn default_config(problem: &Problem) -> Config {
+    let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
+    let (largest, num_warps, num_stages) = match (problem.device.is_cuda(), bytes, problem.get("precision")) {
+        (false, ..) => ([64, 64, 64], 4, 1),
+        (true, 2, _) => ([128, 128, 64], 8, 4),
+        // Plain multiply-adds: both operands are read from shared memory for each of them.
+        (true, _, Some(Precision::Ieee) | None) => ([64, 64, 16], 4, 3),
+        (true, ..) => ([64, 64, 32], 4, 3),
+    };
+    // The key's sizes are powers of two.
+    let fit = |name: &str, largest: usize| (problem.int(name).unwrap_or(1) as usize).clamp(16, largest);
+    let (m, n, k) = (fit("m", largest[0]), fit("n", largest[1]), fit("k", largest[2]));
+    // With fewer rows than warps along them, warps would compute the same twice.
+    let num_warps = if m * n < 64 * 128 { 4 } else { num_warps };
+    let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
+    config.num_warps(num_warps).num_stages(num_stages)
 }
 
 /// The product in f64, on dense row-major slices: c [m, n] of a [m, k] and b [k, n], where m is what is left of a.

@@ -6,6 +6,7 @@
 //! | `TILEWRIGHT_CACHE` | a directory, or `off` | where compiled kernels are kept; without it, `tilewright` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`) |
 //! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, several with commas | print the IR after that stage or pass, of that kernel or of all |
 //! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass there, with the options |
+//! | `TILEWRIGHT_TUNE` | seconds | kernels with `#[autotune]` are tuned at their first launch, for at most so long each ([`autotune`](crate::autotune)) |
 //! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` that tests and `doctor` use; without it, the first on `PATH` |
 //! | `NVTX_INJECTION64_PATH` | a file | set by NVIDIA's tools for the programs that they run: where ranges go |
 //!
@@ -14,6 +15,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 
@@ -28,6 +30,8 @@ pub struct Env {
     pub dump: Vec<DumpRequest>,
     /// `TILEWRIGHT_REPRO`.
     pub repro_dir: Option<PathBuf>,
+    /// `TILEWRIGHT_TUNE`.
+    pub tune: Option<Duration>,
     /// `TILEWRIGHT_PTXAS`, or what `PATH` offers.
     pub ptxas: Option<PathBuf>,
     /// `NVTX_INJECTION64_PATH`.
@@ -85,6 +89,7 @@ impl Env {
         };
         let device = text("TILEWRIGHT_DEVICE", DEVICE_VALUES)?.map(|value| parse_device(&value)).transpose()?;
         let dump = text("TILEWRIGHT_DUMP", DUMP_VALUES)?.map(|value| parse_dump(&value)).transpose()?;
+        let tune = text("TILEWRIGHT_TUNE", TUNE_VALUES)?.map(|value| parse_tune(&value)).transpose()?;
         let cache_dir = match path("TILEWRIGHT_CACHE") {
             Some(value) if value == "off" => None,
             Some(value) => Some(PathBuf::from(value)),
@@ -98,6 +103,7 @@ impl Env {
             device,
             cache_dir,
             dump: dump.unwrap_or_default(),
+            tune,
             repro_dir: path("TILEWRIGHT_REPRO").map(PathBuf::from),
             ptxas: path("TILEWRIGHT_PTXAS").map(PathBuf::from).or_else(on_path),
             nvtx_injection: path("NVTX_INJECTION64_PATH").map(PathBuf::from),
@@ -107,6 +113,14 @@ impl Env {
 
 const DEVICE_VALUES: &str = "cpu, cuda or cuda:N (N counts GPUs from 0)";
 const DUMP_VALUES: &str = "STAGE or STAGE:KERNEL, several separated by commas";
+
+const TUNE_VALUES: &str = "a number of seconds, at most 86400";
+
+fn parse_tune(value: &str) -> Result<Duration> {
+    let bad = || Error::BadVariable { name: "TILEWRIGHT_TUNE", value: value.to_string(), expected: TUNE_VALUES };
+    let seconds = value.trim().parse::<f64>().ok().filter(|seconds| (0.0..=86400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(bad)
+}
 
 fn parse_device(value: &str) -> Result<DeviceChoice> {
     let bad = || Error::BadVariable { name: "TILEWRIGHT_DEVICE", value: value.to_string(), expected: DEVICE_VALUES };
@@ -176,6 +190,16 @@ mod tests {
         assert_eq!(dir(&[("HOME", "/h")]), Some(PathBuf::from("/h/.cache/tilewright")));
         assert_eq!(dir(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Some(PathBuf::from("/x/tilewright")));
         assert_eq!(dir(&[("HOME", "/h"), ("XDG_CACHE_HOME", "rel")]), Some(PathBuf::from("/h/.cache/tilewright")));
+    }
+
+    #[test]
+    fn tuning_takes_seconds() {
+        let tune = |value| parse(&[("TILEWRIGHT_TUNE", value)]).map(|env| env.tune);
+        assert_eq!(tune("1.5").unwrap(), Some(Duration::from_millis(1500)));
+        assert_eq!(tune("").unwrap(), None);
+        for bad in ["yes", "-1", "NaN", "1e9"] {
+            assert!(tune(bad).unwrap_err().to_string().contains("number of seconds"), "{bad}");
+        }
     }
 
     #[test]

@@ -111,6 +111,9 @@ pub enum Error {
     #[error("{0}")]
     Kernel(String),
 
+    #[error("kernel {kernel}: tuning stopped: {message}")]
+    Tuning { kernel: String, message: String },
+
     #[error("cannot {doing} {path}: {message}")]
     Io { doing: &'static str, path: String, message: String },
 }

@@ -12,6 +12,7 @@
 //!
 //! Environment variables are read once, in [`mod@env`], which lists them all.
 
+pub mod autotune;
 pub mod bench;
 mod buffer;
 pub mod cache;
@@ -45,6 +46,7 @@ extern crate self as tilewright_runtime;
 /// What `#[kernel]` and `#[device_fn]` expand to; not for use by hand.
 #[doc(hidden)]
 pub mod __private {
+    pub use crate::autotune;
     pub use crate::kernel;
     pub use crate::{CompiledKernel, Device, Element, Grid, LaunchConfig, Result};
     pub use tilewright_codegen::lang;

@@ -1,8 +1,9 @@
 //! Everything that a kernel and the code that launches it need: `use tilewright::prelude::*`.
 
+pub use crate::autotune::tuned;
 pub use crate::{Buffer, Device, Element, Error, F8E4M3, F8E5M2, Grid, LaunchConfig, Result, View, ViewMut};
 pub use half::{bf16, f16};
 pub use tilewright_codegen::constexpr_enum;
 pub use tilewright_codegen::diag::Diagnostic;
 pub use tilewright_codegen::lang::*;
-pub use tilewright_dsl_macros::{device_fn, kernel};
+pub use tilewright_dsl_macros::{autotune, device_fn, kernel};

@@ -108,6 +108,24 @@ impl Event {
         }
     }
 
+    /// Whether the work before this point is done, without waiting for it.
+    pub fn is_done(&self) -> Result<bool> {
+        match (&self.point, self.device.inner()) {
+            (Point::Cuda(event), Inner::Cuda(cuda)) => {
+                cuda.bind()?;
+                // SAFETY: the event is live.
+                match unsafe { sys::cuEventQuery(event.cu_event()) } {
+                    sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+                    other => {
+                        let done = other.result().map(|()| true);
+                        done.map_err(|e| cuda.failure(&format!("running kernels on {}", cuda.label), e))
+                    }
+                }
+            }
+            (Point::Cuda(_) | Point::Cpu(_), _) => Ok(true),
+        }
+    }
+
     /// Time from `start` to this point, after waiting for both. On a GPU, of its own clock (about 0.5 µs fine).
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
         match (&start.point, &self.point) {
@@ -168,6 +186,7 @@ mod tests {
         let start = stream.record().unwrap();
         std::thread::sleep(Duration::from_millis(3));
         let end = stream.record().unwrap();
+        assert!(end.is_done().unwrap());
         assert!(end.elapsed_since(&start).unwrap() >= Duration::from_millis(3));
         stream.wait(&end).unwrap();
         stream.synchronize().unwrap();

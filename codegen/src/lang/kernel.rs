@@ -148,6 +148,8 @@ impl fmt::Display for ConstValue {
 pub trait Constexpr: Copy + 'static {
     /// Its name for people.
     const TYPE: &'static str;
+    /// What stands for a value that is chosen later.
+    const PLACEHOLDER: Self;
     fn to_const(self) -> ConstValue;
     /// `None` where the value has another type or does not fit.
     fn from_const(value: &ConstValue) -> Option<Self>;
@@ -159,6 +161,7 @@ macro_rules! int_constexpr {
     ($($ty:ty),*) => { $(
         impl Constexpr for $ty {
             const TYPE: &'static str = stringify!($ty);
+            const PLACEHOLDER: $ty = 0;
             fn to_const(self) -> ConstValue {
                 ConstValue::Int(self as i64)
             }
@@ -180,6 +183,7 @@ macro_rules! float_constexpr {
     ($($ty:ty),*) => { $(
         impl Constexpr for $ty {
             const TYPE: &'static str = stringify!($ty);
+            const PLACEHOLDER: $ty = 0.0;
             fn to_const(self) -> ConstValue {
                 ConstValue::Float(self as f64)
             }
@@ -200,6 +204,7 @@ float_constexpr!(f32, f64);
 
 impl Constexpr for bool {
     const TYPE: &'static str = "bool";
+    const PLACEHOLDER: bool = false;
     fn to_const(self) -> ConstValue {
         ConstValue::Bool(self)
     }
@@ -217,6 +222,7 @@ impl Constexpr for bool {
 
 impl Constexpr for Precision {
     const TYPE: &'static str = "ieee | tf32 | tf32x3";
+    const PLACEHOLDER: Precision = Precision::Ieee;
     fn to_const(self) -> ConstValue {
         ConstValue::Word(self.name().to_string())
     }
@@ -249,6 +255,10 @@ macro_rules! constexpr_enum {
 
         impl $crate::lang::kernel::Constexpr for $name {
             const TYPE: &'static str = concat!("" $(, stringify!($variant), " ")+);
+            const PLACEHOLDER: Self = {
+                const VARIANTS: &[$name] = &[$($name::$variant),+];
+                VARIANTS[0]
+            };
             fn to_const(self) -> $crate::lang::kernel::ConstValue {
                 let name = match self { $($name::$variant => stringify!($variant)),+ };
                 $crate::lang::kernel::ConstValue::Word(name.to_string())

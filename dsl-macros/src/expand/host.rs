@@ -2,19 +2,71 @@
 
 use super::body::hidden;
 use super::private;
-use crate::parse::kernel::{Access, ParamKind, Signature};
+use crate::parse::kernel::{Access, Generic, ParamKind, Signature};
 use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, format_ident, quote};
 use syn::ItemFn;
 
 /// `weighted_sum_fwd` → `WeightedSumFwd`.
-fn pascal_case(name: &str) -> String {
+pub fn pascal_case(name: &str) -> String {
     name.split('_')
         .map(|word| {
             let mut letters = word.chars();
             letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
         })
         .collect()
+}
+
+/// What the methods of the struct are written from.
+pub struct Lists<'s> {
+    /// `'a,` where there is memory.
+    pub lifetime: Option<TokenStream>,
+    /// Type parameters with their bounds, and without.
+    pub params: Vec<TokenStream>,
+    pub names: Vec<&'s Ident>,
+    /// A `KernelArg` for each parameter that is passed.
+    pub args: Vec<TokenStream>,
+    /// A word for each constant, and its value from a variable of the constant's name.
+    pub keys: Vec<TokenStream>,
+    pub values: Vec<TokenStream>,
+    pub constants: Vec<&'s Ident>,
+}
+
+impl Lists<'_> {
+    pub fn of(signature: &Signature) -> Lists<'_> {
+        let private = private();
+        let lang = quote!(#private::lang);
+        let (mut args, mut keys, mut values, mut constants) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for p in &signature.params {
+            let field = &p.name;
+            match &p.kind {
+                ParamKind::Memory(Access::In, _) => args.push(quote!(#private::kernel::KernelArg::input(self.#field))),
+                ParamKind::Memory(Access::Out | Access::InOut, _) => {
+                    args.push(quote!(#private::kernel::KernelArg::output(&mut *self.#field)));
+                }
+                ParamKind::Scalar(_) => args.push(quote!(#private::kernel::KernelArg::scalar(self.#field))),
+                ParamKind::Constexpr(_) => {
+                    keys.push(quote!(#lang::kernel::Constexpr::key(self.#field)));
+                    values.push(quote!(#lang::kernel::Constexpr::to_const(#field)));
+                    constants.push(field);
+                }
+            }
+        }
+        let has_memory = signature.params.iter().any(|p| matches!(p.kind, ParamKind::Memory(..)));
+        let bounded = |g: &Generic| {
+            let (name, bound) = (&g.name, &g.bound);
+            quote!(#name: #lang::#bound + #private::Element)
+        };
+        Lists {
+            lifetime: has_memory.then(|| quote!('a,)),
+            params: signature.generics.iter().map(bounded).collect(),
+            names: signature.generics.iter().map(|g| &g.name).collect(),
+            args,
+            keys,
+            values,
+            constants,
+        }
+    }
 }
 
 /// The struct and its methods. `def` is the static that holds the kernel's definition.
@@ -24,44 +76,21 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
     let vis = &f.vis;
     let name = format_ident!("{}", pascal_case(&f.sig.ident.to_string()), span = f.sig.ident.span());
     let docs: Vec<_> = f.attrs.iter().filter(|a| a.path().is_ident("doc")).collect();
-    let (mut fields, mut args, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for p in &signature.params {
+    let Lists { lifetime, params, names, args, keys, values, constants } = Lists::of(signature);
+    let fields = signature.params.iter().map(|p| {
         let (field, ty, docs) = (&p.name, &p.ty, &p.docs);
         let field_type = match &p.kind {
-            ParamKind::Memory(Access::In, _) => {
+            ParamKind::Memory(access, _) => {
                 let elem = super::kernel::element_type(ty);
-                args.push(quote!(#private::kernel::KernelArg::input(self.#field)));
-                quote!(&'a dyn #private::kernel::Input<#elem>)
+                match access {
+                    Access::In => quote!(&'a dyn #private::kernel::Input<#elem>),
+                    Access::Out | Access::InOut => quote!(&'a mut dyn #private::kernel::Output<#elem>),
+                }
             }
-            ParamKind::Memory(Access::Out | Access::InOut, _) => {
-                let elem = super::kernel::element_type(ty);
-                args.push(quote!(#private::kernel::KernelArg::output(&mut *self.#field)));
-                quote!(&'a mut dyn #private::kernel::Output<#elem>)
-            }
-            ParamKind::Scalar(_) => {
-                args.push(quote!(#private::kernel::KernelArg::scalar(self.#field)));
-                ty.to_token_stream()
-            }
-            ParamKind::Constexpr(_) => {
-                keys.push(quote!(#lang::kernel::Constexpr::key(self.#field)));
-                values.push(quote!(#lang::kernel::Constexpr::to_const(#field)));
-                ty.to_token_stream()
-            }
+            ParamKind::Scalar(_) | ParamKind::Constexpr(_) => ty.to_token_stream(),
         };
-        fields.push(quote!(#(#docs)* #vis #field: #field_type));
-    }
-    let constants: Vec<&Ident> =
-        signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_))).map(|p| &p.name).collect();
-    let has_memory = signature.params.iter().any(|p| matches!(p.kind, ParamKind::Memory(..)));
-    let lifetime = has_memory.then(|| quote!('a,));
-    let (params, names): (Vec<TokenStream>, Vec<&Ident>) = signature
-        .generics
-        .iter()
-        .map(|g| {
-            let (name, bound) = (&g.name, &g.bound);
-            (quote!(#name: #lang::#bound + #private::Element), name)
-        })
-        .unzip();
+        quote!(#(#docs)* #vis #field: #field_type)
+    });
     let summary = format!("Arguments of the kernel `{}`, by name.", f.sig.ident);
     let paragraph = (!docs.is_empty()).then(|| quote!(#[doc = ""]));
     // Constants keep the user's names, so ours must be of another kind.

@@ -20,6 +20,9 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     if !attribute.is_empty() {
         errors.push(Error::new(attribute.span(), "`#[kernel]` takes no arguments"));
     }
+    if let Some(a) = f.attrs.iter().find(|a| a.path().segments.last().is_some_and(|s| s.ident == "autotune")) {
+        errors.push(Error::new(a.span(), "`#[autotune]` goes above `#[kernel]`"));
+    }
     let signature_failed = !errors.is_empty();
     let mut body = Body::default();
     let inner = body.function(&f.block);
@@ -34,7 +37,7 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
 }
 
 /// Name of the static: the function's in capitals.
-fn def_name(f: &ItemFn) -> Ident {
+pub fn def_name(f: &ItemFn) -> Ident {
     format_ident!("{}", f.sig.ident.to_string().to_uppercase(), span = f.sig.ident.span())
 }
 
@@ -85,6 +88,17 @@ fn elem_def(elem: &Elem, lang: &TokenStream) -> TokenStream {
     }
 }
 
+/// A constant as the definition of a kernel holds it.
+pub fn const_default(d: &Default, lang: &TokenStream) -> TokenStream {
+    let value = match d {
+        Default::Int(n) => quote!(Int(#n)),
+        Default::Float(x) => quote!(Float(#x)),
+        Default::Bool(b) => quote!(Bool(#b)),
+        Default::Word(w) => quote!(Word(#w)),
+    };
+    quote!(#lang::kernel::ConstDefault::#value)
+}
+
 fn param_def(p: &Param, lang: &TokenStream) -> TokenStream {
     let (name, specialize) = (p.name.to_string(), p.specialize);
     let kind = match &p.kind {
@@ -106,13 +120,8 @@ fn param_def(p: &Param, lang: &TokenStream) -> TokenStream {
             let default = match default {
                 None => quote!(::core::option::Option::None),
                 Some(d) => {
-                    let value = match d {
-                        Default::Int(n) => quote!(Int(#n)),
-                        Default::Float(x) => quote!(Float(#x)),
-                        Default::Bool(b) => quote!(Bool(#b)),
-                        Default::Word(w) => quote!(Word(#w)),
-                    };
-                    quote!(::core::option::Option::Some(#lang::kernel::ConstDefault::#value))
+                    let value = const_default(d, lang);
+                    quote!(::core::option::Option::Some(#value))
                 }
             };
             quote!(Constexpr { ty: <#ty as #lang::kernel::Constexpr>::TYPE, default: #default })

@@ -1,5 +1,6 @@
 //! What the user's code means, in calls of the language module.
 
+pub mod autotune;
 pub mod body;
 pub mod calls;
 pub mod control;

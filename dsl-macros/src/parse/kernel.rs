@@ -276,7 +276,8 @@ fn default_value(attr: &Attribute) -> Result<Option<Default>, Error> {
     })
 }
 
-fn constant(expr: &Expr) -> Option<Default> {
+/// A literal, or the name of a variant.
+pub fn constant(expr: &Expr) -> Option<Default> {
     match expr {
         Expr::Lit(ExprLit { lit: Lit::Int(n), .. }) => n.base10_parse().ok().map(Default::Int),
         Expr::Lit(ExprLit { lit: Lit::Float(x), .. }) => x.base10_parse().ok().map(Default::Float),

@@ -71,6 +71,28 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
 /// Grid: (⌈n_k / k_tile⌉, heads / group, batch). `even_queries` promises that n_q is a multiple of `q_tile`. Queries
 /// beyond n_q read as zeros, which add nothing; keys beyond n_k get gradients that nobody stores: only the diagonal needs
 /// a mask.
+#[autotune(
+    configs = [
+        Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 3),
+        Config(q_tile = 64, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 32, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 32, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 128, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 2),
+        Config(q_tile = 128, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2),
+        Config(q_tile = 32, k_tile = 128, num_warps = 8, num_stages = 2),
+        Config(q_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
+        Config(q_tile = 32, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 64, k_tile = 32, num_warps = 8, num_stages = 2),
+        Config(q_tile = 16, k_tile = 16, num_warps = 4, num_stages = 2),
+    ],
+    key = [d, causal, precision, n_q, n_k],
+    default = super::config::keys_default,
+    tables = super::config::TABLES,
+)]
 #[kernel]
 pub fn flash_attention_bwd_dkdv<T: Float>(
     q: In<T>,
@@ -231,6 +253,28 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
 /// dQ: a program per tile of queries walks over the keys that they see, as the forward pass does.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch). `even_keys` promises that n_k is a multiple of `k_tile`.
+#[autotune(
+    configs = [
+        Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 3),
+        Config(q_tile = 64, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 32, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 32, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 128, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 2),
+        Config(q_tile = 128, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2),
+        Config(q_tile = 32, k_tile = 128, num_warps = 8, num_stages = 2),
+        Config(q_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
+        Config(q_tile = 32, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 64, k_tile = 32, num_warps = 8, num_stages = 2),
+        Config(q_tile = 16, k_tile = 16, num_warps = 4, num_stages = 2),
+    ],
+    key = [d, causal, precision, n_q, n_k],
+    default = super::config::queries_default,
+    tables = super::config::TABLES,
+)]
 #[kernel]
 pub fn flash_attention_bwd_dq<T: Float>(
     q: In<T>,

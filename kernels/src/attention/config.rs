@@ -1,6 +1,8 @@
-//! Tile sizes, warps and pipeline depth: the defaults per head dimension, element type and target.
+//! Tile sizes, warps and pipeline depth: the defaults per head dimension, element type and target. The configurations that
+//! tuning tries stand beside the kernels.
 
 use tilewright_codegen::target::Target;
+use tilewright_runtime::autotune::{Config, Problem};
 
 /// The parts of an attention that are kernels with tiles of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +31,43 @@ impl Tiles {
     const fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
         Tiles { q_tile, k_tile, num_warps, num_stages }
     }
+
+    /// As the autotuner has it.
+    pub fn config(self) -> Config {
+        let config = Config::default().set("q_tile", self.q_tile).set("k_tile", self.k_tile);
+        config.num_warps(self.num_warps).num_stages(self.num_stages)
+    }
+
+    /// From a configuration of one of the three kernels.
+    pub fn of(config: &Config) -> Option<Tiles> {
+        let (q_tile, k_tile) = (config.get("q_tile")?, config.get("k_tile")?);
+        Some(Tiles { q_tile, k_tile, num_warps: config.num_warps, num_stages: config.num_stages })
+    }
+}
+
+/// What was measured on GPUs: a table each, in `kernels/tuned/`.
+pub const TABLES: &[&str] = &[include_str!("../../tuned/nvidia-h200.json")];
+
+/// [`default_tiles`] for a problem of the autotuner.
+fn default_config(pass: Pass, problem: &Problem) -> Config {
+    let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);
+    let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
+    default_tiles(pass, d, bytes, &problem.device.target()).config()
+}
+
+/// The default of the forward kernel.
+pub fn forward_default(problem: &Problem) -> Config {
+    default_config(Pass::Forward, problem)
+}
+
+/// The default of the kernel that makes dK and dV.
+pub fn keys_default(problem: &Problem) -> Config {
+    default_config(Pass::Keys, problem)
+}
+
+/// The default of the kernel that makes dQ.
+pub fn queries_default(problem: &Problem) -> Config {
+    default_config(Pass::Queries, problem)
 }
 
 /// The tile's extent along the head dimension: a power of two that the products' instructions can take.

@@ -23,6 +23,30 @@ use tilewright_runtime::prelude::*;
 ///
 /// Tiles of keys that all rows of the query tile see go through a loop without masks; those on the diagonal or at the end
 /// of the keys through a second one.
+#[autotune(
+    configs = [
+        Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 3),
+        Config(q_tile = 64, k_tile = 128, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 128, num_warps = 4, num_stages = 3),
+        Config(q_tile = 128, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3),
+        Config(q_tile = 128, k_tile = 32, num_warps = 4, num_stages = 3),
+        Config(q_tile = 256, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 64, k_tile = 32, num_warps = 4, num_stages = 2),
+        Config(q_tile = 64, k_tile = 16, num_warps = 4, num_stages = 2),
+        Config(q_tile = 32, k_tile = 16, num_warps = 4, num_stages = 2),
+        Config(q_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
+        Config(q_tile = 16, k_tile = 64, num_warps = 4, num_stages = 2),
+        Config(q_tile = 32, k_tile = 64, num_warps = 4, num_stages = 2),
+    ],
+    key = [d, causal, precision, n_q, n_k],
+    default = super::config::forward_default,
+    tables = super::config::TABLES,
+)]
 #[kernel]
 pub fn flash_attention_fwd<T: Float>(
     q: In<T>,

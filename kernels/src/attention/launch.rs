@@ -1,7 +1,7 @@
 //! Attention from the host: checks, default tiles, launches.
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq, FlashAttentionBwdPreprocess};
-use super::config::{self, Pass, Tiles, d_tile};
+use super::config::{Tiles, d_tile};
 use super::forward::FlashAttentionFwd;
 use crate::tensor::{self, FloatElement};
 use tilewright_runtime::Stream;
@@ -21,7 +21,8 @@ pub struct Options {
     pub scale: Option<f32>,
     /// How f32 operands multiply: by default tf32x3 on a GPU, exactly on the CPU. Other types multiply exactly.
     pub precision: Option<Precision>,
-    /// Tiles of the forward kernel; [`config::default_tiles`] by default, as for the next two.
+    /// Tiles of the forward kernel; without them, as for the next two, what the autotuner knows
+    /// ([`tilewright_runtime::autotune`]) and else [`config::default_tiles`](super::config::default_tiles).
     pub forward_tiles: Option<Tiles>,
     /// Tiles of the kernel that makes dK and dV.
     pub key_tiles: Option<Tiles>,
@@ -37,13 +38,9 @@ impl Options {
         Options { causal, ..Options::default() }
     }
 
-    fn tiles(&self, pass: Pass, d: usize, dtype: tilewright_runtime::Dtype, device: &Device) -> Tiles {
-        let chosen = match pass {
-            Pass::Forward => self.forward_tiles,
-            Pass::Keys => self.key_tiles,
-            Pass::Queries => self.query_tiles,
-        };
-        chosen.unwrap_or_else(|| config::default_tiles(pass, d, dtype.size(), &device.target()))
+    /// A launch whose tiles are not chosen yet.
+    fn untiled(&self) -> LaunchConfig {
+        LaunchConfig { stream: self.stream.clone(), ..LaunchConfig::new(0) }
     }
 
     fn launch(&self, tiles: Tiles, grid: [usize; 3]) -> LaunchConfig {
@@ -141,10 +138,8 @@ pub fn forward_into<T: FloatElement>(
     let s = sizes(device, &q, &k, &v, options)?;
     expect_shape("o", o.shape(), q.shape())?;
     expect_rows("lse", &s, lse.len())?;
-    let tiles = options.tiles(Pass::Forward, s.d, T::DTYPE, device);
-    let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile.max(1)), s.heads, s.batch]);
     let [q_strides, k_strides, v_strides, o_strides] = [q.strides(), k.strides(), v.strides(), o.strides()];
-    FlashAttentionFwd {
+    let mut args = FlashAttentionFwd {
         q: &q.data,
         k: &k.data,
         v: &v.data,
@@ -171,14 +166,25 @@ pub fn forward_into<T: FloatElement>(
         scale: s.scale,
         d: s.d,
         d_tile: d_tile(s.d),
-        q_tile: tiles.q_tile,
-        k_tile: tiles.k_tile,
+        q_tile: tuned(),
+        k_tile: tuned(),
         group: s.group,
         causal: options.causal,
-        even_keys: s.n_k.is_multiple_of(tiles.k_tile.max(1)),
+        even_keys: tuned(),
         precision: s.precision,
+    };
+    let grid = |args: &mut FlashAttentionFwd<T>| {
+        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
+        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch]
+    };
+    match options.forward_tiles {
+        None => args.launch_tuned_with(device, &options.untiled(), grid),
+        Some(tiles) => {
+            args.set_configuration(&tiles.config())?;
+            let grid = grid(&mut args);
+            args.launch_with(device, &options.launch(tiles, grid))
+        }
     }
-    .launch_with(device, &config)
 }
 
 fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
@@ -325,11 +331,9 @@ fn key_gradients<T: FloatElement>(
     dv: &mut TensorMut<T>,
     options: &Options,
 ) -> Result<()> {
-    let tiles = options.tiles(Pass::Keys, s.d, T::DTYPE, device);
-    let config = options.launch(tiles, [s.n_k.div_ceil(tiles.k_tile.max(1)), s.heads_kv, s.batch]);
     let [q_strides, k_strides, v_strides, d_o_strides, dk_strides, dv_strides] =
         [q.strides(), k.strides(), v.strides(), d_o.strides(), dk.strides(), dv.strides()];
-    FlashAttentionBwdDkdv {
+    let mut args = FlashAttentionBwdDkdv {
         q: &q.data,
         k: &k.data,
         v: &v.data,
@@ -367,14 +371,25 @@ fn key_gradients<T: FloatElement>(
         scale: s.scale,
         d: s.d,
         d_tile: d_tile(s.d),
-        q_tile: tiles.q_tile,
-        k_tile: tiles.k_tile,
+        q_tile: tuned(),
+        k_tile: tuned(),
         group: s.group,
         causal: options.causal,
-        even_queries: s.n_q.is_multiple_of(tiles.q_tile.max(1)),
+        even_queries: tuned(),
         precision: s.precision,
+    };
+    let grid = |args: &mut FlashAttentionBwdDkdv<T>| {
+        args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
+        [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch]
+    };
+    match options.key_tiles {
+        None => args.launch_tuned_with(device, &options.untiled(), grid),
+        Some(tiles) => {
+            args.set_configuration(&tiles.config())?;
+            let grid = grid(&mut args);
+            args.launch_with(device, &options.launch(tiles, grid))
+        }
     }
-    .launch_with(device, &config)
 }
 
 fn query_gradient<T: FloatElement>(
@@ -385,11 +400,9 @@ fn query_gradient<T: FloatElement>(
     dq: &mut TensorMut<T>,
     options: &Options,
 ) -> Result<()> {
-    let tiles = options.tiles(Pass::Queries, s.d, T::DTYPE, device);
-    let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile.max(1)), s.heads, s.batch]);
     let [q_strides, k_strides, v_strides, d_o_strides, dq_strides] =
         [q.strides(), k.strides(), v.strides(), d_o.strides(), dq.strides()];
-    FlashAttentionBwdDq {
+    let mut args = FlashAttentionBwdDq {
         q: &q.data,
         k: &k.data,
         v: &v.data,
@@ -422,12 +435,23 @@ fn query_gradient<T: FloatElement>(
         scale: s.scale,
         d: s.d,
         d_tile: d_tile(s.d),
-        q_tile: tiles.q_tile,
-        k_tile: tiles.k_tile,
+        q_tile: tuned(),
+        k_tile: tuned(),
         group: s.group,
         causal: options.causal,
-        even_keys: s.n_k.is_multiple_of(tiles.k_tile.max(1)),
+        even_keys: tuned(),
         precision: s.precision,
+    };
+    let grid = |args: &mut FlashAttentionBwdDq<T>| {
+        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
+        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch]
+    };
+    match options.query_tiles {
+        None => args.launch_tuned_with(device, &options.untiled(), grid),
+        Some(tiles) => {
+            args.set_configuration(&tiles.config())?;
+            let grid = grid(&mut args);
+            args.launch_with(device, &options.launch(tiles, grid))
+        }
     }
-    .launch_with(device, &config)
 }

@@ -63,7 +63,7 @@ pub enum KernelArg<'a> {
 }
 
 impl KernelArg<'_> {
-    pub(super) fn launch_arg(&self) -> LaunchArg {
+    pub(crate) fn launch_arg(&self) -> LaunchArg {
         match self {
             KernelArg::In(memory) => memory.launch_arg(),
             KernelArg::Out(memory) => memory.launch_arg(),

@@ -12,7 +12,7 @@ pub struct Grid([i64; 3]);
 
 impl Grid {
     /// The extents, where they are numbers that a launch can have.
-    pub(super) fn extents(&self, def: &KernelDef) -> Result<[u32; 3]> {
+    pub(crate) fn extents(&self, def: &KernelDef) -> Result<[u32; 3]> {
         let mut extents = [0; 3];
         for (axis, (out, &extent)) in extents.iter_mut().zip(&self.0).enumerate() {
             *out = u32::try_from(extent).map_err(|_| Error::GridExtent {

@@ -1,0 +1,200 @@
+//! `#[autotune]`: the static with the configurations, and the launch that chooses one.
+
+use super::host::{Lists, pascal_case};
+use super::kernel::{const_default, def_name};
+use super::{body::hidden, private};
+use crate::parse::autotune::{self as parse, Autotune, Config, Key};
+use crate::parse::kernel::{self as signature, Signature};
+use proc_macro2::{Ident, TokenStream};
+use quote::{format_ident, quote};
+use syn::{Error, ItemFn};
+
+pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    let f: ItemFn = match syn::parse2(item.clone()) {
+        Ok(f) => f,
+        Err(e) => {
+            let e = e.into_compile_error();
+            return quote!(#e #item);
+        }
+    };
+    let is_kernel = |a: &syn::Attribute| a.path().segments.last().is_some_and(|s| s.ident == "kernel");
+    if !f.attrs.iter().any(is_kernel) {
+        let message = "`#[autotune]` goes above `#[kernel]`, which is missing here";
+        let error = Error::new(f.sig.ident.span(), message).into_compile_error();
+        return quote!(#error #item);
+    }
+    let (signature, mistakes) = signature::parse(&f);
+    // `#[kernel]` tells about its signature.
+    if !mistakes.is_empty() {
+        return item;
+    }
+    let (autotune, errors) = parse::parse(attribute, &signature);
+    let errors: Vec<TokenStream> = errors.into_iter().map(Error::into_compile_error).collect();
+    let tuned = autotune.map(|autotune| launch(&f, &signature, &autotune));
+    quote!(#(#errors)* #item #tuned)
+}
+
+/// The static `Autotune`.
+fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
+    let private = private();
+    let (vis, def) = (&f.vis, def_name(f));
+    let tuned = autotune.tuned.iter().map(Ident::to_string);
+    let key = autotune.key.iter().map(|key| key.name.to_string());
+    let option = |value: Option<u32>| match value {
+        Some(n) => quote!(::core::option::Option::Some(#n)),
+        None => quote!(::core::option::Option::None),
+    };
+    let configs = autotune.configs.iter().map(|config| {
+        let Config { constants, num_warps, num_stages, max_registers } = config;
+        let constants = constants.iter().map(|c| const_default(c, &quote!(#private::lang)));
+        let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
+        quote!(#private::autotune::ConfigDef {
+            constants: &[#(#constants),*],
+            num_warps: #num_warps,
+            num_stages: #num_stages,
+            max_registers: #max_registers,
+        })
+    });
+    let default = match &autotune.default {
+        Some(function) => quote!(::core::option::Option::Some(#function)),
+        None => quote!(::core::option::Option::None),
+    };
+    let tables = match &autotune.tables {
+        Some(tables) => quote!(#tables),
+        None => quote!(&[]),
+    };
+    let doc = format!("The configurations of the kernel `{}`, and what the best one depends on.", f.sig.ident);
+    quote! {
+        #[doc = #doc]
+        #vis static #name: #private::autotune::Autotune = #private::autotune::Autotune {
+            def: &#def,
+            tuned: &[#(#tuned),*],
+            configs: &[#(#configs),*],
+            key: &[#(#key),*],
+            default: #default,
+            tables: #tables,
+        };
+    }
+}
+
+/// The static, and the methods of the argument struct.
+fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream {
+    let private = private();
+    let lang = quote!(#private::lang);
+    let vis = &f.vis;
+    let name = format_ident!("{}", pascal_case(&f.sig.ident.to_string()), span = f.sig.ident.span());
+    let static_name = format_ident!("{}_AUTOTUNE", def_name(f));
+    let definition = definition(f, autotune, &static_name);
+    let Lists { lifetime, params, names, args, keys: _, values, constants } = Lists::of(signature);
+    let [device, config, grid, chosen, argument_list, value_list, choice, error] =
+        ["device", "config", "grid", "chosen", "args", "values", "choice", "error"].map(hidden);
+    let key_names: Vec<&Ident> = autotune.key.iter().map(|key| &key.name).collect();
+    let key_words = autotune.key.iter().map(|Key { name, size }| match size {
+        true => quote!(#private::autotune::size_bucket(self.#name as i64)),
+        false => quote!(#lang::kernel::Constexpr::key(self.#name)),
+    });
+    let key_parts = autotune.key.iter().map(|Key { name, size }| {
+        let text = name.to_string();
+        let value = match size {
+            true => quote!(Size(#private::autotune::size_bucket(#name as i64))),
+            false => quote!(Exact(#lang::kernel::Constexpr::to_const(#name))),
+        };
+        quote!(#private::autotune::KeyPart { name: #text, value: #private::autotune::KeyValue::#value })
+    });
+    let set = autotune.tuned.iter().map(|name| {
+        let text = name.to_string();
+        quote!(self.#name = #chosen.value(Self::DEF, #text)?;)
+    });
+    quote! {
+        #definition
+
+        #[allow(non_snake_case, unused_parens)]
+        impl<#lifetime #(#params),*> #name<#lifetime #(#names),*> {
+            /// The configurations, and what the best one depends on.
+            #vis const AUTOTUNE: &'static #private::autotune::Autotune = &#static_name;
+
+            /// Runs the kernel with the configuration that is best for these arguments, as far as anybody knows. `grid` is
+            /// called with the arguments after the configuration's constants are set; it may set constants that follow from
+            /// them, and gives the grid.
+            ///
+            /// # Errors
+            /// As `launch`; where tuning was asked for, also that no configuration works.
+            #[allow(dead_code)]
+            #vis fn launch_tuned<Shape: ::core::convert::Into<#private::Grid>>(
+                &mut self,
+                #device: &#private::Device,
+                #grid: impl ::core::ops::FnMut(&mut Self) -> Shape,
+            ) -> #private::Result<()> {
+                self.launch_tuned_with(#device, &#private::LaunchConfig::new(0), #grid)
+            }
+
+            /// As `launch_tuned`, with options; grid, warps, stages and registers in them do not count.
+            ///
+            /// # Errors
+            /// As `launch_tuned`.
+            #[allow(dead_code)]
+            #vis fn launch_tuned_with<Shape: ::core::convert::Into<#private::Grid>>(
+                &mut self,
+                #device: &#private::Device,
+                #config: &#private::LaunchConfig,
+                mut #grid: impl ::core::ops::FnMut(&mut Self) -> Shape,
+            ) -> #private::Result<()> {
+                let mut #choice = self.choose(#device, #config, &mut #grid)?;
+                loop {
+                    self.set_configuration(&#choice.config)?;
+                    let #chosen = #choice.config.launch_config(#config, #grid(self));
+                    match self.launch_with(#device, &#chosen) {
+                        ::core::result::Result::Ok(()) => return ::core::result::Result::Ok(()),
+                        ::core::result::Result::Err(#error) => #choice = #choice.after(#error)?,
+                    }
+                }
+            }
+
+            /// The configuration that `launch_tuned_with` would use, and where it comes from. Runs nothing but what tuning
+            /// runs, where it was asked for.
+            ///
+            /// # Errors
+            /// As `launch_tuned`.
+            #[allow(dead_code)]
+            #vis fn choose<Shape: ::core::convert::Into<#private::Grid>>(
+                &mut self,
+                #device: &#private::Device,
+                #config: &#private::LaunchConfig,
+                #grid: &mut impl ::core::ops::FnMut(&mut Self) -> Shape,
+            ) -> #private::Result<::std::sync::Arc<#private::autotune::Choice>> {
+                let (#(#key_names,)*) = (#(self.#key_names,)*);
+                #private::autotune::choose(
+                    Self::AUTOTUNE,
+                    #device,
+                    #config,
+                    &[#(<#names as #lang::Dtype>::dtype()),*],
+                    &[#(#key_words),*],
+                    &|| ::std::vec![#(#key_parts),*],
+                    &mut |#chosen| {
+                        self.set_configuration(#chosen)?;
+                        let #grid = #grid(self).into();
+                        let (#(#constants,)*) = (#(self.#constants,)*);
+                        let #value_list = ::std::vec![#(#values),*];
+                        let #argument_list = [#(#args),*];
+                        ::core::result::Result::Ok(#private::autotune::Attempt::new(
+                            Self::DEF,
+                            #grid,
+                            #value_list,
+                            &#argument_list,
+                        ))
+                    },
+                )
+            }
+
+            /// Sets the constants that a configuration chooses.
+            ///
+            /// # Errors
+            /// A value that is none of the constant's type.
+            #[allow(dead_code)]
+            #vis fn set_configuration(&mut self, #chosen: &#private::autotune::Config) -> #private::Result<()> {
+                #(#set)*
+                ::core::result::Result::Ok(())
+            }
+        }
+    }
+}

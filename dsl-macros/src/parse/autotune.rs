@@ -1,0 +1,255 @@
+//! The arguments of `#[autotune]`.
+
+use super::calls::named_argument;
+use super::kernel::{self, Default, Elem, Param, ParamKind, Signature};
+use proc_macro2::{Span, TokenStream};
+use syn::parse::Parser;
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
+use syn::{Error, Expr, Ident, MetaNameValue, Token};
+
+/// What `#[autotune]` says, checked against the kernel's signature.
+pub struct Autotune {
+    /// The constants that every configuration gives, in the order of the first one.
+    pub tuned: Vec<Ident>,
+    pub configs: Vec<Config>,
+    pub key: Vec<Key>,
+    /// A function that makes the default, and tables.
+    pub default: Option<Expr>,
+    pub tables: Option<Expr>,
+}
+
+pub struct Config {
+    /// One per tuned constant.
+    pub constants: Vec<Default>,
+    pub num_warps: Option<u32>,
+    pub num_stages: Option<u32>,
+    pub max_registers: Option<u32>,
+}
+
+/// An entry of the key.
+pub struct Key {
+    pub name: Ident,
+    /// Whether it counts by its size.
+    pub size: bool,
+}
+
+const HELP: &str = "expected `#[autotune(configs = [Config(tile = 64, num_warps = 4), …], key = [n, …])]`";
+
+/// Reads the arguments; collects every mistake.
+pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>, Vec<Error>) {
+    let pairs = match Punctuated::<MetaNameValue, Token![,]>::parse_terminated.parse2(attribute) {
+        Ok(pairs) => pairs,
+        Err(error) => return (None, vec![Error::new(error.span(), HELP)]),
+    };
+    let mut errors = Vec::new();
+    let (mut configs, mut key, mut default, mut tables) = (None, None, None, None);
+    for pair in pairs {
+        let slot = match pair.path.get_ident().map(Ident::to_string).as_deref() {
+            Some("configs") => &mut configs,
+            Some("key") => &mut key,
+            Some("default") => &mut default,
+            Some("tables") => &mut tables,
+            _ => {
+                let message = "unknown argument: `#[autotune]` takes `configs`, `key`, `default` and `tables`";
+                errors.push(Error::new(pair.path.span(), message));
+                continue;
+            }
+        };
+        if slot.replace(pair.value).is_some() {
+            errors.push(Error::new(pair.path.span(), "this argument is there twice"));
+        }
+    }
+    let (tuned, configs) = match &configs {
+        Some(list) => read_configs(list, signature, &mut errors),
+        None => {
+            errors.push(Error::new(Span::call_site(), format!("there are no configurations: {HELP}")));
+            (Vec::new(), Vec::new())
+        }
+    };
+    let key = match &key {
+        Some(list) => read_key(list, &tuned, signature, &mut errors),
+        None => Vec::new(),
+    };
+    let autotune = Autotune { tuned, configs, key, default, tables };
+    (errors.is_empty().then_some(autotune), errors)
+}
+
+fn elements<'a>(list: &'a Expr, what: &str, errors: &mut Vec<Error>) -> Vec<&'a Expr> {
+    match list {
+        Expr::Array(array) => array.elems.iter().collect(),
+        other => {
+            errors.push(Error::new(other.span(), format!("{what} is a list: {HELP}")));
+            Vec::new()
+        }
+    }
+}
+
+fn constants(signature: &Signature) -> impl Iterator<Item = &Param> {
+    signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_)))
+}
+
+fn names<'a>(params: impl Iterator<Item = &'a Param>) -> String {
+    let names: Vec<String> = params.map(|p| p.name.to_string()).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> (Vec<Ident>, Vec<Config>) {
+    let list_span = list.span();
+    let list = elements(list, "`configs`", errors);
+    if list.is_empty() && errors.is_empty() {
+        errors.push(Error::new(list_span, format!("there are no configurations: {HELP}")));
+    }
+    let mut tuned: Option<Vec<Ident>> = None;
+    let mut configs = Vec::new();
+    let mut texts = Vec::new();
+    for expr in list {
+        let Expr::Call(call) = expr else {
+            errors
+                .push(Error::new(expr.span(), "a configuration is `Config(tile = 64, num_warps = 4, num_stages = 2)`"));
+            continue;
+        };
+        let is_config =
+            matches!(&*call.func, Expr::Path(path) if path.path.segments.last().is_some_and(|s| s.ident == "Config"));
+        if !is_config {
+            let message = "a configuration is `Config(tile = 64, num_warps = 4, num_stages = 2)`";
+            errors.push(Error::new(call.func.span(), message));
+            continue;
+        }
+        let mut given = Vec::new();
+        let mut config = Config { constants: Vec::new(), num_warps: None, num_stages: None, max_registers: None };
+        for arg in &call.args {
+            match read_argument(arg, signature, &given, &mut config) {
+                Ok(Some(constant)) => given.push(constant),
+                Ok(None) => {}
+                Err(error) => errors.push(error),
+            }
+        }
+        let order = tuned.get_or_insert_with(|| given.iter().map(|(name, _)| name.clone()).collect());
+        if let Some((extra, _)) = given.iter().find(|(name, _)| !order.contains(name)) {
+            let message = format!("the first configuration has no `{extra}`: all choose the same constants");
+            errors.push(Error::new(extra.span(), message));
+        }
+        if let Some(missing) = order.iter().find(|name| !given.iter().any(|(n, _)| n == *name)) {
+            let message = format!("`{missing}` is missing: all configurations choose the same constants");
+            errors.push(Error::new(call.func.span(), message));
+        }
+        for name in order.iter() {
+            let value = given.iter().position(|(n, _)| n == name).map(|place| given.swap_remove(place).1);
+            config.constants.extend(value);
+        }
+        let text = config.text();
+        if texts.contains(&text) {
+            errors.push(Error::new(call.func.span(), "this configuration is there twice"));
+        }
+        texts.push(text);
+        configs.push(config);
+    }
+    (tuned.unwrap_or_default(), configs)
+}
+
+impl Config {
+    fn text(&self) -> String {
+        let value = |d: &Default| match d {
+            Default::Int(n) => n.to_string(),
+            Default::Float(x) => x.to_string(),
+            Default::Bool(b) => b.to_string(),
+            Default::Word(w) => w.clone(),
+        };
+        let constants: Vec<String> = self.constants.iter().map(value).collect();
+        format!("{constants:?} {:?} {:?} {:?}", self.num_warps, self.num_stages, self.max_registers)
+    }
+}
+
+/// One argument of a `Config`: a constant of the kernel, or a choice of the compiler.
+fn read_argument(
+    arg: &Expr,
+    signature: &Signature,
+    given: &[(Ident, Default)],
+    config: &mut Config,
+) -> Result<Option<(Ident, Default)>, Error> {
+    let Some((name, value)) = named_argument(arg) else {
+        return Err(Error::new(arg.span(), "write `name = value`, as in `Config(tile = 64)`"));
+    };
+    let known = constants(signature).any(|p| p.name == *name);
+    let (slot, range, expected) = match name.to_string().as_str() {
+        _ if known => {
+            if given.iter().any(|(other, _)| other == name) {
+                return Err(Error::new(name.span(), format!("`{name}` is there twice")));
+            }
+            let value = kernel::constant(value).ok_or_else(|| {
+                Error::new(value.span(), "a constant is a number, `true`, `false`, or the name of an enum's variant")
+            })?;
+            return Ok(Some((name.clone(), value)));
+        }
+        "num_warps" => (&mut config.num_warps, 1..=32, "1, 2, 4, 8, 16 or 32"),
+        "num_stages" => (&mut config.num_stages, 1..=16, "1 to 16"),
+        "max_registers" => (&mut config.max_registers, 16..=255, "16 to 255"),
+        _ => {
+            let message = match signature.params.iter().any(|p| p.name == *name) {
+                true => format!("`{name}` is passed at each launch: a configuration chooses `#[constexpr]` parameters"),
+                false => format!(
+                    "the kernel has no constant `{name}`: a configuration chooses among {}, and num_warps, num_stages, \
+                     max_registers",
+                    names(constants(signature))
+                ),
+            };
+            return Err(Error::new(name.span(), message));
+        }
+    };
+    let number = match kernel::constant(value) {
+        Some(Default::Int(n)) => u32::try_from(n).ok().filter(|n| range.contains(n)),
+        _ => None,
+    };
+    let number = number.filter(|n| name != "num_warps" || n.is_power_of_two());
+    let number = number.ok_or_else(|| Error::new(value.span(), format!("`{name}` is {expected}")))?;
+    match slot.replace(number) {
+        None => Ok(None),
+        Some(_) => Err(Error::new(name.span(), format!("`{name}` is there twice"))),
+    }
+}
+
+fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Vec<Error>) -> Vec<Key> {
+    let mut key: Vec<Key> = Vec::new();
+    for expr in elements(list, "`key`", errors) {
+        let name = match expr {
+            Expr::Path(path) => path.path.get_ident(),
+            _ => None,
+        };
+        let Some(name) = name else {
+            errors.push(Error::new(expr.span(), "a key is the name of a parameter"));
+            continue;
+        };
+        if key.iter().any(|other| other.name == *name) {
+            errors.push(Error::new(name.span(), format!("`{name}` is there twice")));
+            continue;
+        }
+        let found = signature.params.iter().find(|p| p.name == *name);
+        let size = match found.map(|p| &p.kind) {
+            Some(ParamKind::Constexpr(_)) if tuned.contains(name) => {
+                errors.push(Error::new(name.span(), format!("`{name}` is chosen: the choice cannot depend on it")));
+                continue;
+            }
+            Some(ParamKind::Constexpr(_)) => false,
+            Some(ParamKind::Scalar(Elem::Fixed("Bool"))) => false,
+            Some(ParamKind::Scalar(Elem::Fixed("F32" | "F64"))) => {
+                let message = "a key is an integer argument, a bool or a constant: no choice depends on this number";
+                errors.push(Error::new(name.span(), message));
+                continue;
+            }
+            Some(ParamKind::Scalar(_)) => true,
+            Some(ParamKind::Memory(..)) => {
+                errors.push(Error::new(name.span(), "element types always count: a key names numbers"));
+                continue;
+            }
+            None => {
+                let keys = signature.params.iter().filter(|p| !matches!(p.kind, ParamKind::Memory(..)));
+                let message = format!("the kernel has no parameter `{name}`: there are {}", names(keys));
+                errors.push(Error::new(name.span(), message));
+                continue;
+            }
+        };
+        key.push(Key { name: name.clone(), size });
+    }
+    key
+}

@@ -1,0 +1,330 @@
+//! From a launch without a configuration to one.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, RwLock};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::Specialization;
+use tilewright_codegen::text;
+
+use super::config::{Autotune, Config, KeyPart, Problem};
+use super::journal::{self, Journal};
+use super::store::{self, DeviceId};
+use super::table::{Entry, Table};
+use super::tuner::{self, Attempt, Job, Report};
+use crate::device::{Device, Inner};
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::kernel::{LaunchConfig, explain};
+
+/// Where a configuration comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Measured on this machine, by this process or an earlier one.
+    Measured,
+    /// A table that ships with the kernel, for this device and key.
+    Shipped,
+    /// Measured or shipped for other sizes.
+    Nearest,
+    /// The kernel's default.
+    Default,
+}
+
+/// A configuration for launches with the same key.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    pub kernel: &'static str,
+    /// As [`Problem::key`] writes it.
+    pub key: String,
+    pub config: Config,
+    pub source: Source,
+    place: Place,
+    default: Config,
+}
+
+/// How tuning is done where it is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long one kernel and key may take.
+    pub budget: Duration,
+    /// Measure again what is known already.
+    pub again: bool,
+    /// Only this kernel; `None` means all that are launched.
+    pub kernel: Option<String>,
+    /// How long one run of a candidate may take (GPU).
+    pub limit: Duration,
+    /// Where the log goes; `None` means beside what is remembered.
+    pub log: Option<std::path::PathBuf>,
+}
+
+impl Options {
+    pub fn new(budget: Duration) -> Options {
+        Options { budget, again: false, kernel: None, limit: Duration::from_secs(10), log: None }
+    }
+}
+
+thread_local! {
+    /// What [`tuning`] asks for on this thread, and what came of it.
+    static ASKED: RefCell<Option<(Options, Vec<Report>)>> = const { RefCell::new(None) };
+}
+
+/// Runs `f`; launches in it, on this thread, tune their kernel first. Gives also what was measured.
+pub fn tuning<R>(options: &Options, f: impl FnOnce() -> R) -> (R, Vec<Report>) {
+    /// Puts back what was asked for before, after a panic too.
+    struct Restore(Option<(Options, Vec<Report>)>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let before = self.0.take();
+            ASKED.with(|asked| *asked.borrow_mut() = before);
+        }
+    }
+    let before = ASKED.with(|asked| asked.borrow_mut().replace((options.clone(), Vec::new())));
+    let restore = Restore(before);
+    let result = f();
+    let reports = ASKED.with(|asked| asked.borrow_mut().take()).map(|(_, reports)| reports).unwrap_or_default();
+    drop(restore);
+    (result, reports)
+}
+
+/// What is asked for: by [`tuning`], else by the environment.
+fn asked(kernel: &str) -> Result<Option<Options>> {
+    let scoped = ASKED.with(|asked| asked.borrow().as_ref().map(|(options, _)| options.clone()));
+    let options = match scoped {
+        Some(options) => Some(options),
+        None => Env::get()?.tune.map(Options::new),
+    };
+    Ok(options.filter(|options| options.kernel.as_deref().is_none_or(|only| only == kernel)))
+}
+
+/// Everything that tells choices apart: kernel, device, element types, key.
+type Place = SmallVec<[u64; 16]>;
+
+/// Choices of this process.
+static CHOICES: LazyLock<RwLock<HashMap<Place, Arc<Choice>>>> = LazyLock::new(RwLock::default);
+
+fn place(autotune: &'static Autotune, device: &Device, dtypes: &[DType], key: &[u64]) -> Place {
+    let mut place = Place::new();
+    place.push(std::ptr::from_ref(autotune) as u64);
+    place.push(match device.inner() {
+        Inner::Cpu(_) => 0,
+        // GPUs are told apart by their context, which lives as long as the driver.
+        Inner::Cuda(cuda) => cuda.context.cu_ctx() as u64,
+    });
+    place.extend(dtypes.iter().map(|&dtype| dtype as u64));
+    place.extend_from_slice(key);
+    place
+}
+
+fn keep(choice: Choice) -> Arc<Choice> {
+    let choice = Arc::new(choice);
+    CHOICES.write().unwrap_or_else(|e| e.into_inner()).insert(choice.place.clone(), choice.clone());
+    choice
+}
+
+/// What this process launches with, of each kernel and key, in the order of both.
+pub fn chosen() -> Vec<Arc<Choice>> {
+    let choices = CHOICES.read().unwrap_or_else(|e| e.into_inner());
+    let mut list: Vec<Arc<Choice>> = choices.values().cloned().collect();
+    list.sort_by(|a, b| (a.kernel, &a.key).cmp(&(b.kernel, &b.key)));
+    list
+}
+
+/// The configuration for a launch. `key` differs where `parts` do; `attempt` makes what a launch with a configuration needs.
+///
+/// # Errors
+/// A bad `TILEWRIGHT_TUNE`; of tuning that was asked for, that nothing works, or that the device is lost.
+pub fn choose(
+    autotune: &'static Autotune,
+    device: &Device,
+    base: &LaunchConfig,
+    dtypes: &[DType],
+    key: &[u64],
+    parts: &dyn Fn() -> Vec<KeyPart>,
+    attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
+) -> Result<Arc<Choice>> {
+    let place = place(autotune, device, dtypes, key);
+    let options = asked(autotune.def.name)?;
+    let known = CHOICES.read().unwrap_or_else(|e| e.into_inner()).get(&place[..]).cloned();
+    if let Some(choice) = &known {
+        let again = options.as_ref().is_some_and(|options| options.again);
+        let measured = choice.source == Source::Measured && !again;
+        if options.is_none() || measured {
+            return Ok(choice.clone());
+        }
+    }
+    let problem = Problem { device, def: autotune.def, dtypes, parts: parts() };
+    let default = autotune.default_config(&problem);
+    let search = Search { autotune, problem: &problem, base, id: DeviceId::of(device), default: default.clone() };
+    let (config, source) = search.run(options.as_ref(), attempt)?;
+    tracing::debug!("{} with {}: {config} ({source:?})", autotune.def.name, problem.key());
+    Ok(keep(Choice { kernel: autotune.def.name, key: problem.key(), config, source, place, default }))
+}
+
+impl Choice {
+    /// What to launch with after this choice failed: the default, where the choice was made for other sizes or elsewhere.
+    ///
+    /// # Errors
+    /// `error`, where there is nothing else to try or it is not about the configuration.
+    pub fn after(&self, error: Error) -> Result<Arc<Choice>> {
+        let about_it = matches!(error, Error::SharedMemory { .. } | Error::TooManyThreads { .. } | Error::Kernel(_));
+        if !about_it || self.source == Source::Default {
+            return Err(error);
+        }
+        tracing::warn!("the configuration {} does not fit and is left out for {}: {error}", self.config, self.default);
+        Ok(keep(Choice { config: self.default.clone(), source: Source::Default, ..self.clone() }))
+    }
+}
+
+struct Search<'a> {
+    autotune: &'static Autotune,
+    problem: &'a Problem<'a>,
+    base: &'a LaunchConfig,
+    id: DeviceId,
+    default: Config,
+}
+
+impl Search<'_> {
+    fn run(
+        &self,
+        options: Option<&Options>,
+        attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
+    ) -> Result<(Config, Source)> {
+        let (kernel, key) = (self.autotune.def.name, self.problem.key());
+        let dir = store::dir(kernel);
+        let remembered = match &dir {
+            Some(dir) => store::recall(dir, &self.id),
+            None => Table::new(self.id.clone(), Vec::new()),
+        };
+        let shipped = self.shipped();
+        // Recording the kernel is for those who need it: whoever tunes, and whoever has something to hold against it.
+        let wanted = match options.is_some() || remembered.exact(kernel, &key).is_some() {
+            true => Some(self.entry(key.clone(), attempt)?),
+            false => None,
+        };
+        let log = |wanted: &Entry| {
+            let beside = dir.as_ref().map(|dir| journal::path(dir, &store::name(&self.id, wanted)));
+            options.and_then(|options| options.log.clone()).or(beside)
+        };
+        if let Some(wanted) = &wanted {
+            let same = |entry: &&Entry| {
+                (&entry.key, &entry.compiler, &entry.ir) == (&wanted.key, &wanted.compiler, &wanted.ir)
+            };
+            let exact = remembered.entries.iter().find(same).and_then(|entry| self.usable(entry));
+            if let Some(config) = exact
+                && options.is_none_or(|options| !options.again && !is_unfinished(log(wanted)))
+            {
+                return Ok((config, Source::Measured));
+            }
+        }
+        if let Some((options, wanted)) = options.zip(wanted.as_ref()) {
+            let config = self.tune(options, wanted, dir.as_deref(), log(wanted), attempt)?;
+            return Ok((config, Source::Measured));
+        }
+        if let Some(config) = shipped.exact(kernel, &key).and_then(|entry| self.usable(entry)) {
+            return Ok((config, Source::Shipped));
+        }
+        let near = [remembered.nearest(kernel, &key), shipped.nearest(kernel, &key)];
+        if let Some((entry, _)) = near.into_iter().flatten().min_by_key(|(_, distance)| *distance)
+            && let Some(config) = self.usable(entry)
+        {
+            return Ok((config, Source::Nearest));
+        }
+        Ok((self.default.clone(), Source::Default))
+    }
+
+    /// The configuration of an entry, where it is one of this kernel.
+    fn usable(&self, entry: &Entry) -> Option<Config> {
+        let parsed = self.autotune.parse_config(&entry.config);
+        if let Err(why) = &parsed {
+            tracing::warn!("the tuned configuration `{}` of `{}` is ignored: {why}", entry.config, entry.kernel);
+        }
+        parsed.ok()
+    }
+
+    /// The entries for this device of the tables that ship with the kernel.
+    fn shipped(&self) -> Table {
+        let mut found = Table::new(self.id.clone(), Vec::new());
+        for text in self.autotune.tables {
+            match Table::parse(text) {
+                Ok(table) if table.device == self.id => found.entries.extend(table.entries),
+                Ok(_) => {}
+                Err(why) => tracing::warn!("a tuning table of `{}` is ignored: {why}", self.autotune.def.name),
+            }
+        }
+        found
+    }
+
+    /// What a choice for this problem is remembered as, without the choice.
+    fn entry(&self, key: String, attempt: &mut dyn FnMut(&Config) -> Result<Attempt>) -> Result<Entry> {
+        let def = self.autotune.def;
+        let attempt = attempt(&self.default)?;
+        // Not this launch's facts about alignment, which the key does not have.
+        let recorded = def.record(self.problem.dtypes, &attempt.constants, &Specialization::aligned(def));
+        let func = recorded.map_err(|d| Error::Kernel(explain(&d)))?;
+        let ir = blake3::hash(text::print(&func).as_bytes()).to_hex()[..16].to_string();
+        let compiler = tilewright_codegen::VERSION.to_string();
+        let kernel = def.name.to_string();
+        Ok(Entry { kernel, key, compiler: Some(compiler), ir: Some(ir), ..Entry::default() })
+    }
+
+    fn tune(
+        &self,
+        options: &Options,
+        wanted: &Entry,
+        dir: Option<&std::path::Path>,
+        log: Option<std::path::PathBuf>,
+        attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
+    ) -> Result<Config> {
+        let mut configs = vec![self.default.clone()];
+        for config in self.autotune.configs() {
+            // On the CPU a program is one thread, whatever the number of warps.
+            let same = |other: &Config| match self.problem.device.is_cuda() {
+                true => *other == config,
+                false => other.constants == config.constants,
+            };
+            if !configs.iter().any(same) {
+                configs.push(config);
+            }
+        }
+        let candidates = configs
+            .into_iter()
+            .map(|config| {
+                let attempt = attempt(&config);
+                (config, attempt)
+            })
+            .collect();
+        let job = Job {
+            def: self.autotune.def,
+            device: self.problem.device,
+            base: self.base,
+            dtypes: self.problem.dtypes,
+            key: wanted.key.clone(),
+            budget: options.budget,
+            limit: options.limit,
+        };
+        let text = [&wanted.compiler, &wanted.ir].map(|part| part.clone().unwrap_or_default()).join(" ");
+        let mut journal =
+            Journal::open(log.as_deref(), &format!("{} {} {} {text}", self.id, wanted.kernel, wanted.key));
+        let report = tuner::tune(&job, candidates, &mut journal)?;
+        let (config, median_ms) = report.chosen.clone();
+        let entry = Entry { config: config.to_string(), median_ms: Some(median_ms), ..wanted.clone() };
+        if let Some(dir) = dir {
+            store::remember(dir, &self.id, &entry);
+        }
+        ASKED.with(|asked| {
+            if let Some((_, reports)) = asked.borrow_mut().as_mut() {
+                reports.push(report);
+            }
+        });
+        Ok(config)
+    }
+}
+
+/// Whether a log is there that came to no end.
+fn is_unfinished(log: Option<std::path::PathBuf>) -> bool {
+    let events = log.map(|path| Journal::read(&path)).unwrap_or_default();
+    !events.is_empty() && !events.iter().any(|event| matches!(event, journal::Event::Chosen { .. }))
+}

@@ -1,0 +1,267 @@
+//! Configurations and keys, and how they are written.
+//!
+//! Both are lists of words as on the command line: a configuration `q_tile=64,k_tile=128,num_warps=4,num_stages=2`, a key
+//! `T=bf16,d=64,causal=true,n_q<=16384`. `=` is exact; `<=` is a size, which stands for all sizes above half of it.
+
+use std::fmt;
+
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, KernelDef};
+use tilewright_codegen::target::CompileOptions;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::kernel::{Grid, LaunchConfig};
+
+/// What `#[autotune]` found beside a kernel. One static per kernel.
+#[derive(Debug)]
+pub struct Autotune {
+    pub def: &'static KernelDef,
+    /// The constants that a configuration chooses, in the order of the first one.
+    pub tuned: &'static [&'static str],
+    pub configs: &'static [ConfigDef],
+    /// Names of the arguments and constants on which the choice depends; element types always count.
+    pub key: &'static [&'static str],
+    /// What is used where nothing is known; without it the first configuration.
+    pub default: Option<fn(&Problem) -> Config>,
+    /// Texts of [`Table`](super::Table)s that ship with the kernel.
+    pub tables: &'static [&'static str],
+}
+
+/// One configuration as it stands in the source.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConfigDef {
+    /// One value for each of [`Autotune::tuned`].
+    pub constants: &'static [ConstDefault],
+    pub num_warps: Option<u32>,
+    pub num_stages: Option<u32>,
+    pub max_registers: Option<u32>,
+}
+
+/// One configuration: constants of the kernel, and choices of its compilation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub constants: Vec<(&'static str, ConstValue)>,
+    pub num_warps: u32,
+    pub num_stages: u32,
+    pub max_registers: Option<u32>,
+}
+
+impl Default for Config {
+    /// No constants, and the compiler's defaults.
+    fn default() -> Config {
+        let CompileOptions { num_warps, num_stages, max_registers, .. } = CompileOptions::default();
+        Config { constants: Vec::new(), num_warps, num_stages, max_registers }
+    }
+}
+
+impl Config {
+    /// With this value of a constant.
+    pub fn set(mut self, name: &'static str, value: impl Constexpr) -> Config {
+        self.constants.retain(|(other, _)| *other != name);
+        self.constants.push((name, value.to_const()));
+        self
+    }
+
+    pub fn num_warps(mut self, num_warps: u32) -> Config {
+        self.num_warps = num_warps;
+        self
+    }
+
+    pub fn num_stages(mut self, num_stages: u32) -> Config {
+        self.num_stages = num_stages;
+        self
+    }
+
+    /// The value of a constant.
+    pub fn constant(&self, name: &str) -> Option<&ConstValue> {
+        self.constants.iter().find(|(other, _)| *other == name).map(|(_, value)| value)
+    }
+
+    /// The value of a constant as the type that the kernel declares; `None` where it has none of that type.
+    pub fn get<T: Constexpr>(&self, name: &str) -> Option<T> {
+        self.constant(name).and_then(T::from_const)
+    }
+
+    /// As [`Config::get`], for the argument struct of `def`.
+    #[doc(hidden)]
+    pub fn value<T: Constexpr>(&self, def: &'static KernelDef, name: &'static str) -> Result<T> {
+        self.get(name).ok_or_else(|| Error::Argument {
+            kernel: format!("`{}` ({}:{})", def.name, def.file, def.line),
+            name,
+            expected: T::TYPE.trim_end().to_string(),
+            found: self.constant(name).map_or("nothing in the configuration".to_string(), ConstValue::to_string),
+        })
+    }
+
+    /// `base` with this configuration and grid.
+    pub fn launch_config(&self, base: &LaunchConfig, grid: impl Into<Grid>) -> LaunchConfig {
+        LaunchConfig {
+            grid: grid.into(),
+            num_warps: self.num_warps,
+            num_stages: self.num_stages,
+            max_registers: self.max_registers.or(base.max_registers),
+            ..base.clone()
+        }
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, value) in &self.constants {
+            write!(f, "{name}={value},")?;
+        }
+        write!(f, "num_warps={},num_stages={}", self.num_warps, self.num_stages)?;
+        match self.max_registers {
+            Some(registers) => write!(f, ",max_registers={registers}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Autotune {
+    /// The configurations of the source, in order.
+    pub fn configs(&self) -> impl Iterator<Item = Config> + '_ {
+        self.configs.iter().map(|def| {
+            let default = Config::default();
+            Config {
+                constants: self.tuned.iter().copied().zip(def.constants.iter().map(|&c| c.into())).collect(),
+                num_warps: def.num_warps.unwrap_or(default.num_warps),
+                num_stages: def.num_stages.unwrap_or(default.num_stages),
+                max_registers: def.max_registers,
+            }
+        })
+    }
+
+    /// What is used where nothing is known.
+    pub fn default_config(&self, problem: &Problem) -> Config {
+        let declared = self.default.map(|default| default(problem));
+        declared.or_else(|| self.configs().next()).unwrap_or_default()
+    }
+
+    /// Reads what a [`Config`] writes.
+    ///
+    /// # Errors
+    /// What is no configuration of this kernel, in words.
+    pub fn parse_config(&self, text: &str) -> Result<Config, String> {
+        let mut config = Config::default();
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            let (name, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not name=value"))?;
+            let number = || value.parse::<u32>().map_err(|_| format!("{name} cannot be `{value}`"));
+            match name {
+                "num_warps" => config.num_warps = number()?,
+                "num_stages" => config.num_stages = number()?,
+                "max_registers" => config.max_registers = Some(number()?),
+                _ => {
+                    let known = self.tuned.iter().find(|tuned| **tuned == name);
+                    let name = known.ok_or_else(|| format!("`{}` chooses no `{name}`", self.def.name))?;
+                    if config.constant(name).is_some() {
+                        return Err(format!("`{name}` is there twice"));
+                    }
+                    config.constants.push((name, ConstValue::from_text(value)));
+                }
+            }
+        }
+        if let Some(missing) = self.tuned.iter().find(|name| config.constant(name).is_none()) {
+            return Err(format!("`{missing}` has no value"));
+        }
+        if !config.num_warps.is_power_of_two() || config.num_warps > 32 || config.num_stages == 0 {
+            return Err("num_warps is a power of two up to 32, num_stages at least 1".into());
+        }
+        let place = |name: &str| self.tuned.iter().position(|tuned| *tuned == name);
+        config.constants.sort_by_key(|(name, _)| place(name));
+        Ok(config)
+    }
+}
+
+/// Stands in the argument struct for a constant that `launch_tuned` chooses.
+pub fn tuned<T: Constexpr>() -> T {
+    T::PLACEHOLDER
+}
+
+/// The size that stands for all that share its choice: the power of two at or above `n`; 0 for what is not positive.
+pub fn size_bucket(n: i64) -> u64 {
+    u64::try_from(n).ok().filter(|&n| n > 0).map_or(0, |n| n.checked_next_power_of_two().unwrap_or(1 << 63))
+}
+
+/// One word of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyPart {
+    pub name: &'static str,
+    pub value: KeyValue,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum KeyValue {
+    /// A constant of the kernel, or a `bool`.
+    Exact(ConstValue),
+    /// An integer argument, as [`size_bucket`] gives it.
+    Size(u64),
+}
+
+impl fmt::Display for KeyPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            KeyValue::Exact(value) => write!(f, "{}={value}", self.name),
+            KeyValue::Size(size) => write!(f, "{}<={size}", self.name),
+        }
+    }
+}
+
+/// What a configuration is chosen for.
+#[derive(Debug)]
+pub struct Problem<'a> {
+    pub device: &'a Device,
+    pub def: &'static KernelDef,
+    /// One per type parameter.
+    pub dtypes: &'a [DType],
+    pub parts: Vec<KeyPart>,
+}
+
+impl Problem<'_> {
+    /// The key as text: element types first.
+    pub fn key(&self) -> String {
+        let types =
+            self.def.generics.iter().zip(self.dtypes).map(|(generic, dtype)| format!("{}={dtype}", generic.name));
+        types.chain(self.parts.iter().map(KeyPart::to_string)).collect::<Vec<_>>().join(",")
+    }
+
+    /// The integer of that name in the key; a size is the bucket's.
+    pub fn int(&self, name: &str) -> Option<i64> {
+        match &self.parts.iter().find(|part| part.name == name)?.value {
+            KeyValue::Exact(ConstValue::Int(n)) => Some(*n),
+            KeyValue::Size(n) => i64::try_from(*n).ok(),
+            KeyValue::Exact(_) => None,
+        }
+    }
+
+    /// The constant of that name in the key.
+    pub fn get<T: Constexpr>(&self, name: &str) -> Option<T> {
+        match &self.parts.iter().find(|part| part.name == name)?.value {
+            KeyValue::Exact(value) => T::from_const(value),
+            KeyValue::Size(_) => None,
+        }
+    }
+}
+
+/// How far apart two keys are: the sum of the sizes' differences in powers of two. `None` where they differ in more than
+/// sizes.
+pub(super) fn distance(a: &str, b: &str) -> Option<u32> {
+    let (mut left, mut right) = (a.split(','), b.split(','));
+    let mut sum = 0;
+    loop {
+        match (left.next(), right.next()) {
+            (None, None) => return Some(sum),
+            (Some(x), Some(y)) if x == y => {}
+            (Some(x), Some(y)) => {
+                let ((x, m), (y, n)) = (x.split_once("<=")?, y.split_once("<=")?);
+                let log = |text: &str| text.parse::<u64>().ok().map(|n| n.max(1).ilog2());
+                sum += log(m)?.abs_diff(log(n)?).max(1);
+                if x != y {
+                    return None;
+                }
+            }
+            (Some(_), None) | (None, Some(_)) => return None,
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The log of a tuning run: a JSON object a line, each on disk before the next step begins.
+//!
+//! What a later run of the same job reads from it: candidates that were dropped stay so, times count, and a candidate at
+//! which the log ends (so did the process) gets one more try. Lines that make no sense, such as a last one cut short, are
+//! passed over.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// What is tuned: device, kernel, key, and the versions of both. A log of another job is started over.
+    Job(String),
+    /// A candidate is about to run for the first time.
+    Start(String),
+    /// It ended and agrees with the first candidate: its largest relative error.
+    Agrees { config: String, error: f64 },
+    /// It is not tried again.
+    Dropped { config: String, why: String },
+    /// Times of one round, in milliseconds.
+    Times { config: String, ms: Vec<f64> },
+    /// The end.
+    Chosen { config: String, median_ms: f64 },
+}
+
+/// How often a candidate may be the last thing that a process did.
+const TRIES: usize = 2;
+
+/// A log on disk, or in memory alone where there is no place for it.
+#[derive(Debug)]
+pub struct Journal {
+    file: Option<File>,
+    events: Vec<Event>,
+}
+
+impl Journal {
+    /// Goes on with the log at `path` if it is of this job and has not come to an end, else starts it.
+    pub fn open(path: Option<&Path>, job: &str) -> Journal {
+        let Some(path) = path else { return Journal { file: None, events: Vec::new() } };
+        let mut events = Journal::read(path);
+        let same = events.first() == Some(&Event::Job(job.to_string()));
+        let ended = events.iter().any(|event| matches!(event, Event::Chosen { .. }));
+        if !same || ended {
+            events.clear();
+        }
+        let mut journal = Journal { file: None, events: Vec::new() };
+        match start(path, events.is_empty()) {
+            Ok(file) => journal.file = Some(file),
+            Err(error) => tracing::warn!("no log of the tuning run in {}: {error}", path.display()),
+        }
+        match events.is_empty() {
+            true => journal.add(Event::Job(job.to_string())),
+            false => journal.events = events,
+        }
+        for config in journal.unfinished(TRIES) {
+            let why = format!("the process ended {TRIES} times while it ran");
+            journal.add(Event::Dropped { config, why });
+        }
+        journal
+    }
+
+    /// The events of a log; none where there is no log.
+    pub fn read(path: &Path) -> Vec<Event> {
+        let bytes = std::fs::read(path).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Adds one event to a log that no process is writing.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn append(path: &Path, event: &Event) -> std::io::Result<()> {
+        let mut file = OpenOptions::new().append(true).open(path)?;
+        // The process before may have been stopped within a line.
+        writeln!(file, "\n{}", line(event))?;
+        file.sync_data()
+    }
+
+    /// The candidate that was started last, if nothing is known of how it ended.
+    pub fn running(events: &[Event]) -> Option<&str> {
+        match events.iter().rev().find(|event| !matches!(event, Event::Times { .. }))? {
+            Event::Start(config) => Some(config),
+            Event::Job(_)
+            | Event::Agrees { .. }
+            | Event::Dropped { .. }
+            | Event::Times { .. }
+            | Event::Chosen { .. } => None,
+        }
+    }
+
+    /// Writes an event down before anything else happens.
+    pub fn add(&mut self, event: Event) {
+        if let Some(file) = &mut self.file
+            && let Err(error) = writeln!(file, "{}", line(&event)).and_then(|()| file.sync_data())
+        {
+            tracing::warn!("the log of the tuning run ends here: {error}");
+            self.file = None;
+        }
+        self.events.push(event);
+    }
+
+    /// Why a candidate was dropped.
+    pub fn dropped(&self, config: &str) -> Option<&str> {
+        self.events.iter().find_map(|event| match event {
+            Event::Dropped { config: c, why } if c == config => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
+    /// All times of a candidate, in milliseconds.
+    pub fn times(&self, config: &str) -> Vec<f64> {
+        let of = |event: &Event| match event {
+            Event::Times { config: c, ms } if c == config => ms.clone(),
+            _ => Vec::new(),
+        };
+        self.events.iter().flat_map(of).collect()
+    }
+
+    /// How many rounds a candidate was timed in.
+    pub fn rounds(&self, config: &str) -> usize {
+        self.events.iter().filter(|event| matches!(event, Event::Times { config: c, .. } if c == config)).count()
+    }
+
+    /// Candidates that were started at least `tries` times and never ended.
+    fn unfinished(&self, tries: usize) -> Vec<String> {
+        let mut found: Vec<(String, usize)> = Vec::new();
+        for event in &self.events {
+            match event {
+                Event::Start(config) => match found.iter_mut().find(|(c, _)| c == config) {
+                    Some((_, count)) => *count += 1,
+                    None => found.push((config.clone(), 1)),
+                },
+                Event::Agrees { config, .. } | Event::Dropped { config, .. } => found.retain(|(c, _)| c != config),
+                Event::Job(_) | Event::Times { .. } | Event::Chosen { .. } => {}
+            }
+        }
+        found.into_iter().filter(|(_, count)| *count >= tries).map(|(config, _)| config).collect()
+    }
+}
+
+fn line(event: &Event) -> String {
+    // Numbers that JSON lacks do not occur: times and errors are finite.
+    serde_json::to_string(event).unwrap_or_default()
+}
+
+fn start(path: &Path, anew: bool) -> std::io::Result<File> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let mut options = OpenOptions::new();
+    let file = match anew {
+        true => options.write(true).create(true).truncate(true).open(path)?,
+        false => options.append(true).open(path)?,
+    };
+    if !anew {
+        writeln!(&file)?;
+    }
+    Ok(file)
+}
+
+/// Where the log of a problem is.
+pub(super) fn path(dir: &Path, name: &str) -> PathBuf {
+    dir.join(name).with_extension("log.jsonl")
+}

@@ -1,0 +1,110 @@
+//! Tables of choices: what ships with a kernel, what `tilewright tune --export` writes, and what is remembered.
+//!
+//! A table is JSON: the device, and entries of kernel, key and configuration.
+//!
+//! ```json
+//! {"format": "tilewright tuning table", "version": 1, "device": "NVIDIA H200", "compute_capability": "9.0",
+//!  "entries": [{"kernel": "scale", "key": "T=bf16,n<=4096", "config": "tile=1024,num_warps=4,num_stages=2"}]}
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::config::distance;
+use super::store::DeviceId;
+
+const FORMAT: &str = "tilewright tuning table";
+const VERSION: u32 = 1;
+
+/// Choices for one device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    format: String,
+    version: u32,
+    #[serde(flatten)]
+    pub device: DeviceId,
+    pub entries: Vec<Entry>,
+}
+
+/// One choice.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub kernel: String,
+    /// As [`Problem::key`](super::Problem::key) writes it.
+    pub key: String,
+    /// As [`Config`](super::Config) writes it.
+    pub config: String,
+    /// Its time when it was chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub median_ms: Option<f64>,
+    /// The compiler that it was measured with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compiler: Option<String>,
+    /// A hash of the kernel's IR then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ir: Option<String>,
+}
+
+impl Table {
+    pub fn new(device: DeviceId, entries: Vec<Entry>) -> Table {
+        Table { format: FORMAT.into(), version: VERSION, device, entries }
+    }
+
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// Why the text is none, in words.
+    pub fn parse(text: &str) -> Result<Table, String> {
+        let table: Table = serde_json::from_str(text).map_err(|error| format!("it is no tuning table: {error}"))?;
+        if table.format != FORMAT {
+            return Err(format!("its format is `{}`, not `{FORMAT}`", table.format));
+        }
+        if table.version != VERSION {
+            return Err(format!("it has version {}: this program reads version {VERSION}", table.version));
+        }
+        Ok(table)
+    }
+
+    /// The table as text, an entry a line.
+    pub fn text(&self) -> String {
+        let json = |value: &dyn erased::Json| value.json();
+        let mut text = format!(
+            "{{\"format\": {}, \"version\": {}, \"device\": {}, \"compute_capability\": {}, \"entries\": [",
+            json(&self.format),
+            self.version,
+            json(&self.device.device),
+            json(&self.device.compute_capability),
+        );
+        for (i, entry) in self.entries.iter().enumerate() {
+            text += if i == 0 { "\n  " } else { ",\n  " };
+            text += &json(entry);
+        }
+        text + "\n]}\n"
+    }
+
+    /// The entry of this kernel and key.
+    pub fn exact(&self, kernel: &str, key: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.kernel == kernel && entry.key == key)
+    }
+
+    /// The entry of this kernel whose key is nearest, with its distance; none where all differ in more than sizes.
+    pub fn nearest(&self, kernel: &str, key: &str) -> Option<(&Entry, u32)> {
+        let near = |entry: &'_ Entry| distance(&entry.key, key);
+        let of_kernel = self.entries.iter().filter(|entry| entry.kernel == kernel);
+        of_kernel.filter_map(|entry| near(entry).map(|far| (entry, far))).min_by_key(|(_, far)| *far)
+    }
+}
+
+/// JSON of parts of a table; they are strings and numbers, which always have one.
+mod erased {
+    use serde::Serialize;
+
+    pub trait Json {
+        fn json(&self) -> String;
+    }
+
+    impl<T: Serialize> Json for T {
+        fn json(&self) -> String {
+            serde_json::to_string(self).unwrap_or_default()
+        }
+    }
+}

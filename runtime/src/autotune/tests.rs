@@ -1,0 +1,165 @@
+//! Words, tables and logs. Tuning runs in `runtime/tests/autotune.rs`, in processes with a cache of their own.
+
+use super::config::distance;
+use super::journal::{Event, Journal};
+use super::store::{DeviceId, recall, remember};
+use super::*;
+use crate::prelude::*;
+
+fn by_size(problem: &Problem) -> Config {
+    let tile: usize = if problem.int("n") > Some(1000) { 1024 } else { 64 };
+    Config::default().set("tile", tile).set("twice", false).num_warps(1)
+}
+
+#[autotune(
+    configs = [
+        Config(tile = 64, twice = true, num_warps = 2),
+        Config(twice = false, tile = 128, num_stages = 4, max_registers = 128),
+    ],
+    key = [n, mode],
+    default = by_size,
+)]
+#[kernel]
+fn scale<T: Float>(
+    x: In<T>,
+    y: Out<T>,
+    n: i32,
+    #[constexpr] tile: usize,
+    #[constexpr] twice: bool,
+    #[constexpr] mode: i32,
+) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let factor = if twice { 2.0 } else { 1.0 };
+    store(y + i, (load(x + i, mask = i < n).to::<f32>() * factor).to::<T>(), mask = i < n);
+}
+
+fn problem(n: i64) -> Problem<'static> {
+    static DEVICE: std::sync::LazyLock<Device> = std::sync::LazyLock::new(Device::cpu);
+    let part = |name, value| KeyPart { name, value };
+    let parts = vec![
+        part("n", KeyValue::Size(size_bucket(n))),
+        part("mode", KeyValue::Exact(tilewright_codegen::lang::kernel::ConstValue::Int(3))),
+    ];
+    Problem { device: &DEVICE, def: Scale::<f32>::DEF, dtypes: &[DType::F32], parts }
+}
+
+use tilewright_codegen::ir::DType;
+
+#[test]
+fn configurations_read_as_they_are_written() {
+    let autotune = &SCALE_AUTOTUNE;
+    assert_eq!((autotune.tuned, autotune.key), (&["tile", "twice"][..], &["n", "mode"][..]));
+    let texts: Vec<String> = autotune.configs().map(|config| config.to_string()).collect();
+    assert_eq!(texts[0], "tile=64,twice=true,num_warps=2,num_stages=3");
+    assert_eq!(texts[1], "tile=128,twice=false,num_warps=4,num_stages=4,max_registers=128");
+    for (config, text) in autotune.configs().zip(&texts) {
+        assert_eq!(autotune.parse_config(text), Ok(config));
+    }
+    let reordered = autotune.parse_config("num_stages=3, num_warps=2, twice=true, tile=64").unwrap();
+    assert_eq!(reordered.to_string(), texts[0]);
+    for (bad, reason) in [
+        ("tile=64", "`twice` has no value"),
+        ("tile=64,twice=true,depth=3", "chooses no `depth`"),
+        ("tile=64,tile=64,twice=true", "twice"),
+        ("tile=64,twice=true,num_warps=3", "power of two"),
+        ("tile=64,twice", "not name=value"),
+    ] {
+        let message = autotune.parse_config(bad).unwrap_err();
+        assert!(message.contains(reason), "{bad}: {message}");
+    }
+}
+
+#[test]
+fn keys_have_sizes_and_exact_words() {
+    assert_eq!([-5, 0, 1, 2, 3, 1000, 1024, 1025].map(size_bucket), [0, 0, 1, 2, 4, 1024, 1024, 2048]);
+    assert_eq!(size_bucket(i64::MAX), 1 << 63);
+    assert_eq!(problem(1000).key(), "T=f32,n<=1024,mode=3");
+    assert_eq!((problem(1000).int("n"), problem(1000).get::<i32>("mode")), (Some(1024), Some(3)));
+    assert_eq!(SCALE_AUTOTUNE.default_config(&problem(2000)).get::<usize>("tile"), Some(1024));
+    assert_eq!(SCALE_AUTOTUNE.default_config(&problem(20)).get::<usize>("tile"), Some(64));
+    assert_eq!(distance("T=f32,n<=1024", "T=f32,n<=1024"), Some(0));
+    assert_eq!(distance("T=f32,n<=1024,m<=4", "T=f32,n<=4096,m<=2"), Some(3));
+    for other in ["T=bf16,n<=1024", "T=f32,m<=1024", "T=f32", "T=f32,n=1024", "T=f32,n<=1024,m<=1"] {
+        assert_eq!(distance("T=f32,n<=1024", other), None, "{other}");
+    }
+}
+
+fn entry(key: &str, config: &str) -> Entry {
+    Entry { kernel: "scale".into(), key: key.into(), config: config.into(), ..Entry::default() }
+}
+
+#[test]
+fn tables_are_read_as_they_are_written() {
+    let device = DeviceId { device: "A \"GPU\"".into(), compute_capability: Some("9.0".into()) };
+    let entries = vec![entry("T=f32,n<=64", "tile=64"), entry("T=f32,n<=1024", "tile=128")];
+    let table = Table::new(device, entries);
+    assert_eq!(Table::parse(&table.text()), Ok(table.clone()));
+    assert_eq!(table.exact("scale", "T=f32,n<=64").map(|e| e.config.as_str()), Some("tile=64"));
+    assert_eq!(table.exact("scale", "T=f32,n<=128"), None);
+    let near = |key| table.nearest("scale", key).map(|(e, far)| (e.config.as_str(), far));
+    assert_eq!(near("T=f32,n<=128"), Some(("tile=64", 1)));
+    assert_eq!(near("T=f32,n<=4096"), Some(("tile=128", 2)));
+    assert_eq!((near("T=bf16,n<=64"), table.nearest("other", "T=f32,n<=64")), (None, None));
+    for (text, reason) in [
+        ("", "no tuning table"),
+        ("{}", "no tuning table"),
+        (&*table.text().replace("tilewright tuning table", "song list"), "`song list`"),
+        (&*table.text().replace("\"version\": 1", "\"version\": 9"), "version 9"),
+        (&table.text()[..100], "no tuning table"),
+    ] {
+        let message = Table::parse(text).unwrap_err();
+        assert!(message.contains(reason), "{message}");
+    }
+}
+
+#[test]
+fn what_is_damaged_or_of_another_device_is_not_recalled() {
+    let dir = tempfile::tempdir().unwrap();
+    let id = |name: &str| DeviceId { device: name.into(), compute_capability: None };
+    remember(dir.path(), &id("here"), &entry("T=f32,n<=64", "tile=64"));
+    remember(dir.path(), &id("there"), &entry("T=f32,n<=64", "tile=128"));
+    remember(dir.path(), &id("here"), &entry("T=f32,n<=64", "tile=256"));
+    std::fs::write(dir.path().join("torn.json"), "{\"format\": \"tilewri").unwrap();
+    let found = recall(dir.path(), &id("here"));
+    assert_eq!(
+        found.entries,
+        [entry("T=f32,n<=64", "tile=256")],
+        "the last choice for a problem replaces the one before"
+    );
+}
+
+#[test]
+fn logs_go_on_where_they_were() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("deep/log.jsonl");
+    let mut journal = Journal::open(Some(&path), "job");
+    journal.add(Event::Start("a".into()));
+    journal.add(Event::Agrees { config: "a".into(), error: 0.0 });
+    journal.add(Event::Times { config: "a".into(), ms: vec![1.0, 2.0] });
+    journal.add(Event::Start("b".into()));
+    assert_eq!(Journal::running(&Journal::read(&path)), Some("b"));
+    drop(journal);
+    // The process was stopped within a line.
+    let torn = std::fs::read_to_string(&path).unwrap() + "{\"times\":{\"config\":\"a\",\"m";
+    std::fs::write(&path, torn).unwrap();
+
+    let mut journal = Journal::open(Some(&path), "job");
+    assert_eq!((journal.times("a"), journal.rounds("a")), (vec![1.0, 2.0], 1));
+    assert_eq!((journal.dropped("a"), journal.dropped("b")), (None, None), "one more try");
+    journal.add(Event::Start("b".into()));
+    drop(journal);
+    let journal = Journal::open(Some(&path), "job");
+    assert!(journal.dropped("b").is_some_and(|why| why.contains("ended 2 times")));
+    drop(journal);
+    Journal::append(&path, &Event::Dropped { config: "c".into(), why: "hung".into() }).unwrap();
+    let mut journal = Journal::open(Some(&path), "job");
+    assert_eq!((journal.dropped("c"), journal.rounds("a")), (Some("hung"), 1));
+
+    journal.add(Event::Chosen { config: "a".into(), median_ms: 1.5 });
+    drop(journal);
+    assert_eq!(Journal::open(Some(&path), "job").rounds("a"), 0, "a log that came to its end starts over");
+    Journal::open(Some(&path), "job").add(Event::Start("a".into()));
+    assert_eq!(Journal::open(Some(&path), "other").dropped("a"), None);
+    assert_eq!(Journal::read(&path), [Event::Job("other".into())]);
+    assert_eq!(Journal::open(None, "job").rounds("a"), 0);
+}

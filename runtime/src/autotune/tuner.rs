@@ -1,0 +1,587 @@
+//! Measuring candidates: compile, drop what cannot fit, compare outputs, time.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
+
+use super::compare;
+use super::config::Config;
+use super::journal::{Event, Journal};
+use crate::bench::{L2Flush, Timing};
+use crate::buffer::Buffer;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::kernel::{Grid, KernelArg, LaunchConfig, compile, specialization};
+use crate::launch::{CompiledKernel, LaunchArg};
+
+/// What a launch with one configuration needs.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    pub grid: Grid,
+    /// All constants of the kernel.
+    pub constants: Vec<(&'static str, ConstValue)>,
+    pub specialization: Specialization,
+    pub args: Vec<LaunchArg>,
+}
+
+impl Attempt {
+    /// From what the argument struct lists: constants and arguments in the kernel's order.
+    #[doc(hidden)]
+    pub fn new(def: &'static KernelDef, grid: Grid, constants: Vec<ConstValue>, args: &[KernelArg]) -> Attempt {
+        let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
+        Attempt {
+            grid,
+            constants: names.zip(constants).collect(),
+            specialization: specialization(def, args),
+            args: args.iter().map(KernelArg::launch_arg).collect(),
+        }
+    }
+}
+
+/// What became of a candidate.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Timed {
+        median_ms: f64,
+        runs: usize,
+    },
+    /// It does not fit, does not run, or computes something else.
+    Dropped(String),
+    /// The budget ended before it was timed.
+    Unfinished,
+}
+
+/// One candidate of a finished run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    pub config: Config,
+    pub outcome: Outcome,
+}
+
+/// What a tuning run found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub kernel: &'static str,
+    pub key: String,
+    pub candidates: Vec<Candidate>,
+    /// The best, and its median in milliseconds.
+    pub chosen: (Config, f64),
+    pub seconds: f64,
+}
+
+/// What is tuned, and how.
+pub(super) struct Job<'a> {
+    pub def: &'static KernelDef,
+    pub device: &'a Device,
+    pub base: &'a LaunchConfig,
+    pub dtypes: &'a [DType],
+    pub key: String,
+    pub budget: Duration,
+    pub limit: Duration,
+}
+
+/// Rounds of timing; in each, every candidate that is still in the race runs for [`ROUND_MS`].
+const ROUNDS: usize = 5;
+const ROUND_MS: f64 = 20.0;
+/// Runs of one candidate in one round.
+const RUNS: (usize, usize) = (3, 200);
+/// A candidate this much slower than the best is out of the race.
+const RACE: f64 = 1.25;
+/// Spills of a thread in bytes beyond which a candidate is not worth a run.
+const MAX_LOCAL_BYTES: u32 = 1024;
+/// Scratch memory of one running program on the CPU beyond which no cache holds its tiles.
+const MAX_ARENA_BYTES: u64 = 4 << 20;
+
+/// A candidate on its way.
+struct Trial {
+    config: Config,
+    name: String,
+    attempt: Option<Attempt>,
+    kernel: Option<CompiledKernel>,
+    /// Why it is out.
+    dropped: Option<String>,
+    agrees: bool,
+}
+
+/// Why a run did not end well.
+enum Stop {
+    /// The candidate is at fault, and the next one can run.
+    Failed(String),
+    /// Nothing can run in this process any more.
+    Lost(String),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        match &error {
+            Error::Cuda { failure, .. } if failure.is_sticky() => Stop::Lost(error.to_string()),
+            _ => Stop::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Measures the candidates, the default first.
+///
+/// # Errors
+/// No candidate runs; the first one disagrees with others that agree; the device is lost to this process.
+pub(super) fn tune(job: &Job, candidates: Vec<(Config, Result<Attempt>)>, journal: &mut Journal) -> Result<Report> {
+    let start = Instant::now();
+    let mut run = Run { job, journal, trials: Vec::new(), deadline: start + job.budget, scratch: None };
+    for (config, attempt) in candidates {
+        let (name, threads) = (config.to_string(), 32 * config.num_warps);
+        let dropped = run.journal.dropped(&name).map(str::to_string);
+        run.trials.push(Trial { config, name, attempt: None, kernel: None, dropped, agrees: false });
+        let last = run.trials.len() - 1;
+        match attempt {
+            Err(error) => run.drop_trial(last, error.to_string()),
+            Ok(_) if threads > 1024 => run.drop_trial(last, format!("{threads} threads per block: the most is 1024")),
+            Ok(attempt) => run.trials[last].attempt = Some(attempt),
+        }
+    }
+    run.synchronize_caller()?;
+    run.compile();
+    run.check()?;
+    run.time()?;
+    run.finish(start.elapsed())
+}
+
+struct Run<'a> {
+    job: &'a Job<'a>,
+    journal: &'a mut Journal,
+    trials: Vec<Trial>,
+    deadline: Instant,
+    scratch: Option<Scratch>,
+}
+
+impl Run<'_> {
+    fn drop_trial(&mut self, index: usize, why: String) {
+        let trial = &mut self.trials[index];
+        if trial.dropped.is_some() {
+            return;
+        }
+        tracing::info!("{}: {} is dropped: {why}", self.job.def.name, trial.name);
+        self.journal.add(Event::Dropped { config: trial.name.clone(), why: why.clone() });
+        trial.dropped = Some(why);
+        trial.kernel = None;
+    }
+
+    fn past_deadline(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
+    fn error(&self, message: String) -> Error {
+        Error::Tuning {
+            kernel: format!("`{}` ({}:{})", self.job.def.name, self.job.def.file, self.job.def.line),
+            message,
+        }
+    }
+
+    /// What the caller queued comes before what the scratch memory is filled from.
+    fn synchronize_caller(&self) -> Result<()> {
+        if let Some(stream) = &self.job.base.stream {
+            stream.synchronize()?;
+        }
+        self.job.device.synchronize()
+    }
+
+    /// Compiles and loads all candidates on all processors. What is not done at the deadline is left behind, as long as
+    /// something is.
+    fn compile(&mut self) {
+        let tasks: VecDeque<Task> = (0..self.trials.len()).filter_map(|index| self.task(index)).collect();
+        let mut open = tasks.len();
+        let results = spawn(tasks);
+        let mut loaded = 0;
+        while open > 0 {
+            let patience = match loaded {
+                0 => Duration::from_secs(3600),
+                _ => self.deadline.saturating_duration_since(Instant::now()),
+            };
+            let (index, result) = match results.recv_timeout(patience) {
+                Ok(result) => result,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            };
+            open -= 1;
+            match result.and_then(|kernel| fits(&kernel).map(|()| kernel)) {
+                Ok(kernel) => {
+                    loaded += 1;
+                    self.trials[index].kernel = Some(kernel);
+                }
+                Err(why) => self.drop_trial(index, why),
+            }
+        }
+    }
+
+    fn task(&self, index: usize) -> Option<Task> {
+        let trial = &self.trials[index];
+        let attempt = trial.attempt.clone().filter(|_| trial.dropped.is_none())?;
+        let config = trial.config.launch_config(self.job.base, 0);
+        Some(Task {
+            index,
+            def: self.job.def,
+            device: self.job.device.clone(),
+            dtypes: self.job.dtypes.to_vec(),
+            attempt,
+            config,
+        })
+    }
+
+    /// Runs every candidate once on fresh scratch memory and compares its outputs with the first one's.
+    fn check(&mut self) -> Result<()> {
+        let types = memory_types(self.job);
+        let tolerance = compare::tolerance(types.iter().flatten().map(|memory| memory.dtype));
+        let mut first: Option<(usize, Outputs)> = None;
+        let mut other: Option<(usize, Outputs)> = None;
+        for index in 0..self.trials.len() {
+            if self.trials[index].kernel.is_none() || self.trials[index].dropped.is_some() {
+                continue;
+            }
+            if first.is_some() && self.past_deadline() {
+                return Ok(());
+            }
+            self.journal.add(Event::Start(self.trials[index].name.clone()));
+            let outputs = match self.run_once(index, &types) {
+                Ok(outputs) => outputs,
+                Err(stop) => {
+                    self.stopped(index, stop)?;
+                    continue;
+                }
+            };
+            let Some((reference, want)) = &first else {
+                self.agrees(index, 0.0);
+                first = Some((index, outputs));
+                continue;
+            };
+            let (error, name) = worst(want, &outputs, self.job.def);
+            if error <= tolerance {
+                self.agrees(index, error);
+                continue;
+            }
+            if let Some((earlier, found)) = &other
+                && worst(found, &outputs, self.job.def).0 <= tolerance
+            {
+                let names = [*reference, *earlier, index].map(|i| self.trials[i].name.clone());
+                return Err(self.error(format!(
+                    "the first configuration, {}, computes something else than {} and {}, which agree: nothing is chosen",
+                    names[0], names[1], names[2],
+                )));
+            }
+            let than = self.trials[*reference].name.clone();
+            self.drop_trial(
+                index,
+                format!("`{name}` differs from that of {than} by {error:.1e}, above {tolerance:.0e}"),
+            );
+            other.get_or_insert((index, outputs));
+        }
+        match first {
+            Some(_) => Ok(()),
+            None => Err(self.error(self.all_failed())),
+        }
+    }
+
+    fn all_failed(&self) -> String {
+        let why =
+            self.trials.iter().map(|t| format!("\n  {}: {}", t.name, t.dropped.as_deref().unwrap_or("not tried")));
+        format!("no configuration runs:{}", why.collect::<String>())
+    }
+
+    fn agrees(&mut self, index: usize, error: f64) {
+        self.trials[index].agrees = true;
+        self.journal.add(Event::Agrees { config: self.trials[index].name.clone(), error });
+    }
+
+    /// Drops a candidate that did not end well; an error where nothing else can run.
+    fn stopped(&mut self, index: usize, stop: Stop) -> Result<()> {
+        match stop {
+            Stop::Failed(why) => {
+                self.drop_trial(index, why);
+                Ok(())
+            }
+            Stop::Lost(why) => {
+                let name = self.trials[index].name.clone();
+                self.drop_trial(index, why.clone());
+                Err(self.error(format!(
+                    "{name} took the device along: {why}\n  help: start the program again; it goes on without that configuration"
+                )))
+            }
+        }
+    }
+
+    fn scratch(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<&mut Scratch> {
+        if self.scratch.is_none() {
+            let args = self.trials[index].attempt.as_ref().map(|attempt| &attempt.args[..]).unwrap_or_default();
+            self.scratch = Some(Scratch::new(self.job.device, args, types)?);
+        }
+        // Just made; every attempt has the same memory.
+        self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory is gone; please report"))
+    }
+
+    fn run_once(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<Outputs, Stop> {
+        self.scratch(index, types)?.fill()?;
+        self.launch(index)?;
+        self.wait()?;
+        match &self.scratch {
+            Some(scratch) => Ok(scratch.download()?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Starts a candidate on scratch memory.
+    fn launch(&self, index: usize) -> Result<(), Stop> {
+        let trial = &self.trials[index];
+        let (Some(kernel), Some(attempt), Some(scratch)) = (&trial.kernel, &trial.attempt, &self.scratch) else {
+            return Err(Stop::Failed("it was not compiled".into()));
+        };
+        let grid = attempt.grid.extents(self.job.def)?;
+        // SAFETY: outputs point at scratch memory of the same size, inputs at memory that the caller of the launch borrows for
+        // as long as tuning takes; all of it is of this device, and this thread queues on its stream alone.
+        unsafe { kernel.launch(grid, &scratch.redirect(&attempt.args)) }.map_err(Stop::from)
+    }
+
+    /// Waits for what is queued; not for ever.
+    fn wait(&self) -> Result<(), Stop> {
+        let event = self.job.device.stream().record()?;
+        let start = Instant::now();
+        while !event.is_done()? {
+            if start.elapsed() > self.job.limit {
+                return Err(Stop::Lost(format!("it did not end within {:.0} s", self.job.limit.as_secs_f64())));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        self.job.device.synchronize().map_err(Stop::from)
+    }
+
+    /// Times the candidates that agree, in rounds.
+    fn time(&mut self) -> Result<()> {
+        let mut race: Vec<usize> = (0..self.trials.len()).filter(|&i| self.trials[i].agrees).collect();
+        let mut l2 = L2Flush::new(self.job.device)?;
+        for round in 0..ROUNDS {
+            for &index in &race {
+                if self.trials[index].dropped.is_some() || self.journal.rounds(&self.trials[index].name) > round {
+                    continue;
+                }
+                if self.past_deadline() && self.best().is_some() {
+                    return Ok(());
+                }
+                match self.time_round(index, &mut l2) {
+                    Ok(ms) => self.journal.add(Event::Times { config: self.trials[index].name.clone(), ms }),
+                    Err(stop) => self.stopped(index, stop)?,
+                }
+            }
+            if let Some((_, best)) = self.best() {
+                race.retain(|&index| self.median(index).is_some_and(|ms| ms <= RACE * best));
+            }
+        }
+        Ok(())
+    }
+
+    fn time_round(&mut self, index: usize, l2: &mut L2Flush) -> Result<Vec<f64>, Stop> {
+        if let Some(scratch) = &mut self.scratch {
+            scratch.fill()?;
+        }
+        // The first run tells how many make a round, and wakes caches and clocks up.
+        let once = self.time_runs(index, l2, 1)?[0];
+        let runs = ((ROUND_MS / once.max(1e-3)) as usize).clamp(RUNS.0, RUNS.1);
+        self.time_runs(index, l2, runs)
+    }
+
+    fn time_runs(&self, index: usize, l2: &mut L2Flush, runs: usize) -> Result<Vec<f64>, Stop> {
+        let stream = self.job.device.stream();
+        let mut events = Vec::with_capacity(runs);
+        for _ in 0..runs {
+            l2.flush()?;
+            let start = stream.record()?;
+            self.launch(index)?;
+            events.push((start, stream.record()?));
+        }
+        self.wait()?;
+        let ms = |(start, end): (crate::Event, crate::Event)| Ok(end.elapsed_since(&start)?.as_secs_f64() * 1e3);
+        events.into_iter().map(ms).collect::<Result<_>>().map_err(Stop::from)
+    }
+
+    fn median(&self, index: usize) -> Option<f64> {
+        let times = self.journal.times(&self.trials[index].name);
+        (self.trials[index].dropped.is_none() && !times.is_empty()).then(|| Timing::from_samples(times).median)
+    }
+
+    /// The best candidate so far, and its median.
+    fn best(&self) -> Option<(usize, f64)> {
+        let medians = (0..self.trials.len()).filter_map(|index| self.median(index).map(|ms| (index, ms)));
+        medians.min_by(|(_, a), (_, b)| a.total_cmp(b))
+    }
+
+    fn finish(self, took: Duration) -> Result<Report> {
+        let Some((best, median_ms)) = self.best() else { return Err(self.error(self.all_failed())) };
+        let outcome = |index: usize| match (&self.trials[index].dropped, self.median(index)) {
+            (Some(why), _) => Outcome::Dropped(why.clone()),
+            (None, Some(median_ms)) => {
+                Outcome::Timed { median_ms, runs: self.journal.times(&self.trials[index].name).len() }
+            }
+            (None, None) => Outcome::Unfinished,
+        };
+        let candidates: Vec<Candidate> = (0..self.trials.len())
+            .map(|index| Candidate { config: self.trials[index].config.clone(), outcome: outcome(index) })
+            .collect();
+        let chosen = self.trials[best].config.clone();
+        // With candidates left, a later run goes on with this log.
+        if candidates.iter().all(|candidate| candidate.outcome != Outcome::Unfinished) {
+            self.journal.add(Event::Chosen { config: chosen.to_string(), median_ms });
+        }
+        let (kernel, key) = (self.job.def.name, self.job.key.clone());
+        Ok(Report { kernel, key, candidates, chosen: (chosen, median_ms), seconds: took.as_secs_f64() })
+    }
+}
+
+/// One compilation, without borrows: it may outlive the run.
+struct Task {
+    index: usize,
+    def: &'static KernelDef,
+    device: Device,
+    dtypes: Vec<DType>,
+    attempt: Attempt,
+    config: LaunchConfig,
+}
+
+impl Task {
+    fn run(&self) -> Result<CompiledKernel> {
+        let Attempt { constants, specialization, .. } = &self.attempt;
+        let options = self.device.fit_options(&self.config.options());
+        let artifact = compile(self.def, &self.dtypes, constants, specialization, &self.device.target(), &options)?;
+        let available = self.device.info().max_shared_bytes;
+        if self.device.is_cuda() && artifact.manifest.shared_bytes > available {
+            let needed = artifact.manifest.shared_bytes;
+            return Err(Error::SharedMemory {
+                kernel: format!("`{}`", self.def.name),
+                device: self.device.to_string(),
+                needed,
+                available,
+            });
+        }
+        self.device.load(&artifact)
+    }
+}
+
+/// Runs the tasks on as many threads as there are processors. The threads end by themselves.
+fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<CompiledKernel, String>)> {
+    let (sender, receiver) = channel();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
+    let tasks = Arc::new(Mutex::new(tasks));
+    for _ in 0..threads {
+        let (tasks, sender) = (tasks.clone(), sender.clone());
+        std::thread::spawn(move || {
+            loop {
+                let Some(task) = tasks.lock().unwrap_or_else(|e| e.into_inner()).pop_front() else { return };
+                let outcome = catch_unwind(AssertUnwindSafe(|| task.run().map_err(|error| error.to_string())));
+                let result = outcome.unwrap_or_else(|_| Err("the compiler failed: please report".into()));
+                // Nobody waits any more: neither do the tasks that are left.
+                if sender.send((task.index, result)).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    receiver
+}
+
+/// Whether a compiled candidate is worth a run.
+fn fits(kernel: &CompiledKernel) -> Result<(), String> {
+    let arena = kernel.manifest().arena_bytes;
+    match kernel.resources() {
+        Some(resources) if resources.blocks_per_processor == 0 => {
+            Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
+        }
+        Some(resources) if resources.local_bytes > MAX_LOCAL_BYTES => {
+            Err(format!("{} bytes of registers spill per thread, above {MAX_LOCAL_BYTES}", resources.local_bytes))
+        }
+        None if arena > MAX_ARENA_BYTES => {
+            Err(format!("a program needs {arena} bytes of scratch memory, above {MAX_ARENA_BYTES}"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Memory among the passed arguments.
+#[derive(Clone, Copy)]
+struct MemoryType {
+    dtype: DType,
+    reads: bool,
+    writes: bool,
+}
+
+/// One entry per passed argument; `None` for numbers.
+fn memory_types(job: &Job) -> Vec<Option<MemoryType>> {
+    let of = |kind: ParamKind| {
+        let (elem, reads, writes) = match kind {
+            ParamKind::In(elem) => (elem, true, false),
+            ParamKind::Out(elem) => (elem, false, true),
+            ParamKind::InOut(elem) => (elem, true, true),
+            ParamKind::Scalar(_) => return Some(None),
+            ParamKind::Constexpr { .. } => return None,
+        };
+        Some(elem.resolve(job.dtypes).map(|dtype| MemoryType { dtype, reads, writes }))
+    };
+    job.def.params.iter().filter_map(|p| of(p.kind)).collect()
+}
+
+/// What a run wrote, one entry per passed argument that is written.
+type Outputs = Vec<(usize, DType, Vec<u8>)>;
+
+/// The largest error of any output, and that output's name.
+fn worst(want: &Outputs, found: &Outputs, def: &KernelDef) -> (f64, &'static str) {
+    let names: Vec<&'static str> =
+        def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name).collect();
+    let errors = want.iter().zip(found).map(|((index, dtype, want), (_, _, found))| {
+        (compare::error(*dtype, want, found), names.get(*index).copied().unwrap_or("output"))
+    });
+    errors.max_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or((0.0, "output"))
+}
+
+/// Memory that stands in for what the kernel writes.
+struct Scratch {
+    device: Device,
+    /// Of each written argument: its index, type, the caller's address, and the memory.
+    parts: Vec<(usize, MemoryType, u64, Buffer<u8>)>,
+}
+
+impl Scratch {
+    fn new(device: &Device, args: &[LaunchArg], types: &[Option<MemoryType>]) -> Result<Scratch> {
+        let mut parts = Vec::new();
+        for (index, (arg, memory)) in args.iter().zip(types).enumerate() {
+            if let (LaunchArg::Ptr { addr, bytes }, Some(memory)) = (arg, memory)
+                && memory.writes
+            {
+                parts.push((index, *memory, *addr, Buffer::uninit(device, *bytes as usize)?));
+            }
+        }
+        Ok(Scratch { device: device.clone(), parts })
+    }
+
+    /// What is read becomes a copy of the caller's; what is only written, no number.
+    fn fill(&mut self) -> Result<()> {
+        for (_, memory, source, buffer) in &mut self.parts {
+            match memory.reads {
+                // SAFETY: the caller of the launch borrows that memory while we tune, and scratch memory is elsewhere.
+                true => unsafe { self.device.copy(buffer.address(), *source, buffer.len()) }?,
+                false => buffer.poison()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The arguments, with outputs in scratch memory.
+    fn redirect(&self, args: &[LaunchArg]) -> Vec<LaunchArg> {
+        let mut args = args.to_vec();
+        for (index, _, _, buffer) in &self.parts {
+            args[*index] = LaunchArg::Ptr { addr: buffer.address(), bytes: buffer.len() as u64 };
+        }
+        args
+    }
+
+    fn download(&self) -> Result<Outputs> {
+        self.parts.iter().map(|(index, memory, _, buffer)| Ok((*index, memory.dtype, buffer.to_vec()?))).collect()
+    }
+}

@@ -1,0 +1,239 @@
+//! Tuning on the CPU: candidates that are slow, wrong, too large or deadly; what is remembered; what goes on after an end.
+//!
+//! Each test starts this binary again with a cache of its own, for `child_tunes` with variables that give it a role; without
+//! them that test does nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tilewright_runtime::autotune::{
+    DeviceId, Entry, Journal, JournalEvent, Options, Outcome, Table, remembered, tuning,
+};
+use tilewright_runtime::prelude::*;
+
+/// y[i] += x[i], once.
+///
+/// `work` repeats what comes to nothing; `mode` 1 adds twice, `mode` 2 leaves the memory.
+#[autotune(
+    configs = [
+        Config(tile = 256, work = 3000, mode = 0, num_warps = 1),
+        Config(tile = 256, work = 1, mode = 0, num_warps = 1),
+        Config(tile = 256, work = 1, mode = 1, num_warps = 1),
+        Config(tile = 1048576, work = 1, mode = 0, num_warps = 1),
+        Config(tile = 512, work = 1, mode = 0, num_warps = 1),
+    ],
+    key = [n],
+)]
+#[kernel]
+fn accumulate(
+    x: In<f32>,
+    y: InOut<f32>,
+    #[no_specialize] n: i32,
+    #[constexpr] tile: usize,
+    #[constexpr] work: i32,
+    #[constexpr] mode: i32,
+) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let mask = i < n;
+    let v = load(x + i, mask = mask, other = 0.0);
+    let mut nothing = zeros::<f32>([tile]);
+    for _ in range(0, work) {
+        // Needs the whole tile at once.
+        nothing = 0.5 * nothing + (v - max(v)) * 0.0;
+    }
+    let factor = if mode == 1 { 2.0 } else { 1.0 };
+    store(y + i, load(y + i, mask = mask, other = 0.0) + v * factor + nothing, mask = mask);
+}
+
+/// As above, with a candidate that ends the process.
+#[autotune(configs = [Config(mode = 0), Config(mode = 2), Config(mode = 1)], key = [n])]
+#[kernel]
+fn deadly(x: In<f32>, y: Out<f32>, #[no_specialize] n: i64, #[constexpr] mode: i32) {
+    let i = arange(0, 64);
+    let away = if mode == 2 { 1i64 << 44 } else { 0i64 };
+    let factor = if mode == 1 { 2.0 } else { 1.0 };
+    let v = load(x + (i.to::<i64>() + n * away), mask = i.to::<i64>() < n, other = 0.0);
+    store(y + i, v * factor, mask = i.to::<i64>() < n);
+}
+
+const ROLE: &str = "TILEWRIGHT_TEST_ROLE";
+const N: usize = 10_000;
+
+fn child(cache: &Path, role: &str, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child_tunes", "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, role).env("TILEWRIGHT_CACHE", cache).env_remove("TILEWRIGHT_TUNE");
+    command.envs(variables.iter().copied());
+    command
+}
+
+/// Runs a child that succeeds; gives its lines.
+fn run(cache: &Path, role: &str, variables: &[(&str, &str)]) -> String {
+    let Output { status, stdout, stderr } = child(cache, role, variables).output().unwrap();
+    let text = String::from_utf8_lossy(&stdout).into_owned();
+    assert!(status.success(), "{text}{}", String::from_utf8_lossy(&stderr));
+    text
+}
+
+/// The part of an `accumulate` role: launches, checks that the result is right, and says what was chosen.
+fn launch_accumulate(n: usize) {
+    let device = Device::cpu();
+    let values: Vec<f32> = (0..n).map(|i| (i % 100) as f32).collect();
+    let x = Buffer::from_slice(&device, &values).unwrap();
+    let mut y = Buffer::from_slice(&device, &values).unwrap();
+    let mut args = Accumulate { x: &x, y: &mut y, n: n as i32, tile: tuned(), work: tuned(), mode: tuned() };
+    let mut grid = |args: &mut Accumulate| n.div_ceil(args.tile);
+    args.launch_tuned(&device, &mut grid).unwrap();
+    let choice = args.choose(&device, &LaunchConfig::new(0), &mut grid).unwrap();
+    println!("chosen {} ({:?})", choice.config, choice.source);
+    let want: Vec<f32> = values.iter().map(|v| 2.0 * v).collect();
+    assert!(y.to_vec().unwrap() == want, "the caller's memory has something else than one launch's result");
+}
+
+fn launch_deadly() {
+    let device = Device::cpu();
+    let x = Buffer::from_slice(&device, &[3.0f32; 64]).unwrap();
+    let mut y = Buffer::<f32>::poisoned(&device, 64).unwrap();
+    Deadly { x: &x, y: &mut y, n: 64, mode: tuned() }.launch_tuned(&device, |_| 1).unwrap();
+    assert_eq!(y.to_vec().unwrap(), [3.0; 64]);
+}
+
+#[test]
+fn child_tunes() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let options = Options::new(Duration::from_secs(120));
+    match role.as_str() {
+        "tune" => {
+            let ((), reports) = tuning(&options, || launch_accumulate(N));
+            for report in reports {
+                println!("report {} {}", report.kernel, report.key);
+                for candidate in report.candidates {
+                    match candidate.outcome {
+                        Outcome::Timed { .. } => println!("timed {}", candidate.config),
+                        Outcome::Dropped(why) => println!("dropped {}: {why}", candidate.config),
+                        Outcome::Unfinished => println!("unfinished {}", candidate.config),
+                    }
+                }
+            }
+        }
+        "launch" => launch_accumulate(N),
+        "launch larger" => launch_accumulate(3 * N),
+        "deadly" => tuning(&options, launch_deadly).0,
+        "time" => {
+            let start = Instant::now();
+            launch_accumulate(N);
+            println!("took {}", start.elapsed().as_secs_f64());
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+const BEST: [&str; 2] =
+    ["tile=256,work=1,mode=0,num_warps=1,num_stages=3", "tile=512,work=1,mode=0,num_warps=1,num_stages=3"];
+
+fn logs(cache: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for kernel in std::fs::read_dir(cache.join("tuned")).into_iter().flatten().flatten() {
+        let files = std::fs::read_dir(kernel.path()).unwrap().flatten().map(|file| file.path());
+        found.extend(files.filter(|path| path.to_string_lossy().ends_with(".log.jsonl")));
+    }
+    found
+}
+
+#[test]
+fn slow_wrong_and_too_large_candidates_lose_and_the_choice_is_remembered() {
+    let cache = TempDir::new().unwrap();
+    let before = run(cache.path(), "launch", &[]);
+    assert!(before.contains("chosen tile=256,work=3000") && before.contains("(Default)"), "{before}");
+
+    let text = run(cache.path(), "tune", &[]);
+    assert!(text.contains("report accumulate n<=16384"), "{text}");
+    assert!(BEST.iter().any(|best| text.contains(&format!("chosen {best} (Measured)"))), "{text}");
+    assert!(text.contains("timed tile=256,work=3000,mode=0"), "{text}");
+    let wrong = text.lines().find(|line| line.starts_with("dropped tile=256,work=1,mode=1")).expect("the wrong one");
+    assert!(wrong.contains("`y` differs"), "{wrong}");
+    let large = text.lines().find(|line| line.starts_with("dropped tile=1048576")).expect("the large one");
+    assert!(large.contains("scratch memory"), "{large}");
+
+    // Another process knows it, for this size and, as the nearest, for another.
+    let after = run(cache.path(), "launch", &[]);
+    assert!(after.contains("work=1,mode=0") && after.contains("(Measured)"), "{after}");
+    let larger = run(cache.path(), "launch larger", &[]);
+    assert!(larger.contains("work=1,mode=0") && larger.contains("(Nearest)"), "{larger}");
+    // Asking again costs nothing.
+    assert!(!run(cache.path(), "tune", &[]).contains("report"));
+    // The variable asks for it too.
+    let asked = run(cache.path(), "launch larger", &[("TILEWRIGHT_TUNE", "60")]);
+    assert!(asked.contains("(Measured)"), "{asked}");
+}
+
+#[test]
+fn a_run_that_is_killed_goes_on_where_it_was() {
+    let cache = TempDir::new().unwrap();
+    let mut first = child(cache.path(), "tune", &[]).stdout(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    let timed =
+        |path: &Path| Journal::read(path).iter().filter(|event| matches!(event, JournalEvent::Times { .. })).count();
+    let log = loop {
+        if let Some(log) = logs(cache.path()).into_iter().find(|log| timed(log) > 0) {
+            break log;
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "no candidate was timed");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let before = Journal::read(&log);
+    let text = run(cache.path(), "tune", &[]);
+    assert!(BEST.iter().any(|best| text.contains(&format!("chosen {best}"))), "{text}");
+    let after = Journal::read(&log);
+    assert_eq!(after[..before.len()], before[..], "the second run added to the log of the first");
+    assert!(matches!(after.last(), Some(JournalEvent::Chosen { .. })));
+}
+
+#[test]
+fn a_candidate_that_ends_the_process_twice_is_dropped_and_named() {
+    let cache = TempDir::new().unwrap();
+    for _ in 0..2 {
+        let output = child(cache.path(), "deadly", &[]).output().unwrap();
+        assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+    run(cache.path(), "deadly", &[]);
+    let events = Journal::read(&logs(cache.path())[0]);
+    let dropped: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            JournalEvent::Dropped { config, why } => Some((config.as_str(), why.as_str())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(dropped.len(), 2, "{events:?}");
+    assert!(dropped[0].0.starts_with("mode=2,") && dropped[0].1.contains("ended 2 times"), "{dropped:?}");
+    assert!(dropped[1].0.starts_with("mode=1,") && dropped[1].1.contains("differs"), "{dropped:?}");
+}
+
+#[test]
+fn what_is_wrong_on_disk_is_passed_over() {
+    let cache = TempDir::new().unwrap();
+    let dir = cache.path().join("tuned/accumulate");
+    std::fs::create_dir_all(&dir).unwrap();
+    let table = |device: DeviceId, config: &str| {
+        let entry =
+            Entry { kernel: "accumulate".into(), key: "n<=64".into(), config: config.into(), ..Entry::default() };
+        Table::new(device, vec![entry]).text()
+    };
+    let here = DeviceId::of(&Device::cpu());
+    let foreign = DeviceId { device: "another".into(), compute_capability: Some("9.0".into()) };
+    std::fs::write(dir.join("a.json"), "no table").unwrap();
+    std::fs::write(dir.join("b.json"), table(foreign, BEST[0])).unwrap();
+    std::fs::write(dir.join("c.json"), table(here.clone(), "tile=256,gone=1")).unwrap();
+    let text = run(cache.path(), "launch", &[]);
+    assert!(text.contains("work=3000") && text.contains("(Default)"), "{text}");
+    std::fs::write(dir.join("c.json"), table(here, BEST[0])).unwrap();
+    let text = run(cache.path(), "launch", &[]);
+    assert!(text.contains(BEST[0]) && text.contains("(Nearest)"), "{text}");
+    // A table of nonsense is a warning of those who read it, never an error.
+    assert!(remembered("no_such_kernel", &Device::cpu()).entries.is_empty());
+}

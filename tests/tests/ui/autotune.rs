@@ -1,0 +1,46 @@
+//! Configurations of kernels.
+use tilewright::prelude::*;
+
+#[autotune(configs = [Config(tile = 64)], key = [n])]
+fn no_kernel(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
+
+#[kernel]
+#[autotune(configs = [Config(tile = 64)], key = [n])]
+fn wrong_order(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
+
+#[autotune(key = [n])]
+#[kernel]
+fn no_configurations(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
+
+#[autotune(configs = [], keys = [n])]
+#[kernel]
+fn empty(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
+
+#[autotune(Config(tile = 64))]
+#[kernel]
+fn not_pairs(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
+
+#[autotune(
+    configs = [
+        Config(tile = 64, num_warps = 3, n = 5, depth = 2),
+        Config(tile = n, num_warps = 4, num_stages = 0, num_warps = 8),
+        Config(num_warps = 4),
+        Config(tile = 32, wide = true),
+        Config(32),
+        tile(32),
+        { 32 },
+    ],
+    key = [n],
+)]
+#[kernel]
+fn configurations(x: In<f32>, n: i32, #[constexpr] tile: usize, #[constexpr] wide: bool) {}
+
+#[autotune(configs = [Config(tile = 64), Config(tile = 64, num_warps = 2), Config(tile = 64)], key = n)]
+#[kernel]
+fn repeated(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
+
+#[autotune(configs = [Config(tile = 64)], key = [x, tile, scale, m, n, n, 3])]
+#[kernel]
+fn keys(x: In<f32>, n: i32, scale: f32, #[constexpr] tile: usize) {}
+
+fn main() {}
