@@ -5,6 +5,7 @@
 //! - [`dist`] lets many ranks train one model.
 //! - [`files`] writes files that are there whole or not at all.
 //! - [`model`] is the assignment's Transformer.
+//! - [`leaderboard`] is the program of that name: FlashAttention-2 as the assignment times it.
 //! - [`numerics`] are experiments with precision.
 //! - [`ops`] are our kernels as differentiable operations on candle tensors.
 //! - [`optim`] makes new parameters out of gradients.
@@ -18,6 +19,7 @@ pub mod data;
 pub mod dist;
 pub mod files;
 pub mod model;
+pub mod leaderboard;
 pub mod numerics;
 pub mod ops;
 pub mod optim;

@@ -5,19 +5,19 @@
 //!
 //! Adding a command: a file here, a variant of `Command`, a line in `dispatch`.
 
-mod bench;
+pub(crate) mod bench;
 mod bind;
 mod cache;
 mod choose;
 mod compile;
-mod demo;
+pub(crate) mod demo;
 mod doctor;
 mod error;
 mod launch;
 mod list;
 mod manifest;
 mod numerics;
-mod run;
+pub(crate) mod run;
 mod tensors;
 
 use std::io::{self, Write};
@@ -62,11 +62,16 @@ enum Command {
 
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    program(|out| dispatch(arguments.command, out))
+}
+
+/// Sets logging up, runs a program's one function with its output, and says why it stopped.
+pub fn program(run: impl FnOnce(&mut dyn Write) -> Result<()>) -> ExitCode {
     let filter = EnvFilter::try_from_env("TILEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).without_time().with_target(false).init();
-    let arguments = Arguments::parse();
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let outcome = dispatch(arguments.command, &mut out).and_then(|()| Ok(out.flush()?));
+    let outcome = run(&mut out).and_then(|()| Ok(out.flush()?));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough, as in `tilewright list | head`.

@@ -16,7 +16,7 @@ use crate::env::Env;
 /// A kind of device: choices are the same for all of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceId {
-    /// The vendor's name.
+    /// The vendor's name of a GPU; a CPU by its model and threads.
     pub device: String,
     /// `9.0`, on a GPU.
     pub compute_capability: Option<String>,
@@ -25,8 +25,10 @@ pub struct DeviceId {
 impl DeviceId {
     pub fn of(device: &Device) -> DeviceId {
         let info = device.info();
+        // Of CPUs, what decides is the model that code is compiled for and the number of its threads.
+        let cpu = device.host_cpu().map(|host| format!("{} with {} threads", host.cpu, info.processors));
         DeviceId {
-            device: info.name.clone(),
+            device: cpu.unwrap_or_else(|| info.name.clone()),
             compute_capability: info.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
         }
     }

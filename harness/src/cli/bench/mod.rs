@@ -5,15 +5,15 @@
 //! the table comes last. `harness/records/README.md` says what the fields mean.
 
 mod attention;
-mod attention_check;
+pub(crate) mod attention_check;
 mod compile;
 mod copy;
-mod data;
+pub(crate) mod data;
 mod kernels;
 mod launch;
 mod matmul;
-mod record;
-mod tiles;
+pub(crate) mod record;
+pub(crate) mod tiles;
 
 use std::io::Write;
 use std::path::PathBuf;

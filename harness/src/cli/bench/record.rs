@@ -18,12 +18,17 @@ pub struct Row {
     pub commit: Option<String>,
     pub device: String,
     pub driver: Option<String>,
+    /// Whose time it is, where it is not ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
     pub kernel: String,
     pub shape: Vec<usize>,
     /// What else tells the problem apart: `causal`, or a precision.
     pub case: Option<String>,
     pub dtype: String,
     pub tiles: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_ms: Option<f64>,
     pub median_ms: Option<f64>,
     pub p20_ms: Option<f64>,
     pub p80_ms: Option<f64>,
@@ -94,6 +99,7 @@ impl Row {
 
     /// With the statistics of a timing.
     pub fn timed(mut self, timing: &Timing, work: Work) -> Row {
+        self.mean_ms = Some(timing.mean);
         self.median_ms = Some(timing.median);
         self.p20_ms = Some(timing.p20);
         self.p80_ms = Some(timing.p80);

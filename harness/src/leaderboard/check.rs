@@ -1,0 +1,75 @@
+//! Whether what is timed computes attention.
+
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::Precision;
+use tilewright::kernels::attention::Options;
+use tilewright::kernels::attention::reference::Problem;
+
+use super::measure::Step;
+use crate::cli::bench::attention_check::{Attention, small};
+use crate::cli::bench::data::{Number, values};
+use crate::cli::bench::record::{Trouble, accept};
+use crate::cli::demo::case::tolerance;
+
+/// Multiply-adds of the forward pass up to which all outputs are computed in f64.
+const WHOLE: f64 = 1e8;
+
+/// What was looked at, and the largest relative error.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checked {
+    pub error: f64,
+    /// For people.
+    pub how: String,
+}
+
+/// Runs one step on poisoned outputs and checks what it wrote; before that, all outputs of a small problem with the same
+/// tiles.
+///
+/// # Errors
+/// [`Trouble::Wrong`] where an error is above what rounding explains; what the device says.
+pub fn check<T: Number>(step: &mut Step<T>, options: &Options) -> Result<Checked, Trouble> {
+    let problem = *step.attention.problem();
+    step.attention.poison_forward()?;
+    step.attention.poison_backward()?;
+    step.run(options)?;
+    let mut error = sum_error(step)?;
+    let size = problem.batch as f64 * problem.heads_q as f64 * (problem.n_q as f64).powi(2) * problem.d as f64;
+    let how = if size <= WHOLE {
+        let expected = step.attention.expected()?;
+        error = error.max(step.attention.check_forward(&expected)?);
+        error = error.max(step.attention.check_backward(&expected)?);
+        "all outputs against f64".to_string()
+    } else {
+        error = error.max(step.attention.spot_check_forward()?);
+        error = error.max(step.attention.spot_check_backward()?);
+        let reduced = small(&problem);
+        error = error.max(check_small::<T>(step, reduced, options)?);
+        format!("rows of several heads, and all outputs of {} tokens with the same tiles, against f64", reduced.n_q)
+    };
+    Ok(Checked { error, how })
+}
+
+/// Products of tf32 keep ten bits of each factor.
+pub fn largest_error<T: Number>(precision: Option<Precision>) -> f64 {
+    match (T::dtype(), precision) {
+        (DType::F32, Some(Precision::Tf32)) => 2e-3,
+        (dtype, _) => tolerance(dtype),
+    }
+}
+
+fn check_small<T: Number>(step: &Step<T>, problem: Problem, options: &Options) -> Result<f64, Trouble> {
+    let mut small = Attention::<T>::new(step.device(), problem)?.accept_up_to(largest_error::<T>(options.precision));
+    let expected = small.expected()?;
+    small.forward(options)?;
+    small.backward(options)?;
+    let forward = small.check_forward(&expected)?;
+    Ok(forward.max(small.check_backward(&expected)?))
+}
+
+/// The sum of O against that of the O that is there; its scale is the root of the sum of squares, since terms cancel.
+fn sum_error<T: Number>(step: &Step<T>) -> Result<f64, Trouble> {
+    let o = values(step.attention.output())?;
+    let (want, scale) = (o.iter().sum::<f64>(), o.iter().map(|x| x * x).sum::<f64>().sqrt());
+    let found = step.total()?;
+    accept("the sum of O", (found - want).abs() / scale.max(f64::MIN_POSITIVE), 1e-3)
+}

@@ -1,0 +1,144 @@
+//! The assignment's table: times over lengths, head dimensions and types.
+
+use std::io::Write;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Arguments;
+use super::ceiling::matmul_peak;
+use super::measure::{Measured, PASSES, Plan};
+use super::peers::Peers;
+use super::single::{cpu_note, rows};
+use crate::cli::bench::record::{Recorder, Trouble};
+use crate::cli::{CliError, Result};
+use crate::report::{Axis, Cell, Column, Machine, Plot, Point, Report, Series, Table};
+
+/// Why a cell has no time.
+#[derive(Clone, Debug, PartialEq)]
+enum Missing {
+    Memory,
+    Wrong(String),
+    Cannot(String),
+}
+
+impl From<Trouble> for Missing {
+    fn from(trouble: Trouble) -> Missing {
+        match trouble {
+            Trouble::Wrong(why) => Missing::Wrong(why),
+            // As both of the runtime's errors about memory begin.
+            Trouble::Cannot(why) if why.starts_with("out of memory") => Missing::Memory,
+            Trouble::Cannot(why) => Missing::Cannot(why),
+        }
+    }
+}
+
+type Found = (Plan, Result<Measured, Missing>);
+
+/// Measures and writes the table.
+///
+/// # Errors
+/// Any cell that is wrong; a file that cannot be written. Cells that do not fit are findings.
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let (device, plans) = arguments.plans()?;
+    let peers = arguments.compare.as_deref().map(Peers::read).transpose()?;
+    let machine = Machine::ask(arguments.outputs.commit.as_deref());
+    let mut recorder = Recorder::new(&device, machine.commit.as_deref(), arguments.record.as_deref())?;
+    let peak = matmul_peak(&device)?;
+    let times = arguments.times(&device);
+    // Hidden where standard error is no terminal.
+    let bar = ProgressBar::new(plans.len() as u64);
+    if let Ok(style) = ProgressStyle::with_template("{pos}/{len} {wide_bar} {msg}") {
+        bar.set_style(style);
+    }
+    let mut found: Vec<Found> = Vec::new();
+    for plan in plans {
+        bar.set_message(format!("{} {} × {}", plan.dtype_text(), plan.problem.n_q, plan.problem.d));
+        // What does not fit at a length does not fit beyond it.
+        let full = found.iter().any(|(before, result)| {
+            result.as_ref().is_err_and(|why| *why == Missing::Memory)
+                && (&before.dtype, before.precision, before.problem.d) == (&plan.dtype, plan.precision, plan.problem.d)
+                && before.problem.n_q <= plan.problem.n_q
+        });
+        let result = match full {
+            true => Err(Missing::Memory),
+            false => plan.measure(&device, times).map_err(Missing::from),
+        };
+        if let Ok(measured) = &result {
+            for row in rows(&plan, measured, &peak) {
+                recorder.push(row)?;
+            }
+        }
+        found.push((plan, result));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let mut table = table(&found, peers.as_ref());
+    table = table.note(format!(
+        "Every case is checked against f64 before it is timed. The matrix product of {}³ in {} reaches {:.4} TFLOP/s in this run.",
+        peak.size, peak.dtype, peak.tflops
+    ));
+    if let Some(note) = cpu_note(&device) {
+        table = table.note(note);
+    }
+    let report = Report::new("flash-benchmarking", "FlashAttention-2 over lengths and head dimensions");
+    arguments.outputs.write(report.table(table).plot(plot(&found)), out)?;
+    let wrong = found.iter().filter(|(_, result)| matches!(result, Err(Missing::Wrong(_)))).count();
+    match wrong {
+        0 => Ok(()),
+        _ => Err(CliError::Failure(format!("{wrong} of {} cases are wrong and have no time", found.len()))),
+    }
+}
+
+fn table(found: &[Found], peers: Option<&Peers>) -> Table {
+    let mut columns = vec![Column::text("type"), Column::integer("d"), Column::integer("length")];
+    columns.extend(PASSES.map(|pass| Column::number(pass).unit("ms").significant(4)));
+    columns.push(Column::number("rate").unit("TFLOP/s"));
+    columns.push(Column::number("error").significant(2));
+    columns.push(Column::number("best other").unit("ms"));
+    columns.push(Column::text("whose"));
+    columns.push(Column::number("ours / it").decimals(3));
+    let mut table = Table::new("flash-benchmarking", "Medians; the rate is of the three passes together", columns);
+    let mut notes = Vec::new();
+    for (plan, result) in found {
+        let mut row = vec![Cell::from(plan.dtype_text()), Cell::from(plan.problem.d), Cell::from(plan.problem.n_q)];
+        let best = peers.and_then(|peers| peers.best(plan, 2));
+        let mut ours = None;
+        match result {
+            Ok(measured) => {
+                row.extend(measured.times.iter().map(|timing| Cell::from(timing.median)));
+                row.push(Cell::from(measured.times[2].tflops(plan.flop()[2])));
+                row.push(Cell::from(measured.checked.error));
+                ours = Some(measured.times[2].median);
+            }
+            Err(why) => {
+                let cell = if *why == Missing::Memory { Cell::OutOfMemory } else { Cell::NotApplicable };
+                row.extend([cell.clone(), cell.clone(), cell, Cell::Empty, Cell::Empty]);
+                if let Missing::Wrong(text) | Missing::Cannot(text) = why {
+                    let first = text.lines().next().unwrap_or_default();
+                    notes.push(format!("{} {} × {}: {first}", plan.dtype_text(), plan.problem.n_q, plan.problem.d));
+                }
+            }
+        }
+        row.push(Cell::from(best.map(|(_, ms)| ms)));
+        row.push(best.map_or(Cell::Empty, |(name, _)| Cell::from(name)));
+        row.push(Cell::from(best.zip(ours).map(|((_, theirs), ours)| ours / theirs)));
+        table.push(row);
+    }
+    notes.into_iter().fold(table.without_empty_columns(), Table::note)
+}
+
+/// A line for each type and head dimension.
+fn plot(found: &[Found]) -> Plot {
+    let mut series: Vec<Series> = Vec::new();
+    for (plan, result) in found {
+        let Ok(measured) = result else { continue };
+        let name = format!("{}, d {}", plan.dtype_text(), plan.problem.d);
+        let point = Point::from((plan.problem.n_q as f64, measured.times[2].median));
+        match series.iter_mut().find(|series| series.name == name) {
+            Some(series) => series.points.push(point),
+            None => series.push(Series::new(&name, [point])),
+        }
+    }
+    let (x, y) = (Axis::log2("length"), Axis::log10("forward + sum + backward (ms)"));
+    Plot::lines("flash-benchmarking", "FlashAttention-2", x, y, series)
+}

@@ -1,0 +1,112 @@
+//! What gets a time, what does not, and what stands beside it. The program itself runs in `harness/tests/leaderboard.rs`.
+
+use clap::Parser;
+
+use super::arguments::Arguments;
+use super::ceiling::Peak;
+use super::measure::Plan;
+use super::peers::Peers;
+use super::single::{refuse, report, rows};
+use crate::cli::bench::attention_check::Attention;
+use crate::cli::bench::record::Trouble;
+
+fn plans(words: &[&str]) -> Result<Vec<Plan>, String> {
+    let words = [&["leaderboard", "--device", "cpu"], words].concat();
+    let arguments = Arguments::try_parse_from(words).map_err(|error| error.to_string())?;
+    arguments.plans().map(|(_, plans)| plans).map_err(|error| error.to_string())
+}
+
+#[test]
+fn arguments_become_cases() {
+    let one = plans(&[]).unwrap();
+    assert_eq!(one.len(), 1);
+    assert_eq!((one[0].problem.n_q, one[0].problem.d, one[0].problem.causal), (512, 64, true));
+    assert_eq!((one[0].dtype.as_str(), one[0].precision), ("bf16", None));
+    let sweep = plans(&["--sweep", "--length", "64,128", "--dim", "16", "--full"]).unwrap();
+    let cases: Vec<_> = sweep.iter().map(|plan| (plan.dtype.as_str(), plan.problem.n_q, plan.problem.causal)).collect();
+    assert_eq!(cases, [("bf16", 64, false), ("bf16", 128, false), ("f32", 64, false), ("f32", 128, false)]);
+    for (words, reason) in [
+        (&["--length", "1,2"][..], "--sweep"),
+        (&["--dim", "300"], "1 to 256"),
+        (&["--heads", "0"], "at least 1"),
+        (&["--tune", "soon"], "no number of seconds"),
+        (&["--dtype", "f64"], "possible values"),
+        (&["--forward", "1,2"], "q_tile,k_tile,warps,stages"),
+    ] {
+        let message = plans(words).unwrap_err();
+        assert!(message.contains(reason), "{words:?}: {message}");
+    }
+}
+
+#[test]
+fn operations_are_counted_as_the_others_count_them() {
+    let plan = &plans(&["--heads", "16", "--length", "16384"]).unwrap()[0];
+    // 1.2557 ms are 437.8 TFLOP/s in a published row of this case.
+    assert!((plan.flop()[0] / 1.2557e-3 / 1e12 - 437.8).abs() < 0.1);
+    assert_eq!((plan.flop()[1], plan.flop()[2]), (2.5 * plan.flop()[0], 3.5 * plan.flop()[0]));
+}
+
+#[test]
+fn what_is_right_has_times_and_what_is_wrong_has_none() {
+    let plan = &plans(&["--length", "70", "--dim", "16", "--heads", "1", "--dtype", "f32"]).unwrap()[0];
+    let device = tilewright::Device::cpu();
+    let measured = plan.measure(&device, (0.0, 0.0)).unwrap();
+    assert!(measured.checked.error < 1e-5 && measured.times.iter().all(|timing| timing.median > 0.0));
+    assert_eq!(measured.tiles_text(2), "64,64,1,1 64,64,1,1 64,64,1,1");
+
+    let peak = Peak { size: 512, dtype: "f32", tflops: 1.0 };
+    let text = report(&device, plan, &measured, &peak, None).to_markdown();
+    for part in ["forward + sum + backward", "Checked before: all outputs", "no entry of a leaderboard", "512³"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let rows = rows(plan, &measured, &peak);
+    assert_eq!((rows.len(), rows[2].kernel.as_str()), (3, "attention_fwd_sum_bwd"));
+    assert!(rows[2].fraction.is_some() && rows[2].mean_ms.is_some() && rows[2].peer.is_none());
+
+    // One number too large in the last row of a gradient, as a kernel that skips a tile would leave it.
+    fn spoil(attention: &mut Attention<f32>) -> tilewright::Result<()> {
+        let last = attention.problem().n_q * attention.problem().d - 1;
+        attention.spoil_dv(last)
+    }
+    let trouble = plan.measure_as::<f32>(&device, (0.0, 0.0), spoil).unwrap_err();
+    assert!(matches!(&trouble, Trouble::Wrong(why) if why.contains("dv")), "{trouble:?}");
+    let message = refuse(trouble).to_string();
+    assert!(message.contains("no time is given") && !message.contains(" ms"), "{message}");
+}
+
+#[test]
+fn peers_stand_beside_what_they_are_about() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("peers.jsonl");
+    let row = |name: &str, n: usize, fb: f64| {
+        format!(
+            r#"{{"peer": "{name}", "B": 1, "H": 1, "N": {n}, "D": 16, "dtype": "float32", "causal": true, "fwd_ms": 1.0, "bwd_ms": 2.0, "fb_sum_ms": {fb}}}"#
+        )
+    };
+    let lines = [
+        r#"{"ceiling": "copy_GBps", "v": 4295.9}"#.to_string(),
+        "progress: 3 of 4".to_string(),
+        row("eager", 70, 5.0),
+        row("compiled", 70, 4.0),
+        row("eager", 71, 1.0),
+        r#"{"peer": "huge", "N": 70, "D": 16, "dtype": "float32", "causal": true, "error": "OutOfMemoryError"}"#
+            .to_string(),
+    ];
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let peers = Peers::read(&path).unwrap();
+    let plan = &plans(&["--length", "70", "--dim", "16", "--heads", "1", "--dtype", "f32"]).unwrap()[0];
+    let names: Vec<&str> = peers.of(plan).iter().map(|peer| peer.name.as_str()).collect();
+    assert_eq!((names, peers.best(plan, 2)), (vec!["eager", "compiled", "huge"], Some(("compiled", 4.0))));
+    let other = &plans(&["--length", "70", "--dim", "16", "--heads", "1", "--dtype", "bf16"]).unwrap()[0];
+    assert!(peers.of(other).is_empty());
+
+    let device = tilewright::Device::cpu();
+    let measured = plan.measure(&device, (0.0, 0.0)).unwrap();
+    let peak = Peak { size: 512, dtype: "f32", tflops: 1.0 };
+    let text = report(&device, plan, &measured, &peak, Some(&peers)).to_markdown();
+    for part in ["| compiled |", "OutOfMemoryError", "N/A", "4295.9 in copy_GBps", "ours / it"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    std::fs::write(&path, "nothing\n").unwrap();
+    assert!(Peers::read(&path).unwrap_err().to_string().contains("no row of another implementation"));
+}
