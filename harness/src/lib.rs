@@ -4,8 +4,8 @@
 //! - [`data`] makes batches out of text.
 //! - [`dist`] lets many ranks train one model.
 //! - [`files`] writes files that are there whole or not at all.
-//! - [`model`] is the assignment's Transformer.
 //! - [`leaderboard`] is the program of that name: FlashAttention-2 as the assignment times it.
+//! - [`model`] is the assignment's Transformer.
 //! - [`numerics`] are experiments with precision.
 //! - [`ops`] are our kernels as differentiable operations on candle tensors.
 //! - [`optim`] makes new parameters out of gradients.
@@ -18,8 +18,8 @@ pub mod cli;
 pub mod data;
 pub mod dist;
 pub mod files;
-pub mod model;
 pub mod leaderboard;
+pub mod model;
 pub mod numerics;
 pub mod ops;
 pub mod optim;
