@@ -5,6 +5,7 @@
 //! - [`dist`] lets many ranks train one model.
 //! - [`files`] writes files that are there whole or not at all.
 //! - [`leaderboard`] is the program of that name: FlashAttention-2 as the assignment times it.
+//! - [`memory`] says what a step's memory is for.
 //! - [`model`] is the assignment's Transformer.
 //! - [`numerics`] are experiments with precision.
 //! - [`ops`] are our kernels as differentiable operations on candle tensors.
@@ -19,6 +20,7 @@ pub mod data;
 pub mod dist;
 pub mod files;
 pub mod leaderboard;
+pub mod memory;
 pub mod model;
 pub mod numerics;
 pub mod ops;

@@ -1,0 +1,69 @@
+//! The arithmetic of the residual stream and of the tensors beside it, without running anything.
+
+use crate::report::{Cell, Column, Table};
+
+/// Sizes that tensors of a step are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    pub batch: usize,
+    pub context: usize,
+    pub width: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub layers: usize,
+    pub vocabulary: usize,
+    /// Bytes of an element of the activations.
+    pub bytes: usize,
+}
+
+/// A tensor with its formula and its elements.
+pub struct Entry {
+    pub name: &'static str,
+    pub formula: &'static str,
+    pub elements: u128,
+}
+
+impl Sizes {
+    /// The tensors of one layer that decide how much memory a step needs.
+    pub fn entries(&self) -> Vec<Entry> {
+        let [b, t, d, f, h, l, v] =
+            [self.batch, self.context, self.width, self.hidden, self.heads, self.layers, self.vocabulary]
+                .map(|n| n as u128);
+        let entry = |name, formula, elements| Entry { name, formula, elements };
+        vec![
+            entry("residual stream", "batch × context × width", b * t * d),
+            entry("residual streams kept, one a layer", "layers × batch × context × width", l * b * t * d),
+            entry("feed-forward, inner", "batch × context × hidden", b * t * f),
+            entry("attention scores, if they are materialised", "batch × heads × context²", b * h * t * t),
+            entry("logits", "batch × context × vocabulary", b * t * v),
+        ]
+    }
+
+    /// The residual stream in units of 1024² bytes.
+    pub fn residual_mib(&self) -> f64 {
+        (self.batch * self.context * self.width * self.bytes) as f64 / (1 << 20) as f64
+    }
+
+    pub fn table(&self) -> Table {
+        let mut table = Table::new(
+            "residual-stream",
+            &format!("Sizes of tensors, at {} bytes an element", self.bytes),
+            [
+                Column::text("tensor"),
+                Column::text("elements").key("formula"),
+                Column::integer("number of elements").key("elements"),
+                Column::number("size").unit("MiB").decimals(2),
+            ],
+        )
+        .note(format!(
+            "batch {}, context {}, width {}, hidden {}, heads {}, layers {}, vocabulary {}; 1 MiB is 1024² bytes.",
+            self.batch, self.context, self.width, self.hidden, self.heads, self.layers, self.vocabulary
+        ));
+        for entry in self.entries() {
+            let mib = (entry.elements * self.bytes as u128) as f64 / f64::from(1 << 20);
+            let elements = i64::try_from(entry.elements).map_or(Cell::Number(entry.elements as f64), Cell::Integer);
+            table.push([Cell::from(entry.name), Cell::from(entry.formula), elements, Cell::from(mib)]);
+        }
+        table
+    }
+}

@@ -1,0 +1,137 @@
+//! Tables and plots of a timeline.
+
+use std::collections::BTreeMap;
+
+use tilewright::trace::Phase;
+
+use super::{Block, SETUP, Timeline, phase_name, place};
+use crate::report::{Axis, Cell, Column, Plot, Point, Series, Table};
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / (1 << 20) as f64
+}
+
+/// The peak of each phase and of the whole recording, and what lived then, by the phase that allocated it.
+pub fn by_phase(timeline: &Timeline<'_>) -> Table {
+    let names: Vec<&str> = std::iter::once(SETUP).chain(Phase::ALL.map(Phase::name)).collect();
+    let columns = names.iter().map(|name| Column::number(&format!("of {name}")).unit("MiB").decimals(2));
+    let mut table = Table::new(
+        "memory-peaks",
+        "Most memory that lived at once, and which phase had allocated it",
+        [Column::text("during"), Column::number("peak").unit("MiB").decimals(2)].into_iter().chain(columns),
+    );
+    let mut row = |during: &str, peak: super::Peak| {
+        let mut of: BTreeMap<&str, u64> = BTreeMap::new();
+        for block in timeline.blocks_at(peak.time_ns) {
+            *of.entry(phase_name(timeline.trace, block.node)).or_default() += block.bytes;
+        }
+        let shares = names.iter().map(|name| match of.get(name) {
+            Some(&bytes) => Cell::from(mib(bytes)),
+            None => Cell::Empty,
+        });
+        table.push([Cell::from(during), Cell::from(mib(peak.bytes))].into_iter().chain(shares));
+    };
+    if let Some(start) = timeline.first_phase() {
+        row("setup", super::Peak { bytes: timeline.live_at(start), time_ns: start });
+    }
+    for phase in Phase::ALL {
+        if let Some(peak) = timeline.peak_of(phase) {
+            row(phase.name(), peak);
+        }
+    }
+    row("all", timeline.peak());
+    let counted = timeline.trace.peak_bytes;
+    let note = format!(
+        "The allocator counted a peak of {:.2} MiB by itself; the events above it explain {:.2} % of that.",
+        mib(counted),
+        100.0 * (1.0 - timeline.unaccounted())
+    );
+    table.note(note).without_empty_columns()
+}
+
+/// The largest blocks, equal ones of one place together.
+pub fn largest(timeline: &Timeline<'_>, count: usize) -> Table {
+    let mut kinds: BTreeMap<(u64, &'static str, String), Vec<&Block>> = BTreeMap::new();
+    for block in &timeline.blocks {
+        let phase = phase_name(timeline.trace, block.node);
+        kinds.entry((block.bytes, phase, place(timeline.trace, block.node))).or_default().push(block);
+    }
+    let mut table = Table::new(
+        "largest-allocations",
+        "Largest allocations",
+        [
+            Column::number("size").unit("MiB").decimals(3),
+            Column::integer("times"),
+            Column::integer("at the peak").key("at_the_peak"),
+            Column::text("phase"),
+            Column::text("place"),
+        ],
+    )
+    .note("Equal blocks of one place stand in one row: how often they were allocated, and how many lived at the peak.");
+    let peak = timeline.peak().time_ns;
+    let at_peak =
+        |blocks: &[&Block]| blocks.iter().filter(|b| b.from_ns <= peak && b.to_ns.is_none_or(|to| to > peak)).count();
+    for ((bytes, phase, place), blocks) in kinds.iter().rev().take(count) {
+        table.push([
+            Cell::from(mib(*bytes)),
+            Cell::from(blocks.len()),
+            Cell::from(at_peak(blocks)),
+            Cell::from(*phase),
+            Cell::from(place.as_str()),
+        ]);
+    }
+    table
+}
+
+/// Bytes over time, on top of each other by the phase that allocated them.
+pub fn timeline_plot(timeline: &Timeline<'_>) -> Plot {
+    // Every change, thinned to what a picture can show: the peak is among them.
+    let mut times: Vec<u64> = timeline.live.iter().map(|&(time, _)| time).collect();
+    times.dedup();
+    let every = times.len().div_ceil(700).max(1);
+    let mut shown: Vec<u64> = times.iter().copied().step_by(every).collect();
+    shown.extend([timeline.peak().time_ns, timeline.trace.end_ns]);
+    shown.extend(
+        timeline
+            .trace
+            .spans
+            .iter()
+            .filter_map(|span| timeline.trace.nodes[span.node as usize].phase.map(|_| span.end_ns)),
+    );
+    shown.sort_unstable();
+    shown.dedup();
+    let names = std::iter::once(SETUP).chain(Phase::ALL.map(Phase::name));
+    let series = names.filter_map(|name| {
+        let changes = changes_of(timeline, name);
+        let points = shown.iter().map(|&time| Point::from((time as f64 / 1e6, mib(live(&changes, time)))));
+        (!changes.is_empty()).then(|| Series::new(name, points))
+    });
+    Plot::stack(
+        "memory-timeline",
+        "Memory over time, by the phase that allocated it",
+        Axis::linear("ms"),
+        Axis::linear("MiB"),
+        series.collect(),
+    )
+}
+
+/// (time, bytes from then on) of the blocks that a phase allocated.
+fn changes_of(timeline: &Timeline<'_>, phase: &str) -> Vec<(u64, u64)> {
+    let of = timeline.blocks.iter().filter(|block| phase_name(timeline.trace, block.node) == phase);
+    let mut changes: Vec<(u64, i64)> = Vec::new();
+    for block in of {
+        changes.push((block.from_ns, block.bytes as i64));
+        changes.extend(block.to_ns.map(|to| (to, -(block.bytes as i64))));
+    }
+    changes.sort_unstable_by_key(|&(time, _)| time);
+    let sum = |bytes: &mut i64, (time, change): (u64, i64)| {
+        *bytes += change;
+        Some((time, u64::try_from(*bytes).unwrap_or(0)))
+    };
+    changes.into_iter().scan(0, sum).collect()
+}
+
+fn live(changes: &[(u64, u64)], time: u64) -> u64 {
+    let next = changes.partition_point(|&(at, _)| at <= time);
+    next.checked_sub(1).map_or(0, |last| changes[last].1)
+}
