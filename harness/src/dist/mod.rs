@@ -1,12 +1,17 @@
 //! Many ranks at one training: who they are, how they talk, and what they say.
 //!
 //! In reading order: [`rank`] says which of how many we are, [`comm`] has the collectives and the back ends that carry
-//! them, [`rendezvous`] brings processes together, [`launch`] starts them.
+//! them, [`rendezvous`] brings processes together, [`launch`] starts them; [`buckets`] says which gradients travel together,
+//! [`ddp`] averages gradients, [`sharded`] shares the optimizer out.
 
+pub mod buckets;
 pub mod comm;
+pub mod ddp;
+pub mod error;
 pub mod launch;
 pub mod rank;
 pub mod rendezvous;
+pub mod sharded;
 
 use comm::{CommError, Communicator, Result};
 use rank::{BackEnd, Environment};

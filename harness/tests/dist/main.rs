@@ -2,5 +2,7 @@
 
 mod collectives;
 mod faults;
+mod model;
 mod processes;
+mod training;
 mod world;

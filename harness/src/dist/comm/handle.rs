@@ -99,6 +99,19 @@ impl Handle {
     }
 }
 
+/// Waits for all of them, also behind one that failed: then nothing uses their memory any more.
+///
+/// # Errors
+/// The first.
+pub fn wait_all(handles: &[Handle]) -> Result<()> {
+    let mut outcome = Ok(());
+    for handle in handles {
+        let one = handle.wait();
+        outcome = outcome.and(one);
+    }
+    outcome
+}
+
 /// A collective under way in a vector of its own.
 #[must_use = "the data come back from `wait`"]
 pub struct Pending<T> {

@@ -1,0 +1,318 @@
+//! Data-parallel training: every rank has the whole model and a part of the batch, and gradients are averaged.
+//!
+//! ```text
+//! let ddp = Ddp::new(&params, comm, DdpOptions::default())?;   // all ranks start with rank 0's parameters
+//! for each step {
+//!     params.zero_grads()?;
+//!     for each micro-batch but the last { ddp.no_sync(|| backward())?; }
+//!     backward()?;                                             // gradients leave while it runs
+//!     ddp.finish_gradient_synchronization()?;
+//!     optimizer step
+//! }
+//! ```
+//!
+//! | form | calls | when |
+//! |---|---|---|
+//! | naive | one for each parameter | after backward, one after the other |
+//! | flat | one for all | after backward |
+//! | overlap | one for each parameter | as soon as it is ready, while backward goes on |
+//! | bucketed | one for each bucket | as soon as its last gradient is ready, while backward goes on |
+//!
+//! A step's collectives are the same ones in the same order on every rank, even if the ranks' batches use different parameters: those
+//! that a rank did not use are sent as zeros. (Overlap and buckets therefore wait for their turn.)
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::buckets::{Bucket, buckets};
+use super::comm::handle::wait_all;
+use super::comm::{Call, CommError, Communicator, Dtype, Handle, Op, Reduce};
+use super::error::{Error, Result};
+use crate::ops::memory;
+use crate::params::{ParamId, Params, ReadyHook};
+
+/// How gradients get to the other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Form {
+    /// One all-reduce for each parameter, after backward
+    Naive,
+    /// One all-reduce for all parameters, after backward
+    Flat,
+    /// One all-reduce for each parameter, while backward goes on
+    Overlap,
+    /// One all-reduce for each bucket, while backward goes on
+    Bucketed,
+}
+
+impl Form {
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::Naive => "naive",
+            Form::Flat => "flat",
+            Form::Overlap => "overlap",
+            Form::Bucketed => "bucketed",
+        }
+    }
+}
+
+/// What every rank needs of the averaged gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// All of it.
+    AllReduce,
+    /// Its own share of every bucket ([`Bucket::shares`]): for an optimizer whose state is shared out (ZeRO-1).
+    ReduceScatter,
+}
+
+/// What a [`Ddp`] does.
+#[derive(Clone, Copy, Debug)]
+pub struct DdpOptions {
+    pub form: Form,
+    /// Most bytes of f32 gradients in a bucket; for [`Form::Bucketed`] only.
+    pub bucket_bytes: usize,
+    /// Gradients are rounded to this type on their way, bf16 or f16; sums are f32.
+    pub wire: Option<Dtype>,
+    pub exchange: Exchange,
+}
+
+/// PyTorch's bucket size too: large enough for the bandwidth, small enough to begin early.
+pub const BUCKET_BYTES: usize = 25_000_000;
+
+impl Default for DdpOptions {
+    fn default() -> DdpOptions {
+        DdpOptions { form: Form::Bucketed, bucket_bytes: BUCKET_BYTES, wire: None, exchange: Exchange::AllReduce }
+    }
+}
+
+/// What a step sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Synchronized {
+    /// Collectives.
+    pub calls: usize,
+    /// Bytes of gradients, as they lie in memory.
+    pub bytes: usize,
+    /// How long [`Ddp::finish_gradient_synchronization`] held up its caller: the communication that backward did not hide.
+    pub waited: Duration,
+}
+
+/// Averages the gradients of one model over all ranks.
+pub struct Ddp {
+    inner: Arc<Inner>,
+    _hook: ReadyHook,
+}
+
+struct Inner {
+    params: Params,
+    comm: Arc<Communicator>,
+    options: DdpOptions,
+    buckets: Vec<Bucket>,
+    /// The bucket of each parameter, by id; frozen ones have none.
+    bucket_of: Vec<Option<usize>>,
+    /// Address of the flat gradient.
+    grads: u64,
+    pass: Mutex<Pass>,
+}
+
+/// Where the current step is.
+#[derive(Default)]
+struct Pass {
+    /// Gradients of this backward are the sum of this step's.
+    sync: bool,
+    /// Gradients that each bucket still waits for.
+    missing: Vec<usize>,
+    /// The next bucket to be sent.
+    next: usize,
+    handles: Vec<Handle>,
+}
+
+impl Ddp {
+    /// Gives all ranks the parameters of rank 0, and averages gradients from now on.
+    ///
+    /// # Errors
+    /// Ranks with other parameters, and those of communication.
+    pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
+        check_same(params, &comm)?;
+        let (form, world) = (options.form, comm.world());
+        let buckets = match form {
+            Form::Naive | Form::Overlap => buckets(params, 0),
+            Form::Flat => buckets(params, usize::MAX),
+            Form::Bucketed => buckets(params, options.bucket_bytes),
+        };
+        let mut bucket_of = vec![None; params.len()];
+        for (index, bucket) in buckets.iter().enumerate() {
+            bucket.ids.iter().for_each(|id| bucket_of[id.0] = Some(index));
+        }
+        broadcast_values(params, &comm)?;
+        tracing::debug!("{} of {} ranks: {} buckets, {}", comm.rank(), world, buckets.len(), form.name());
+        let pass = Pass { sync: true, missing: missing(&buckets), next: 0, handles: Vec::new() };
+        let grads = address(params.grads())?;
+        let params = params.clone();
+        let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, pass: Mutex::new(pass) });
+        let hears = inner.clone();
+        let hook = inner.params.on_grad_ready(move |id| hears.ready(id).map_err(Into::into));
+        Ok(Ddp { inner, _hook: hook })
+    }
+
+    pub fn communicator(&self) -> &Arc<Communicator> {
+        &self.inner.comm
+    }
+
+    pub fn options(&self) -> &DdpOptions {
+        &self.inner.options
+    }
+
+    /// What travels together, in the order in which it is sent.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.inner.buckets
+    }
+
+    /// Runs `backward` without sending its gradients: for all micro-batches of a step but the last.
+    pub fn no_sync<R>(&self, backward: impl FnOnce() -> R) -> R {
+        struct Restore<'a>(&'a Inner);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                self.0.lock().sync = true;
+            }
+        }
+        self.inner.lock().sync = false;
+        let _restore = Restore(&self.inner);
+        backward()
+    }
+
+    /// Sends what has not been sent, and waits until every gradient is the average over all ranks (with
+    /// [`Exchange::ReduceScatter`], until this rank's shares are). On a GPU, until what is queued next on the stream sees them.
+    ///
+    /// # Errors
+    /// Those of communication; then the gradients hold anything.
+    pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
+        let began = Instant::now();
+        let inner = &self.inner;
+        let mut pass = inner.lock();
+        let eager = inner.is_eager();
+        let outcome = (pass.next..inner.buckets.len()).try_for_each(|bucket| {
+            inner.send(&mut pass, bucket)?;
+            // Naive is what its name says.
+            if eager { Ok(()) } else { pass.handles.last().map_or(Ok(()), Handle::wait) }
+        });
+        let handles = std::mem::take(&mut pass.handles);
+        pass.next = 0;
+        pass.missing = missing(&inner.buckets);
+        drop(pass);
+        // All of them, before an error lets the gradients be used again.
+        let waited = wait_all(&handles);
+        outcome.and(waited)?;
+        let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * size_of::<f32>()).sum();
+        Ok(Synchronized { calls: handles.len(), bytes, waited: began.elapsed() })
+    }
+}
+
+impl Drop for Ddp {
+    fn drop(&mut self) {
+        // Collectives that a failed step left behind still use the gradients.
+        let handles = std::mem::take(&mut self.inner.lock().handles);
+        drop(wait_all(&handles));
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Pass> {
+        self.pass.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_eager(&self) -> bool {
+        matches!(self.options.form, Form::Overlap | Form::Bucketed)
+    }
+
+    /// A gradient of this backward is complete.
+    fn ready(&self, id: ParamId) -> Result<()> {
+        let mut pass = self.lock();
+        let Some(bucket) = self.bucket_of.get(id.0).copied().flatten().filter(|_| pass.sync && self.is_eager()) else {
+            return Ok(());
+        };
+        match pass.missing[bucket].checked_sub(1).filter(|_| bucket >= pass.next) {
+            Some(rest) => pass.missing[bucket] = rest,
+            None => {
+                return Err(Error::Misuse(format!(
+                    "`{}` got a second gradient after its first had been sent\n  help: run all backward passes of a step but the last inside no_sync, and finish_gradient_synchronization after the last",
+                    self.params.param(id).name()
+                )));
+            }
+        }
+        while pass.missing.get(pass.next) == Some(&0) {
+            let next = pass.next;
+            self.send(&mut pass, next)?;
+        }
+        Ok(())
+    }
+
+    /// Starts a bucket's collectives.
+    fn send(&self, pass: &mut Pass, bucket: usize) -> Result<(), CommError> {
+        pass.next = bucket + 1;
+        let average = |range: Range<usize>, op| -> Result<Handle, CommError> {
+            let call = Call { op, dtype: Dtype::F32, count: range.len(), wire: self.options.wire };
+            let address = self.grads + (range.start * size_of::<f32>()) as u64;
+            // SAFETY: the gradients live as long as `params`, which are ours, and handles are waited for before we go. Backward is done with
+            // these elements, and nobody asks for them before `finish_gradient_synchronization`.
+            unsafe { self.comm.start(call, address as *mut u8) }
+        };
+        let bucket = &self.buckets[bucket];
+        match self.options.exchange {
+            Exchange::AllReduce => {
+                pass.handles.push(average(bucket.range.clone(), Op::AllReduce(Reduce::Avg))?);
+            }
+            Exchange::ReduceScatter => {
+                let shares = bucket.shares(self.comm.world());
+                if !shares.main.is_empty() {
+                    pass.handles.push(average(shares.main, Op::ReduceScatter(Reduce::Avg))?);
+                }
+                if !shares.rest.is_empty() {
+                    pass.handles.push(average(shares.rest, Op::AllReduce(Reduce::Avg))?);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing(buckets: &[Bucket]) -> Vec<usize> {
+    buckets.iter().map(|bucket| bucket.ids.len()).collect()
+}
+
+/// Where a flat tensor's elements begin: on the host, or on the GPU.
+pub(super) fn address(flat: &candle_core::Tensor) -> Result<u64> {
+    Ok(memory::write::<f32, _>(flat, |_, elements| Ok(elements.address()))?)
+}
+
+/// Fails on all ranks unless all have the same parameters: names, shapes, and which are trained.
+fn check_same(params: &Params, comm: &Communicator) -> Result<()> {
+    let mut hash = blake3::Hasher::new();
+    for param in params.iter() {
+        hash.update(format!("{} {:?} {}\n", param.name(), param.shape(), param.requires_grad()).as_bytes());
+    }
+    let own = u64::from_le_bytes(hash.finalize().as_bytes()[..8].try_into().unwrap_or_default());
+    let mut all = vec![0_u64; comm.world()];
+    all[comm.rank()] = own;
+    comm.all_gather(&mut all)?;
+    let others: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] != all[0]).collect();
+    match others.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Misuse(format!(
+            "{} built another model than rank 0: names, shapes or frozen parameters differ\n  help: start all ranks with the same arguments",
+            super::comm::error::ranks(&others)
+        ))),
+    }
+}
+
+/// Gives all ranks the values of rank 0.
+///
+/// # Errors
+/// Those of communication.
+pub fn broadcast_values(params: &Params, comm: &Communicator) -> Result<()> {
+    let call = Call { op: Op::Broadcast { root: 0 }, dtype: Dtype::F32, count: params.flat_len(), wire: None };
+    let values = address(params.values())?;
+    // SAFETY: the values live as long as `params`, and we wait.
+    let handle = unsafe { comm.start(call, values as *mut u8)? };
+    handle.wait()?;
+    Ok(params.refresh_copy()?)
+}

@@ -1,0 +1,335 @@
+//! Training on many ranks is training on one: the same weights, whatever form the gradients travel in.
+
+use std::sync::Arc;
+
+use tilewright_harness::dist::comm::{Communicator, Dtype};
+use tilewright_harness::dist::ddp::{Ddp, DdpOptions, Exchange, Form};
+use tilewright_harness::dist::sharded::ShardedOptimizer;
+use tilewright_harness::ops::memory;
+use tilewright_harness::optim::AdamW;
+use tilewright_harness::params::{Params, no_grad};
+
+use crate::model::{self, BATCH, OPTIONS, RATE, values};
+use crate::world::{KINDS, Kind, options, ranks};
+
+const STEPS: usize = 20;
+const FORMS: [Form; 4] = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed];
+/// Between training on one and on many ranks: sums in another order.
+const TOLERANCE: f64 = 1e-6;
+
+/// Buckets of about three parameters.
+fn ddp_options(form: Form) -> DdpOptions {
+    DdpOptions { form, bucket_bytes: 8000, ..DdpOptions::default() }
+}
+
+/// This rank's rows.
+fn rows(comm: &Communicator) -> std::ops::Range<usize> {
+    let each = BATCH / comm.world();
+    comm.rank() * each..(comm.rank() + 1) * each
+}
+
+/// Fails unless all ranks have the same bits.
+fn same_everywhere(params: &Params, comm: &Communicator, step: usize) {
+    let own = values(params);
+    let mut all = vec![0.0_f32; own.len() * comm.world()];
+    all[comm.rank() * own.len()..][..own.len()].copy_from_slice(&own);
+    comm.all_gather(&mut all).unwrap();
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    for rank in 0..comm.world() {
+        let other = &all[rank * own.len()..][..own.len()];
+        assert!(bits(other) == bits(&own), "step {step}: rank {rank} has other parameters than rank {}", comm.rank());
+    }
+}
+
+/// Training of one rank: its values after each step.
+pub fn train(comm: Communicator, options: DdpOptions) -> Vec<Vec<f32>> {
+    let comm = Arc::new(comm);
+    let params = model::params(1 + comm.rank() as u64);
+    let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
+    let mut adamw = model::adamw(&params);
+    let step = |step| {
+        params.zero_grads().unwrap();
+        model::loss(&params, step, rows(&comm)).unwrap().backward().unwrap();
+        let sent = ddp.finish_gradient_synchronization().unwrap();
+        assert_eq!(sent.calls, ddp.buckets().len());
+        model::update(&params, &mut adamw);
+        same_everywhere(&params, &comm, step);
+        values(&params)
+    };
+    (0..STEPS).map(step).collect()
+}
+
+#[test]
+fn every_form_gives_the_weights_of_training_on_one_rank() {
+    let expected = model::alone(STEPS);
+    let start = values(&model::params(1));
+    assert!(model::distance(&expected[STEPS - 1], &start) > 0.1, "the test sees parameters that move");
+    for kind in KINDS {
+        for world in [2, 4] {
+            for form in FORMS {
+                let found = ranks(kind, world, options(), |comm| train(comm, ddp_options(form)));
+                for (step, (found, expected)) in found[0].iter().zip(&expected).enumerate() {
+                    let distance = model::distance(found, expected);
+                    assert!(distance <= TOLERANCE, "{kind:?}, {world} ranks, {form:?}, step {step}: {distance:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn forms_send_what_they_say() {
+    let params = model::params(1);
+    let calls = |form| {
+        let sent = ranks(Kind::Threads, 2, options(), |comm| {
+            let params = model::params(1);
+            let ddp = Ddp::new(&params, Arc::new(comm), ddp_options(form)).unwrap();
+            let comm = ddp.communicator().clone();
+            comm.start_trace();
+            model::loss(&params, 0, rows(&comm)).unwrap().backward().unwrap();
+            // What has left before the end of backward is what may be hidden.
+            let early =
+                comm.start_all_gather(vec![0_u8; 2]).unwrap().wait().map(|_| comm.take_trace().len() - 1).unwrap();
+            let sent = ddp.finish_gradient_synchronization().unwrap();
+            (early, sent.calls, sent.bytes)
+        });
+        assert_eq!(sent[0], sent[1]);
+        sent[0]
+    };
+    // All but the frozen matrix, in whole kilobytes of 64 elements.
+    let bytes = 4 * (params.flat_len() - 40 * 40);
+    // The frozen parameter lies between the others: flat makes two calls.
+    assert_eq!(calls(Form::Naive), (0, 5, bytes));
+    assert_eq!(calls(Form::Flat), (0, 2, bytes));
+    // `unused` is never ready, and holds up what comes after it in the order of all ranks; the output layer comes before it.
+    assert_eq!(calls(Form::Overlap), (1, 5, bytes));
+    // unused and out; shared and norm; in.
+    assert_eq!(calls(Form::Bucketed), (0, 3, bytes));
+}
+
+#[test]
+fn gradients_of_micro_batches_are_sent_once() {
+    let expected = &model::alone(1)[0];
+    for form in FORMS {
+        let found = ranks(Kind::Threads, 2, options(), |comm| {
+            let comm = Arc::new(comm);
+            let params = model::params(1);
+            let ddp = Ddp::new(&params, comm.clone(), ddp_options(form)).unwrap();
+            let mut adamw = model::adamw(&params);
+            let all = rows(&comm);
+            let (first, second) = (all.start..all.start + 4, all.start + 4..all.end);
+            let backward = |rows: std::ops::Range<usize>| {
+                let share = rows.len() as f64 / all.len() as f64;
+                (model::loss(&params, 0, rows).unwrap() * share).unwrap().backward().map(|_| ()).unwrap();
+            };
+            comm.start_trace();
+            ddp.no_sync(|| backward(first));
+            assert!(comm.take_trace().is_empty());
+            // An evaluation between them sends nothing either.
+            no_grad(|| model::loss(&params, 0, all.clone())).unwrap();
+            backward(second);
+            ddp.finish_gradient_synchronization().unwrap();
+            model::update(&params, &mut adamw);
+            values(&params)
+        });
+        assert_eq!(found[0], found[1]);
+        let distance = model::distance(&found[0], expected);
+        assert!(distance <= TOLERANCE, "{form:?}: {distance:e}");
+    }
+}
+
+#[test]
+fn a_second_backward_without_no_sync_is_a_mistake() {
+    let texts = ranks(Kind::Threads, 2, options(), |comm| {
+        let params = model::params(1);
+        let comm = Arc::new(comm);
+        let ddp = Ddp::new(&params, comm.clone(), ddp_options(Form::Overlap)).unwrap();
+        model::loss(&params, 0, 0..4).unwrap().backward().unwrap();
+        let text = model::loss(&params, 0, 0..4).unwrap().backward().map(|_| ()).unwrap_err().to_string();
+        drop(ddp);
+        text
+    });
+    assert!(texts[0].contains("`out` got a second gradient") && texts[0].contains("no_sync"), "{}", texts[0]);
+}
+
+#[test]
+fn ranks_with_other_models_are_named() {
+    let texts = ranks(Kind::Threads, 3, options(), |comm| {
+        let spec = |name: &str| tilewright_harness::params::ParamSpec::matrix(name, &[4, 4], 0.1);
+        let name = if comm.rank() == 1 { "b" } else { "a" };
+        let params = Params::new(vec![spec(name)], &candle_core::Device::Cpu, 0).unwrap();
+        Ddp::new(&params, Arc::new(comm), DdpOptions::default()).map(|_| ()).unwrap_err().to_string()
+    });
+    assert!(texts.iter().all(|text| text.contains("rank 1 built another model than rank 0")), "{texts:?}");
+}
+
+/// Half floats on the wire change little, and nothing between ranks.
+#[test]
+fn gradients_may_travel_in_bf16() {
+    let exact = model::alone(STEPS);
+    for (form, kind) in [(Form::Bucketed, Kind::Threads), (Form::Flat, Kind::Tcp)] {
+        let options_ = DdpOptions { wire: Some(Dtype::Bf16), ..ddp_options(form) };
+        let found = ranks(kind, 3, options(), |comm| train(comm, options_));
+        let distance = model::distance(&found[0][STEPS - 1], &exact[STEPS - 1]);
+        assert!(distance > TOLERANCE && distance < 2e-2, "{distance:e}");
+    }
+}
+
+/// Training with an optimizer that is shared out.
+fn train_sharded(comm: Communicator, exchange: Exchange) -> (Vec<Vec<f32>>, usize, Vec<f64>) {
+    let comm = Arc::new(comm);
+    let params = model::params(1 + comm.rank() as u64);
+    let ddp = Ddp::new(&params, comm.clone(), DdpOptions { exchange, ..ddp_options(Form::Bucketed) }).unwrap();
+    let mut optimizer = sharded(&params, &ddp);
+    let mut norms = Vec::new();
+    let step = |step| {
+        params.zero_grads().unwrap();
+        model::loss(&params, step, rows(&comm)).unwrap().backward().unwrap();
+        ddp.finish_gradient_synchronization().unwrap();
+        norms.push(update_sharded(&params, &mut optimizer));
+        same_everywhere(&params, &comm, step);
+        values(&params)
+    };
+    let values = (0..STEPS).map(step).collect();
+    (values, optimizer.bytes(), norms)
+}
+
+fn sharded(params: &Params, ddp: &Ddp) -> ShardedOptimizer<AdamW> {
+    let (device, comm) = (memory::kernel_device(params.device()).unwrap(), ddp.communicator().clone());
+    let trained: Vec<_> = params.iter().filter(|param| param.requires_grad()).map(|param| param.range()).collect();
+    match ddp.options().exchange {
+        Exchange::AllReduce => {
+            ShardedOptimizer::by_parameters(device, comm, &trained, params.flat_len(), OPTIONS).unwrap()
+        }
+        Exchange::ReduceScatter => {
+            ShardedOptimizer::by_buckets(device, comm, ddp.buckets(), params.flat_len(), OPTIONS).unwrap()
+        }
+    }
+}
+
+/// A step; gives the gradient's norm.
+fn update_sharded(params: &Params, optimizer: &mut ShardedOptimizer<AdamW>) -> f64 {
+    let gradients = memory::Read::<f32>::new(params.grads()).unwrap();
+    let norm = optimizer.gradient_norm(gradients.view().unwrap()).unwrap();
+    memory::write::<f32, _>(params.values(), |_, values| {
+        Ok(optimizer.step(values, gradients.view()?, &model::groups(params), RATE, 1.0)?)
+    })
+    .unwrap();
+    norm
+}
+
+/// The same gradients, so the same bits; each rank keeps its part of the state.
+#[test]
+fn the_sharded_optimizer_is_the_unsharded_one_bit_for_bit() {
+    for kind in KINDS {
+        for world in [1, 2, 3, 4] {
+            let whole = ranks(kind, world, options(), |comm| train(comm, ddp_options(Form::Bucketed)));
+            let shared = ranks(kind, world, options(), |comm| train_sharded(comm, Exchange::AllReduce));
+            for (rank, (found, bytes, _)) in shared.iter().enumerate() {
+                assert!(*found == whole[rank], "{kind:?}, rank {rank} of {world}");
+                // 40 · 40 elements of `shared` are the largest parameter.
+                let fair = 8 * (40 * 24 + 40 * 40 + 40 + 35 + 400) / world;
+                assert!(bytes.abs_diff(fair) <= 8 * 40 * 40, "rank {rank} of {world}: {bytes} for {fair}");
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_1_gives_the_weights_of_training_on_one_rank() {
+    let expected = model::alone(STEPS);
+    for kind in KINDS {
+        for world in [1, 2, 3, 4] {
+            let found = ranks(kind, world, options(), |comm| train_sharded(comm, Exchange::ReduceScatter));
+            for (values, bytes, norms) in &found {
+                let distance = model::distance(&values[STEPS - 1], &expected[STEPS - 1]);
+                assert!(distance <= TOLERANCE, "{kind:?}, {world} ranks: {distance:e}");
+                assert!(*norms == found[0].2 && norms.iter().all(|norm| *norm > 0.0), "{norms:?}");
+                // 1/world of the trained elements, and less than 16 · world of each of three buckets.
+                let fair = 8 * (model::params(1).flat_len() - 40 * 40) / world;
+                assert!(bytes.abs_diff(fair) <= 3 * 8 * 16 * world, "{bytes} for {fair}");
+            }
+            let broadcast = ranks(kind, world, options(), |comm| train_sharded(comm, Exchange::AllReduce));
+            let (one, other) = (&found[0].2, &broadcast[0].2);
+            assert!(one.iter().zip(other).all(|(a, b)| (a - b).abs() <= 1e-5 * b), "{one:?} {other:?}");
+        }
+    }
+}
+
+/// State that was saved by 3 ranks goes on with 1, 2 and 4.
+#[test]
+fn state_goes_on_in_a_world_of_another_size() {
+    let grads = |params: &Params, step: usize| {
+        params.zero_grads().unwrap();
+        model::loss(params, step, 0..BATCH).unwrap().backward().map(|_| ()).unwrap();
+    };
+    let whole = model::alone(4);
+    for exchange in [Exchange::AllReduce, Exchange::ReduceScatter] {
+        let begin = |comm: Communicator, seed| {
+            let params = model::params(seed);
+            let ddp =
+                Ddp::new(&params, Arc::new(comm), DdpOptions { exchange, ..ddp_options(Form::Bucketed) }).unwrap();
+            let optimizer = sharded(&params, &ddp);
+            (params, ddp, optimizer)
+        };
+        let saved = ranks(Kind::Threads, 3, options(), |comm| {
+            let (params, ddp, mut optimizer) = begin(comm, 1);
+            for step in 0..2 {
+                grads(&params, step);
+                ddp.finish_gradient_synchronization().unwrap();
+                update_sharded(&params, &mut optimizer);
+            }
+            (values(&params), optimizer.steps(), optimizer.gather_state().unwrap())
+        });
+        assert!(saved.iter().all(|state| *state == saved[0]), "all ranks have the whole state");
+        let (start, steps, state) = &saved[0];
+        for world in [1, 2, 4] {
+            let found = ranks(Kind::Threads, world, options(), |comm| {
+                let (params, ddp, mut optimizer) = begin(comm, 9);
+                let flat = candle_core::Tensor::from_slice(start, start.len(), params.device()).unwrap();
+                params.values().slice_set(&flat, 0, 0).unwrap();
+                optimizer.load_state(*steps, state).unwrap();
+                for step in 2..4 {
+                    grads(&params, step);
+                    ddp.finish_gradient_synchronization().unwrap();
+                    update_sharded(&params, &mut optimizer);
+                }
+                assert!(optimizer.load_state(1, &state[..1]).is_err(), "state of another optimizer");
+                values(&params)
+            });
+            // Every rank has the whole batch here, so that sums over ranks are exact but for rounding of averages of 3.
+            let distance = model::distance(&found[0], &whole[3]);
+            assert!(distance <= TOLERANCE, "{exchange:?}, {world} ranks: {distance:e}");
+        }
+    }
+}
+
+#[test]
+fn parameters_that_come_later_go_to_the_rank_that_has_least() {
+    let bytes = ranks(Kind::Threads, 2, options(), |comm| {
+        let params = model::params(1);
+        let device = memory::kernel_device(params.device()).unwrap();
+        let range = |name: &str| params.get(name).unwrap().range();
+        let comm = Arc::new(comm);
+        let first = [range("in"), range("shared")];
+        let mut optimizer =
+            ShardedOptimizer::<AdamW>::by_parameters(device, comm.clone(), &first, params.flat_len(), OPTIONS).unwrap();
+        let before = optimizer.bytes();
+        let grads = |step| {
+            params.zero_grads().unwrap();
+            model::loss(&params, step, 0..BATCH).unwrap().backward().map(|_| ()).unwrap();
+        };
+        grads(0);
+        update_sharded(&params, &mut optimizer);
+        assert_eq!(values(&params)[range("out")], values(&model::params(1))[range("out")], "out is not trained yet");
+        optimizer.add_param_group(&[range("out")]).unwrap();
+        let text = optimizer.add_param_group(&[range("in")]).unwrap_err().to_string();
+        assert!(text.contains("in this optimizer already"), "{text}");
+        grads(1);
+        update_sharded(&params, &mut optimizer);
+        assert_ne!(values(&params)[range("out")], values(&model::params(1))[range("out")]);
+        same_everywhere(&params, &comm, 1);
+        (before, optimizer.bytes())
+    });
+    assert_eq!(bytes, [(8 * 960, 8 * 1360), (8 * 1600, 8 * 1600)]);
+}
