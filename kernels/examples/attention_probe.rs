@@ -3,7 +3,8 @@
 //!
 //! `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
 //! `attention_probe DIR key=value…` writes one choice: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`, `causal`,
-//! `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the tiles), `arch`.
+//! `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the tiles), `one_pass`,
+//! `arch`.
 //! With `emit=laid` or `emit=async` it writes `NAME.tile`, the Tile IR of that stage, too.
 
 use std::collections::HashMap;
@@ -111,6 +112,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
         ("causal", ConstValue::Bool(causal)),
         ("even_keys", ConstValue::Bool(even)),
         ("even_queries", ConstValue::Bool(even)),
+        ("one_pass", ConstValue::Bool(parsed(given, "one_pass", false)?)),
         ("precision", ConstValue::Word(precision.to_string())),
     ];
     let has = |name: &str| def.params.iter().any(|p| p.name == name);

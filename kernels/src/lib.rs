@@ -55,6 +55,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &embedding::EMBEDDING_BWD,
     &attention::backward::FLASH_ATTENTION_BWD_DKDV,
     &attention::backward::FLASH_ATTENTION_BWD_DQ,
+    &attention::backward::FLASH_ATTENTION_BWD_POSTPROCESS,
     &attention::backward::FLASH_ATTENTION_BWD_PREPROCESS,
     &attention::forward::FLASH_ATTENTION_FWD,
     &layer_norm::LAYER_NORM_BWD,

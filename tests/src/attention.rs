@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::FloatElement;
 use tilewright::kernels::attention::reference::{self, Gradients, Problem};
-use tilewright::kernels::attention::{self, Options, Saved, Tensor, TensorMut};
+use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::prelude::{Buffer, Device};
 
 /// How the tensors lie in memory.
@@ -226,17 +226,20 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
     case.check("o", &o, &expected.o);
     case.check_lse(&lse, &expected.lse);
 
-    let (query, key) = (case.poisoned(case.query_shape()), case.poisoned(case.key_shape()));
-    let mut dq = query.upload::<T>(device);
-    let [mut dk, mut dv] = [0, 1].map(|_| key.upload::<T>(device));
-    let workspace = attention::backward_workspace(case.query_shape());
-    let mut workspace = Buffer::<f32>::poisoned(device, workspace).unwrap_or_else(|e| panic!("{e}"));
     let (o_in, do_in) = (input(&o_buffer, &o), input(&do_buffer, d_o));
     let saved = Saved { q: q_in, k: k_in, v: v_in, o: o_in, lse: lse_buffer.view(), d_o: do_in };
-    let (dq_out, dk_out, dv_out) = (output(&mut dq, &query), output(&mut dk, &key), output(&mut dv, &key));
-    attention::backward_into(device, saved, dq_out, dk_out, dv_out, workspace.view_mut(), &options)
-        .unwrap_or_else(|e| panic!("{case:?}: {e}"));
-    case.check("dv", &fetched(key.clone(), &dv), &expected.gradients.dv);
-    case.check("dk", &fetched(key.clone(), &dk), &expected.gradients.dk);
-    case.check("dq", &fetched(query, &dq), &expected.gradients.dq);
+    for backward in [Backward::TwoPass, Backward::OnePass] {
+        let options = Options { backward, ..options.clone() };
+        let (query, key) = (case.poisoned(case.query_shape()), case.poisoned(case.key_shape()));
+        let mut dq = query.upload::<T>(device);
+        let [mut dk, mut dv] = [0, 1].map(|_| key.upload::<T>(device));
+        let workspace = attention::backward_workspace(case.query_shape(), backward);
+        let mut workspace = Buffer::<f32>::poisoned(device, workspace).unwrap_or_else(|e| panic!("{e}"));
+        let (dq_out, dk_out, dv_out) = (output(&mut dq, &query), output(&mut dk, &key), output(&mut dv, &key));
+        attention::backward_into(device, saved, dq_out, dk_out, dv_out, workspace.view_mut(), &options)
+            .unwrap_or_else(|e| panic!("{case:?}, {backward:?}: {e}"));
+        case.check(&format!("dv of {backward:?}"), &fetched(key.clone(), &dv), &expected.gradients.dv);
+        case.check(&format!("dk of {backward:?}"), &fetched(key.clone(), &dk), &expected.gradients.dk);
+        case.check(&format!("dq of {backward:?}"), &fetched(query, &dq), &expected.gradients.dq);
+    }
 }

@@ -1,7 +1,11 @@
 //! The backward kernels.
 //!
-//! FlashAttention-2 (Dao, 2023), Algorithm 2, in two passes over the scores: one program per tile of keys makes dK and dV,
-//! one per tile of queries makes dQ. Nothing is added atomically, so results are the same in every run.
+//! FlashAttention-2 (Dao, 2023), Algorithm 2, in one of two forms:
+//!
+//! - Two passes over the scores: one program per tile of keys makes dK and dV, one per tile of queries makes dQ. Nothing is
+//!   added atomically, so results are the same in every run.
+//! - One pass: the programs that make dK and dV also add their parts of dQ, atomically and in f32. Five products instead of
+//!   seven, and each exponential once; the order of the additions, and so the last bits of dQ, change from run to run.
 //!
 //! With S = scale · Q Kᵀ and P = exp(S − L) computed again from what the forward pass kept, and D = rowsum(dO ∘ O):
 //! dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = scale · dS K, dK = scale · dSᵀ Q.
@@ -15,6 +19,8 @@ use tilewright_runtime::prelude::*;
 /// What both passes need of each query row: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is
 /// 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
 ///
+/// With `one_pass`, also zeros `dq_sum`, dense f32 [batch, heads, n_q, d], for the programs that add to it.
+///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch).
 #[kernel]
 pub fn flash_attention_bwd_preprocess<T: Float>(
@@ -23,6 +29,7 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     lse: In<f32>,
     delta: Out<f32>,
     lse2: Out<f32>,
+    dq_sum: Out<f32>,
     o_stride_batch: i64,
     o_stride_head: i64,
     o_stride_row: i64,
@@ -35,6 +42,7 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
+    #[constexpr = false] one_pass: bool,
 ) {
     let (head, batch) = (program_id(1), program_id(2));
     let first_row = program_id(0) * q_tile;
@@ -61,16 +69,54 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     let lt = load(row_block(lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     store(row_block(delta + rows, first_row, n_q, q_tile), sum(ot * dot_, axis = 1), boundary_check = [0]);
     store(row_block(lse2 + rows, first_row, n_q, q_tile), lt * std::f32::consts::LOG2_E, boundary_check = [0]);
+    if one_pass {
+        let sum_block = sum_block(dq_sum + rows * d, first_row, n_q, d, q_tile, d_tile);
+        store(sum_block, zeros::<f32>([q_tile, d_tile]), boundary_check = checked(true, padded));
+    }
 }
 
-/// dK and dV: a program per tile of keys walks over the queries that see it.
+/// dQ of one pass, from the f32 sums: dq = scale · dq_sum, in dQ's type and strides.
+///
+/// Grid: (⌈n_q / q_tile⌉, heads, batch).
+#[kernel]
+pub fn flash_attention_bwd_postprocess<T: Float>(
+    dq_sum: In<f32>,
+    dq: Out<T>,
+    dq_stride_batch: i64,
+    dq_stride_head: i64,
+    dq_stride_row: i64,
+    dq_stride_dim: i64,
+    #[no_specialize] n_q: i32,
+    scale: f32,
+    #[constexpr] d: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] q_tile: usize,
+) {
+    let (head, batch) = (program_id(1), program_id(2));
+    let first_row = program_id(0) * q_tile;
+    let padded = d != d_tile;
+    let sums = sum_block(dq_sum + row_offset(head, batch, n_q) * d, first_row, n_q, d, q_tile, d_tile);
+    let dq_block = make_block_ptr(
+        dq + (batch * dq_stride_batch + head * dq_stride_head),
+        shape = [n_q, d],
+        strides = [dq_stride_row, dq_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    let sum = load(sums, boundary_check = checked(true, padded), padding = zero);
+    store(dq_block, (sum * scale).to::<T>(), boundary_check = checked(true, padded));
+}
+
+/// dK and dV: a program per tile of keys walks over the queries that see it. With `one_pass`, it also adds dS K to `dq_sum`,
+/// dense f32 [batch, heads, n_q, d].
 ///
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ then are left operands of the products that sum up
 /// dV and dK. Query heads of a group share keys, so the program walks over all of them.
 ///
-/// Grid: (⌈n_k / k_tile⌉, heads / group, batch). `even_queries` promises that n_q is a multiple of `q_tile`. Queries
-/// beyond n_q read as zeros, which add nothing; keys beyond n_k get gradients that nobody stores: only the diagonal needs
-/// a mask.
+/// Grid: (⌈n_k / k_tile⌉, heads / group, batch). `even_queries` promises that n_q is a multiple of `q_tile`, `even_keys` that
+/// n_k is one of `k_tile`, which matters to `one_pass` alone. Queries beyond n_q read as zeros, which add nothing; keys beyond
+/// n_k get gradients that nobody stores: only the diagonal, and dQ, need a mask.
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
@@ -89,7 +135,7 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
         Config(q_tile = 64, k_tile = 32, num_warps = 8, num_stages = 2),
         Config(q_tile = 16, k_tile = 16, num_warps = 4, num_stages = 2),
     ],
-    key = [d, causal, precision, n_q, n_k],
+    key = [d, causal, one_pass, precision, n_q, n_k],
     default = super::config::keys_default,
     tables = super::config::TABLES,
 )]
@@ -103,6 +149,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     delta: In<f32>,
     dk: Out<T>,
     dv: Out<T>,
+    dq_sum: InOut<f32>,
     q_stride_batch: i64,
     q_stride_head: i64,
     q_stride_row: i64,
@@ -137,6 +184,8 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     #[constexpr = 1] group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false] even_queries: bool,
+    #[constexpr = false] even_keys: bool,
+    #[constexpr = false] one_pass: bool,
     #[constexpr = ieee] precision: Precision,
 ) {
     let (kv_head, batch) = (program_id(1), program_id(2));
@@ -195,6 +244,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
         );
         let mut lse2_block = row_block(lse2 + head_rows, some * q_tile, n_q, q_tile);
         let mut delta_block = row_block(delta + head_rows, some * q_tile, n_q, q_tile);
+        let mut dq_block = sum_block(dq_sum + head_rows * d, some * q_tile, n_q, d, q_tile, d_tile);
         if causal {
             for i in range(some, all) {
                 let qt = load(q_block, boundary_check = checked(!even_queries, padded), padding = zero);
@@ -206,7 +256,13 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
                 let scores = dot(kt, qt.trans(), input_precision = precision);
                 let dp = dot(vt, dot_.trans(), input_precision = precision);
                 let p = where_(seen, exp2(scores * scale2 - lt), 0.0);
-                sums = add_key_gradients(sums, p, dp - dt, qt, dot_, precision);
+                let ds = (p * (dp - dt)).to::<T>();
+                sums = add_key_gradients(sums, p.to::<T>(), ds, qt, dot_, precision);
+                if one_pass {
+                    let part = dot(ds.trans(), kt, input_precision = precision);
+                    atomic_add(dq_block, part, boundary_check = checked(!even_queries, padded));
+                    dq_block = dq_block.advance([q_tile, 0]);
+                }
                 q_block = q_block.advance([q_tile, 0]);
                 do_block = do_block.advance([q_tile, 0]);
                 lse2_block = lse2_block.advance([q_tile]);
@@ -220,8 +276,18 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
             let dt = load(delta_block, boundary_check = checked(!even_queries, false), padding = zero).expand_dims(0);
             let scores = dot(kt, qt.trans(), input_precision = precision);
             let dp = dot(vt, dot_.trans(), input_precision = precision);
-            let p = exp2(scores * scale2 - lt);
-            sums = add_key_gradients(sums, p, dp - dt, qt, dot_, precision);
+            let mut p = exp2(scores * scale2 - lt);
+            if one_pass && !even_keys {
+                // Keys beyond n_k are zeros, but their probabilities may be infinite, and dQ sums over them.
+                p = where_((keys < n_k).expand_dims(1), p, 0.0);
+            }
+            let ds = (p * (dp - dt)).to::<T>();
+            sums = add_key_gradients(sums, p.to::<T>(), ds, qt, dot_, precision);
+            if one_pass {
+                let part = dot(ds.trans(), kt, input_precision = precision);
+                atomic_add(dq_block, part, boundary_check = checked(!even_queries, padded));
+                dq_block = dq_block.advance([q_tile, 0]);
+            }
             q_block = q_block.advance([q_tile, 0]);
             do_block = do_block.advance([q_tile, 0]);
             lse2_block = lse2_block.advance([q_tile]);
@@ -407,18 +473,38 @@ fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len: usize) -> 
     make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
 }
 
-/// Adds a tile of queries to (dK / scale, dV). `p` is Pᵀ and `dp` dPᵀ − D, both [keys, queries].
+/// A tile of queries in the f32 sums of one pass, from row `first` on.
+#[device_fn]
+fn sum_block(
+    base: Ptr<f32>,
+    first: Scalar<i32>,
+    n: Scalar<i32>,
+    d: usize,
+    q_tile: usize,
+    d_tile: usize,
+) -> BlockPtr<f32> {
+    make_block_ptr(
+        base,
+        shape = [n, d],
+        strides = [d, 1],
+        offsets = [first, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    )
+}
+
+/// Adds a tile of queries to (dK / scale, dV). `p` is Pᵀ and `ds` dSᵀ, both [keys, queries].
 #[device_fn]
 fn add_key_gradients<T: Float>(
     sums: (Tile<f32>, Tile<f32>),
-    p: Tile<f32>,
-    dp: Tile<f32>,
+    p: Tile<T>,
+    ds: Tile<T>,
     q: Tile<T>,
     d_o: Tile<T>,
     precision: Precision,
 ) -> (Tile<f32>, Tile<f32>) {
     let (dk, dv) = sums;
-    let dv = dot(p.to::<T>(), d_o, acc = dv, input_precision = precision);
-    let dk = dot((p * dp).to::<T>(), q, acc = dk, input_precision = precision);
+    let dv = dot(p, d_o, acc = dv, input_precision = precision);
+    let dk = dot(ds, q, acc = dk, input_precision = precision);
     (dk, dv)
 }

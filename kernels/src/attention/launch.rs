@@ -1,6 +1,8 @@
 //! Attention from the host: checks, default tiles, launches.
 
-use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq, FlashAttentionBwdPreprocess};
+use super::backward::{
+    FlashAttentionBwdDkdv, FlashAttentionBwdDq, FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess,
+};
 use super::config::{Tiles, d_tile};
 use super::forward::FlashAttentionFwd;
 use crate::tensor::{self, FloatElement};
@@ -11,6 +13,17 @@ use tilewright_runtime::prelude::*;
 pub type Tensor<'a, T> = tensor::Tensor<'a, T, 4>;
 /// A tensor [batch, heads, rows, d] that is written.
 pub type TensorMut<'a, T> = tensor::TensorMut<'a, T, 4>;
+
+/// How the backward pass makes dQ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Backward {
+    /// A kernel of its own computes the scores again. The same inputs give the same bits in every run.
+    #[default]
+    TwoPass,
+    /// The kernel that makes dK and dV also adds to dQ, atomically in f32: two products of seven fewer, but the last bits of
+    /// dQ change from run to run.
+    OnePass,
+}
 
 /// What an attention computes, and how.
 #[derive(Clone, Default)]
@@ -28,6 +41,8 @@ pub struct Options {
     pub key_tiles: Option<Tiles>,
     /// Tiles of the kernel that makes dQ.
     pub query_tiles: Option<Tiles>,
+    /// How the backward pass makes dQ.
+    pub backward: Backward,
     /// Where launches queue; the device's own stream by default.
     pub stream: Option<Stream>,
 }
@@ -207,9 +222,14 @@ pub struct Saved<'a, T: Element> {
     pub d_o: Tensor<'a, T>,
 }
 
-/// Number of f32 that [`backward_into`] needs to work with, for a q of this shape.
-pub fn backward_workspace(q_shape: [usize; 4]) -> usize {
-    2 * workspace_rows(q_shape)
+/// Number of f32 that [`backward_into`] needs to work with, for a q of this shape: two for each row, and with
+/// [`Backward::OnePass`] the sums of dQ.
+pub fn backward_workspace(q_shape: [usize; 4], backward: Backward) -> usize {
+    let sums = match backward {
+        Backward::TwoPass => 0,
+        Backward::OnePass => q_shape.iter().product(),
+    };
+    2 * workspace_rows(q_shape) + sums
 }
 
 /// Rows of one workspace vector, rounded up so that the second one is aligned as the first.
@@ -231,7 +251,7 @@ pub fn backward<T: FloatElement>(
     let mut dq = Buffer::uninit(device, q_shape.iter().product())?;
     let mut dk = Buffer::uninit(device, k_shape.iter().product())?;
     let mut dv = Buffer::uninit(device, k_shape.iter().product())?;
-    let mut workspace = Buffer::uninit(device, backward_workspace(q_shape))?;
+    let mut workspace = Buffer::uninit(device, backward_workspace(q_shape, options.backward))?;
     backward_into(
         device,
         saved,
@@ -265,16 +285,20 @@ pub fn backward_into<T: FloatElement>(
     expect_shape("dk", dk.shape(), k.shape())?;
     expect_shape("dv", dv.shape(), v.shape())?;
     expect_rows("lse", &s, lse.len())?;
-    let needed = backward_workspace(q.shape());
+    let needed = backward_workspace(q.shape(), options.backward);
     if workspace.len() < needed {
         return mistake("workspace", format!("at least {needed} numbers"), format!("{}", workspace.len()));
     }
-    let (mut delta, mut lse2) = workspace.split_at(workspace_rows(q.shape()))?;
+    let (mut delta, rest) = workspace.split_at(workspace_rows(q.shape()))?;
+    let (mut lse2, mut dq_sum) = rest.split_at(workspace_rows(q.shape()))?;
 
-    preprocess(device, &s, o, d_o, lse, &mut delta, &mut lse2, options)?;
+    preprocess(device, &s, o, d_o, lse, &mut delta, &mut lse2, &mut dq_sum, options)?;
     let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
-    key_gradients(device, &s, saved, rows, &mut dk, &mut dv, options)?;
-    query_gradient(device, &s, saved, rows, &mut dq, options)
+    key_gradients(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, options)?;
+    match options.backward {
+        Backward::TwoPass => query_gradient(device, &s, saved, rows, &mut dq, options),
+        Backward::OnePass => postprocess(device, &s, dq_sum.as_view(), &mut dq, options),
+    }
 }
 
 /// What preprocessing makes of each query row.
@@ -284,8 +308,8 @@ struct RowVectors<'a> {
     delta: View<'a, f32>,
 }
 
-/// Rows of a tile of the preprocessing kernel, which only reads and sums.
-const PREPROCESS_ROWS: usize = 32;
+/// Tiles of the kernels before and after the products, which only read, sum and write.
+const ROW_TILES: Tiles = Tiles { q_tile: 32, k_tile: 32, num_warps: 4, num_stages: 1 };
 
 fn preprocess<T: FloatElement>(
     device: &Device,
@@ -295,10 +319,10 @@ fn preprocess<T: FloatElement>(
     lse: View<f32>,
     delta: &mut ViewMut<f32>,
     lse2: &mut ViewMut<f32>,
+    dq_sum: &mut ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
-    let tiles = Tiles { q_tile: PREPROCESS_ROWS, k_tile: PREPROCESS_ROWS, num_warps: 4, num_stages: 1 };
-    let config = options.launch(tiles, [s.n_q.div_ceil(tiles.q_tile), s.heads, s.batch]);
+    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
     let [o_strides, d_o_strides] = [o.strides(), d_o.strides()];
     FlashAttentionBwdPreprocess {
         o: &o.data,
@@ -306,6 +330,7 @@ fn preprocess<T: FloatElement>(
         lse: &lse,
         delta,
         lse2,
+        dq_sum,
         o_stride_batch: o_strides[0],
         o_stride_head: o_strides[1],
         o_stride_row: o_strides[2],
@@ -317,7 +342,33 @@ fn preprocess<T: FloatElement>(
         n_q: s.n_q as i32,
         d: s.d,
         d_tile: d_tile(s.d),
-        q_tile: tiles.q_tile,
+        q_tile: ROW_TILES.q_tile,
+        one_pass: options.backward == Backward::OnePass,
+    }
+    .launch_with(device, &config)
+}
+
+fn postprocess<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    dq_sum: View<f32>,
+    dq: &mut TensorMut<T>,
+    options: &Options,
+) -> Result<()> {
+    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
+    let strides = dq.strides();
+    FlashAttentionBwdPostprocess {
+        dq_sum: &dq_sum,
+        dq: &mut dq.data,
+        dq_stride_batch: strides[0],
+        dq_stride_head: strides[1],
+        dq_stride_row: strides[2],
+        dq_stride_dim: strides[3],
+        n_q: s.n_q as i32,
+        scale: s.scale,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: ROW_TILES.q_tile,
     }
     .launch_with(device, &config)
 }
@@ -329,6 +380,7 @@ fn key_gradients<T: FloatElement>(
     rows: RowVectors,
     dk: &mut TensorMut<T>,
     dv: &mut TensorMut<T>,
+    dq_sum: &mut ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
     let [q_strides, k_strides, v_strides, d_o_strides, dk_strides, dv_strides] =
@@ -342,6 +394,7 @@ fn key_gradients<T: FloatElement>(
         delta: &rows.delta,
         dk: &mut dk.data,
         dv: &mut dv.data,
+        dq_sum,
         q_stride_batch: q_strides[0],
         q_stride_head: q_strides[1],
         q_stride_row: q_strides[2],
@@ -376,10 +429,13 @@ fn key_gradients<T: FloatElement>(
         group: s.group,
         causal: options.causal,
         even_queries: tuned(),
+        even_keys: tuned(),
+        one_pass: options.backward == Backward::OnePass,
         precision: s.precision,
     };
     let grid = |args: &mut FlashAttentionBwdDkdv<T>| {
         args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
+        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
         [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch]
     };
     match options.key_tiles {

@@ -16,5 +16,5 @@ pub mod reference;
 
 pub use config::Tiles;
 pub use launch::{
-    Options, Saved, Tensor, TensorMut, backward, backward_into, backward_workspace, forward, forward_into,
+    Backward, Options, Saved, Tensor, TensorMut, backward, backward_into, backward_workspace, forward, forward_into,
 };

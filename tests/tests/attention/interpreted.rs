@@ -5,7 +5,7 @@ use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::ConstValue;
 use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::backward::{
-    FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ, FLASH_ATTENTION_BWD_PREPROCESS,
+    FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ, FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS,
 };
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
@@ -74,6 +74,12 @@ fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected
 }
 
 fn check_backward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
+    for one_pass in [false, true] {
+        check_backward_in(one_pass, form, case, tiles, inputs, expected);
+    }
+}
+
+fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
     let p = &case.problem;
     let dtypes = [case.dtype];
     let rows = expected.lse.len();
@@ -82,31 +88,47 @@ fn check_backward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expecte
     let o = case.tensor(case.query_shape(), &expected.o);
     let lse = HostTensor::of(DType::F32, &[rows], &[1], &expected.lse);
     let (mut delta, mut lse2) = (poisoned_rows(rows), poisoned_rows(rows));
-    let tensors = vec![Arg::In(&o), Arg::In(d_o), Arg::In(&lse), Arg::Out(&mut delta), Arg::Out(&mut lse2)];
+    let mut dq_sum = poisoned_rows(rows * p.d);
+    let tensors = vec![
+        Arg::In(&o),
+        Arg::In(d_o),
+        Arg::In(&lse),
+        Arg::Out(&mut delta),
+        Arg::Out(&mut lse2),
+        Arg::Out(&mut dq_sum),
+    ];
     let mut args = arguments(tensors, vec![p.n_q.into()]);
     let mut few = common(&case, tiles);
     few.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let query_programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
-    interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes, &few, query_programs, &mut args);
+    let consts = with(few.clone(), "one_pass", one_pass);
+    interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes, &consts, query_programs, &mut args);
 
     let numbers = || vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)];
     let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.key_shape()));
     let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
     let mut tensors = read();
-    tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv)]);
+    tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut dq_sum)]);
     let mut args = arguments(tensors, numbers());
     let consts = with(common(&case, tiles), "even_queries", p.n_q.is_multiple_of(tiles.q));
+    let consts = with(consts, "even_keys", p.n_k.is_multiple_of(tiles.k));
+    let consts = with(consts, "one_pass", one_pass);
     let key_programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch]);
     interpret(form, &FLASH_ATTENTION_BWD_DKDV, &dtypes, &consts, key_programs, &mut args);
     case.check("dk", &dk, &expected.gradients.dk);
     case.check("dv", &dv, &expected.gradients.dv);
 
     let mut dq = case.poisoned(case.query_shape());
-    let mut tensors = read();
-    tensors.push(Arg::Out(&mut dq));
-    let mut args = arguments(tensors, numbers());
-    let consts = with(common(&case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
-    interpret(form, &FLASH_ATTENTION_BWD_DQ, &dtypes, &consts, query_programs, &mut args);
+    if one_pass {
+        let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], vec![p.n_q.into(), Arg::Float(p.scale)]);
+        interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes, &few, query_programs, &mut args);
+    } else {
+        let mut tensors = read();
+        tensors.push(Arg::Out(&mut dq));
+        let mut args = arguments(tensors, numbers());
+        let consts = with(common(&case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+        interpret(form, &FLASH_ATTENTION_BWD_DQ, &dtypes, &consts, query_programs, &mut args);
+    }
     case.check("dq", &dq, &expected.gradients.dq);
 }
 

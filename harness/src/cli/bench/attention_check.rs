@@ -1,7 +1,7 @@
 //! An attention's buffers on a device, and the checks of what is in them.
 
 use tilewright::kernels::attention::reference::{self, Gradients, Problem};
-use tilewright::kernels::attention::{self, Options, Saved, Tensor, TensorMut};
+use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::{Buffer, Device};
 
 use super::data::{Number, normal, values};
@@ -60,7 +60,7 @@ impl<T: Number> Attention<T> {
             dq: Buffer::poisoned(device, len)?,
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
-            workspace: Buffer::poisoned(device, attention::backward_workspace(shape))?,
+            workspace: Buffer::poisoned(device, attention::backward_workspace(shape, Backward::OnePass))?,
         })
     }
 

@@ -53,7 +53,7 @@ fn backward<T: Elem + FloatElement>(
     let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
     let shape = |x: &Tensor| x.dims4().map(|(a, b, c, d)| [a, b, c, d]);
     let (q_shape, k_shape) = (shape(q)?, shape(k)?);
-    let mut workspace = Fresh::<f32>::new(q.device(), kernel::backward_workspace(q_shape))?;
+    let mut workspace = Fresh::<f32>::new(q.device(), kernel::backward_workspace(q_shape, options.backward))?;
     {
         let [q, k, v, o, grad] = [Read::<T>::new(q)?, Read::new(k)?, Read::new(v)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(lse)?;
@@ -192,7 +192,9 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
     let tokens = batch * n;
     let mut grad_turned = Fresh::<T>::new(qkv.device(), tokens * turned_columns)?;
     let mut grad_qkv = Fresh::<T>::new(qkv.device(), tokens * columns)?;
-    let mut workspace = Fresh::<f32>::new(qkv.device(), kernel::backward_workspace([batch, heads.heads, n, d]))?;
+    let options = options(true, None);
+    let workspace = kernel::backward_workspace([batch, heads.heads, n, d], options.backward);
+    let mut workspace = Fresh::<f32>::new(qkv.device(), workspace)?;
     let packed = Read::<T>::new(qkv)?;
     {
         let [turned, o, grad] = [Read::<T>::new(&kept.turned)?, Read::new(o)?, Read::new(grad)?];
@@ -214,7 +216,7 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
             [part(turned_columns, heads.heads, 0..width), part(turned_columns, heads.heads_kv, width..turned_columns)],
         )?;
         let [dv] = grad_qkv.parts([tokens, columns], [part(columns, heads.heads_kv, turned_columns..columns)])?;
-        kernel::backward_into(packed.device(), saved, dq, dk, dv, workspace.view()?, &options(true, None))
+        kernel::backward_into(packed.device(), saved, dq, dk, dv, workspace.view()?, &options)
             .map_err(kernel_error)?;
     }
     let grad_turned = grad_turned.into_tensor((tokens, turned_heads, d));
