@@ -179,6 +179,19 @@ impl Block<'_> {
             global.write(p, &new.to_le_bytes()[..float.bytes()])?;
             return Ok(Some(Value::Bits(old)));
         }
+        if op.starts_with("red.global") {
+            if on {
+                let p = self.bits(t, &args[0].1)?;
+                let n = constraints.iter().filter(|c| *c == "f").count();
+                for (i, (_, v)) in args[1..=n].iter().enumerate() {
+                    let at = p + 4 * i as u64;
+                    let old = super::machine::from_bytes(&Ty::Float, &global.read(at, 4)?).bits()?;
+                    let new = super::machine::atomic("fadd", &Ty::Float, old, self.bits(t, v)?)?;
+                    global.write(at, &new.to_le_bytes()[..4])?;
+                }
+            }
+            return Ok(Some(Value::Undef));
+        }
         if op.starts_with("cp.async") {
             if on {
                 let (to, from) = (self.bits(t, &args[0].1)?, self.bits(t, &args[1].1)?);

@@ -7,6 +7,7 @@
 //! [`memory`] (global), [`shared`], [`tma`] (bulk copies, roles), [`reduce`], [`dot`], [`plan`] (shared memory and
 //! barriers).
 
+mod atomic;
 mod control;
 mod debug;
 mod dot;

@@ -325,17 +325,18 @@ impl Rewrite<'_, '_> {
         self.define_results(id, new);
     }
 
-    /// The layout to write a tile from: where it is, if threads write at least four bytes side by side there (or as much
-    /// as memory allows), else the coalesced one.
+    /// The layout to write a tile from: where it is, if threads write 16 bytes side by side there (8 by atomics, of which a
+    /// group of lanes fills a sector; or as much as memory allows), else the coalesced one.
     fn store_layout(&mut self, id: OpId, tile: Value) -> LayoutId {
         let memory = self.homes.memory_layout(id).expect("internal compiler error: a store without a layout");
         let layout = match self.homes.home(tile) {
             Some(home) => {
                 let bytes = self.old.ty(tile).elem().map_or(8, Elem::bits) / 8;
                 let inner = super::choose::view_parts(self.old, self.old.op(id).operands[0]).order[0];
+                let enough = if let Op::AtomicView { .. } = self.old.op(id).op { 8 } else { 16 };
                 let run = |l: &LinearLayout| l.contiguous_run(inner) * bytes;
                 let small = self.old.ty(tile).numel() <= 32 * 32 * self.homes.num_warps as usize / 8;
-                if run(&home.layout) >= run(&memory).min(16) || (small && self.old.ty(tile).shape().len() == 1) {
+                if run(&home.layout) >= run(&memory).min(enough) || (small && self.old.ty(tile).shape().len() == 1) {
                     (*home.layout).clone()
                 } else {
                     memory

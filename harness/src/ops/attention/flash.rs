@@ -216,8 +216,7 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
             [part(turned_columns, heads.heads, 0..width), part(turned_columns, heads.heads_kv, width..turned_columns)],
         )?;
         let [dv] = grad_qkv.parts([tokens, columns], [part(columns, heads.heads_kv, turned_columns..columns)])?;
-        kernel::backward_into(packed.device(), saved, dq, dk, dv, workspace.view()?, &options)
-            .map_err(kernel_error)?;
+        kernel::backward_into(packed.device(), saved, dq, dk, dv, workspace.view()?, &options).map_err(kernel_error)?;
     }
     let grad_turned = grad_turned.into_tensor((tokens, turned_heads, d));
     let source = Read::<T>::new(&grad_turned)?;
