@@ -4,8 +4,8 @@ use crate::ir::{Func, Stage};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
-    assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, direct_local_loads, hoist_buffers,
-    licm, pipeline_loads, resolve_views,
+    assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, direct_local_loads, early_arrivals,
+    hoist_buffers, licm, pipeline_loads, resolve_views, specialize_warps,
 };
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
@@ -109,8 +109,10 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     });
     p.pass("hoist_buffers", Stage::Laid, hoist_buffers::run);
     p.pass("delay_waits", Stage::Laid, delay_waits::run);
+    p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options));
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
+    p.pass("early_arrivals", Stage::Async, early_arrivals::run);
     p.func
 }
 

@@ -4,7 +4,7 @@
 //! `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
 //! `attention_probe DIR key=value…` writes one choice: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`, `causal`,
 //! `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the tiles), `one_pass`,
-//! `arch`.
+//! `ws` (loads by warps of their own), `arch`.
 //! With `emit=laid` or `emit=async` it writes `NAME.tile`, the Tile IR of that stage, too.
 
 use std::collections::HashMap;
@@ -40,6 +40,7 @@ struct Choice {
     arch: GpuArch,
     tiles: Tiles,
     consts: Vec<(&'static str, ConstValue)>,
+    warp_specialize: Option<bool>,
 }
 
 fn main() -> Result<()> {
@@ -117,15 +118,17 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
     ];
     let has = |name: &str| def.params.iter().any(|p| p.name == name);
     let name = format!(
-        "{name}_{dtype}_d{d}{}_q{}k{}w{}s{}",
+        "{name}_{dtype}_d{d}{}{}_q{}k{}w{}s{}",
         if causal { "_causal" } else { "" },
+        if given.get("ws").is_some_and(|ws| ws == "true") { "_ws" } else { "" },
         tiles.q_tile,
         tiles.k_tile,
         tiles.num_warps,
         tiles.num_stages
     );
     let consts = all.into_iter().filter(|(name, _)| has(name)).collect();
-    Ok(Choice { name, def, pass, dtype, arch, tiles, consts })
+    let warp_specialize = given.get("ws").map(|text| text.parse()).transpose().map_err(|e| format!("ws: {e}"))?;
+    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, warp_specialize })
 }
 
 /// Aligned memory, strides that are multiples of 16, rows without gaps.
@@ -162,16 +165,26 @@ fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
     let func = choice.def.record(&[choice.dtype], &choice.consts, &specialization(choice.def));
     let func = func.map_err(|d| d.to_string())?;
     let Tiles { num_warps, num_stages, .. } = choice.tiles;
-    let options = CompileOptions { num_warps, num_stages, debug_asserts: false, ..CompileOptions::default() };
+    let options = CompileOptions {
+        num_warps,
+        num_stages,
+        debug_asserts: false,
+        warp_specialize: choice.warp_specialize,
+        ..CompileOptions::default()
+    };
     let mut stages = Stages { wanted: emit.map(String::as_str), tile: String::new(), llvm: String::new() };
     let started = std::time::Instant::now();
-    let artifact = pipeline::compile(&func, &Target::Nvptx(choice.arch), &options, &mut stages)?;
+    let artifact = pipeline::compile(&func, &Target::Nvptx(choice.arch), &options, &mut stages);
     let elapsed = started.elapsed();
-    let Code::Ptx(ptx) = &artifact.code else { return Err("expected PTX".into()) };
     let file = |extension: &str| dir.join(format!("{}.{extension}", choice.name));
-    std::fs::write(file("ptx"), ptx)?;
+    // The IR of a kernel that does not compile is what one wants to see.
     if emit.is_some() {
         std::fs::write(file("tile"), &stages.tile)?;
+    }
+    let artifact = artifact?;
+    let Code::Ptx(ptx) = &artifact.code else { return Err("expected PTX".into()) };
+    std::fs::write(file("ptx"), ptx)?;
+    if emit.is_some() {
         std::fs::write(file("ll"), &stages.llvm)?;
     }
     let consts: serde_json::Map<_, _> =

@@ -18,6 +18,16 @@ pub enum Arg<'a> {
     Float(f64),
 }
 
+impl Arg<'_> {
+    /// The bytes that the kernel may change.
+    fn written(&self) -> Option<Vec<u8>> {
+        match self {
+            Arg::Out(tensor) => Some(tensor.bytes.clone()),
+            Arg::In(_) | Arg::Int(_) | Arg::Float(_) => None,
+        }
+    }
+}
+
 impl From<usize> for Arg<'_> {
     fn from(n: usize) -> Self {
         Arg::Int(n as i64)
@@ -35,6 +45,8 @@ pub enum Form {
     Gpu(GpuArch),
     /// As the GPU's threads run it, with every access checked and races reported.
     Simulated { arch: GpuArch, num_warps: u32, num_stages: u32 },
+    /// The same on Hopper, with loads by warps of their own; and what the interpreter makes of the roles.
+    Specialist { num_warps: u32, num_stages: u32 },
 }
 
 /// What the interpreter runs.
@@ -84,6 +96,19 @@ pub fn interpret(
         Form::Simulated { arch, num_warps, num_stages } => {
             let options = CompileOptions { num_warps, num_stages, ..CompileOptions::default() };
             simulate(&func, arch, &options, grid, args)
+        }
+        Form::Specialist { num_warps, num_stages } => {
+            let options =
+                CompileOptions { num_warps, num_stages, warp_specialize: Some(true), ..CompileOptions::default() };
+            let before: Vec<Option<Vec<u8>>> = args.iter().map(Arg::written).collect();
+            let laid = pipeline::gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
+            let interpreted = run(&laid, grid, args);
+            for (arg, bytes) in args.iter_mut().zip(before) {
+                if let (Arg::Out(tensor), Some(bytes)) = (arg, bytes) {
+                    tensor.bytes = bytes;
+                }
+            }
+            interpreted.and_then(|()| simulate(&func, GpuArch::Sm90a, &options, grid, args))
         }
     };
     if let Err(e) = result {

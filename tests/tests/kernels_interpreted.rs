@@ -354,8 +354,9 @@ fn matmul_of_large_tiles_matches() {
     let forms = [GpuArch::Sm80, GpuArch::Sm90a].map(|arch| Form::Simulated { arch, num_warps: 8, num_stages: 4 });
     check_matmul_in(&case, forms);
     for columns in [[true, false], [false, true]] {
-        check_matmul_in(&Product { columns, ..case }, [forms[1]]);
+        check_matmul_in(&Product { columns, ..case }, [forms[1], Form::Specialist { num_warps: 8, num_stages: 2 }]);
     }
+    check_matmul_in(&case, [Form::Specialist { num_warps: 4, num_stages: 3 }]);
 }
 
 #[test]

@@ -123,7 +123,7 @@ impl AxisAnalysis {
                     self.infos[v.0 as usize] = info;
                 }
             }
-            Op::While | Op::Reduce { .. } | Op::Scan { .. } => {
+            Op::While | Op::Reduce { .. } | Op::Scan { .. } | Op::Roles { .. } => {
                 // Carried values of a while stay unknown; combine regions hold no memory accesses.
                 for &r in &data.regions {
                     self.block(func, r);

@@ -44,7 +44,13 @@ fn fold(func: &mut Func, convert: OpId) {
 
 /// The ops from a `local_load` to the conversion, all in its block, each used once; `None` where it is something else.
 fn chain(func: &Func, convert: OpId) -> Option<Vec<OpId>> {
-    let uses = func.use_counts();
+    let mut uses = func.use_counts();
+    // Who gives the buffer back only waits for the load.
+    for id in func.walk() {
+        if matches!(func.op(id).op, Op::MbarrierArrive { .. }) {
+            func.op(id).operands.iter().for_each(|v| uses[v.0 as usize] -= 1);
+        }
+    }
     let block = func.parent_block(convert);
     let mut chain = Vec::new();
     let mut v = func.op(convert).operands[0];

@@ -8,11 +8,13 @@ pub mod cse;
 pub mod dce;
 pub mod delay_waits;
 pub mod direct_local_loads;
+pub mod early_arrivals;
 mod edit;
 pub mod hoist_buffers;
 pub mod licm;
 pub mod pipeline_loads;
 pub mod resolve_views;
+pub mod specialize_warps;
 
 use crate::ir::Func;
 
@@ -67,6 +69,11 @@ pub const PASSES: &[Pass] = &[
         name: "direct_local_loads",
         summary: "read shared buffers in the layout that is wanted",
         run: direct_local_loads::run,
+    },
+    Pass {
+        name: "early_arrivals",
+        summary: "give buffers back as soon as they have been read",
+        run: early_arrivals::run,
     },
     Pass {
         name: "hoist_buffers",

@@ -20,14 +20,14 @@ use std::collections::HashMap;
 const MIN_COPY_BYTES: u64 = 4;
 
 /// A load to run ahead.
-struct Candidate {
-    load: OpId,
+pub(super) struct Candidate {
+    pub load: OpId,
     /// The buffer that products read the tile from.
-    alloc: Option<OpId>,
+    pub alloc: Option<OpId>,
     /// Something else needs the tile in registers.
-    in_registers: bool,
+    pub in_registers: bool,
     /// One buffer of the ring.
-    buffer: Type,
+    pub buffer: Type,
 }
 
 /// See the module's page.
@@ -53,7 +53,7 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
 }
 
 /// Loads of the loop's own block that can run ahead; none where no product reads any of them.
-fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
+pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
     let region = func.op(id).regions[0];
     let uses = func.use_counts();
     let axis = AxisAnalysis::new(func);

@@ -97,11 +97,21 @@ pub struct CompileOptions {
     pub debug_asserts: bool,
     /// Upper bound of registers per thread that ptxas may use; `None` leaves it to the block size.
     pub max_registers: Option<u32>,
+    /// Whether loads that run ahead are the work of warps of their own (Hopper only), in kernels whose loops do not say so
+    /// themselves; `None` leaves it to the compiler, which does not do it yet.
+    pub warp_specialize: Option<bool>,
 }
 
 impl Default for CompileOptions {
     fn default() -> Self {
-        CompileOptions { num_warps: 4, num_stages: 3, ptx_version: 83, debug_asserts: true, max_registers: None }
+        CompileOptions {
+            num_warps: 4,
+            num_stages: 3,
+            ptx_version: 83,
+            debug_asserts: true,
+            max_registers: None,
+            warp_specialize: None,
+        }
     }
 }
 

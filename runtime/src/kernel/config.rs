@@ -73,6 +73,9 @@ pub struct LaunchConfig {
     pub debug_asserts: bool,
     /// Upper bound of registers per thread (GPU).
     pub max_registers: Option<u32>,
+    /// Loads that run ahead are the work of warps of their own (Hopper), in kernels whose loops do not say so themselves;
+    /// `None` leaves it to the compiler.
+    pub warp_specialize: Option<bool>,
     /// Where the launch queues; the device's own stream by default.
     pub stream: Option<Stream>,
 }
@@ -80,8 +83,17 @@ pub struct LaunchConfig {
 impl LaunchConfig {
     /// This grid, and the compiler's defaults.
     pub fn new(grid: impl Into<Grid>) -> LaunchConfig {
-        let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, .. } = CompileOptions::default();
-        LaunchConfig { grid: grid.into(), num_warps, num_stages, debug_asserts, max_registers, stream: None }
+        let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, warp_specialize, .. } =
+            CompileOptions::default();
+        LaunchConfig {
+            grid: grid.into(),
+            num_warps,
+            num_stages,
+            debug_asserts,
+            max_registers,
+            warp_specialize,
+            stream: None,
+        }
     }
 
     pub fn num_warps(mut self, num_warps: u32) -> LaunchConfig {
@@ -99,6 +111,11 @@ impl LaunchConfig {
         self
     }
 
+    pub fn warp_specialize(mut self, warp_specialize: bool) -> LaunchConfig {
+        self.warp_specialize = Some(warp_specialize);
+        self
+    }
+
     pub fn stream(mut self, stream: &Stream) -> LaunchConfig {
         self.stream = Some(stream.clone());
         self
@@ -111,6 +128,7 @@ impl LaunchConfig {
             num_stages: self.num_stages,
             debug_asserts: self.debug_asserts,
             max_registers: self.max_registers,
+            warp_specialize: self.warp_specialize,
             ..CompileOptions::default()
         }
     }

@@ -167,6 +167,25 @@ fn large_tiles() {
     }
 }
 
+/// Loads by warps of their own, with one and two groups of consumers: full and masked tiles one after the other, ragged
+/// lengths, groups of heads, and more buffers than iterations.
+#[test]
+fn roles() {
+    let tiles = Tiles { q: 64, k: 64 };
+    for (case, num_warps, num_stages) in [
+        (Case::new(200, 200, 32).causal(), 4, 2),
+        (Case::new(150, 130, 64).heads(2, 2, 1), 4, 3),
+        (Case::new(128, 256, 64).causal(), 8, 2),
+        (Case::new(70, 20, 64).causal(), 4, 1),
+    ] {
+        let inputs = case.inputs();
+        let expected = case.expected(&inputs);
+        let form = Form::Specialist { num_warps, num_stages };
+        check_forward(form, case, tiles, &inputs, &expected);
+        check_backward(form, case, tiles, &inputs, &expected);
+    }
+}
+
 #[test]
 fn lengths_that_are_no_multiples_of_the_tiles() {
     for (n_q, n_k) in [(1, 1), (17, 17), (1, 70), (70, 1), (33, 31), (16, 65)] {

@@ -33,6 +33,9 @@ use crate::lower::Unsupported;
 use crate::target::{ArgDesc, ArgType, CompileOptions, GpuArch, TensorMapDesc};
 use std::rc::Rc;
 
+/// Registers of a multiprocessor.
+const REGISTERS: u32 = 65536;
+
 /// A kernel as LLVM IR, with what its launch needs.
 #[derive(Clone, Debug)]
 pub struct GpuModule {
@@ -84,9 +87,8 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     let shared_bytes = l.plan.bytes;
     l.e.global("@smem", "external addrspace(3) global [0 x i8], align 1024");
     let mut attributes = format!("nounwind \"nvvm.reqntid\"=\"{threads}\"");
-    if func.walk().iter().any(|&id| matches!(func.op(id).op, Op::Roles { .. })) {
-        // One block to a multiprocessor, so that all registers are there to be moved between the roles.
-        attributes.push_str(" \"nvvm.minctasm\"=\"1\"");
+    if let Some(blocks) = resident_blocks(func) {
+        attributes.push_str(&format!(" \"nvvm.minctasm\"=\"{blocks}\""));
     }
     if let Some(n) = options.max_registers {
         attributes.push_str(&format!(" \"nvvm.maxnreg\"=\"{n}\""));
@@ -111,6 +113,18 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         threads,
         shared_bytes,
         tensor_maps: l.maps,
+    })
+}
+
+/// How many blocks a multiprocessor has registers for, where roles say how many they take: a block starts with as many as
+/// its roles then share.
+fn resident_blocks(func: &Func) -> Option<u32> {
+    func.walk().iter().find_map(|&id| match &func.op(id).op {
+        Op::Roles { warps, registers, .. } => match registers[..] {
+            [consumer, producer] => Some((REGISTERS / (32 * warps * consumer + 128 * producer)).max(1)),
+            _ => None,
+        },
+        _ => None,
     })
 }
 

@@ -1,0 +1,29 @@
+//! Gives buffers back as soon as they have been read.
+//!
+//! Does: moves each `mbarrier_arrive` up to just after the last of the ops that it waits for.
+//! Requires: stage async, waits for products in their places. Keeps: meaning: its operands say what comes before it.
+//! Does not: move anything else, nor across the end of a block.
+
+use crate::ir::{BlockId, Func, Op, OpId};
+
+/// See the module's page.
+pub fn run(func: &mut Func) {
+    for block in (0..func.num_blocks() as u32).map(BlockId) {
+        let arrival = |id: &OpId| matches!(func.op(*id).op, Op::MbarrierArrive { .. });
+        let arrivals: Vec<OpId> = func.block(block).ops.iter().copied().filter(arrival).collect();
+        for id in arrivals {
+            // Without anything to wait for, nothing says how far up it may go.
+            if func.op(id).operands.len() < 3 {
+                continue;
+            }
+            let from = func.block(block).ops.iter().position(|&op| op == id);
+            let from = from.expect("internal compiler error: a lost op");
+            let operands = &func.op(id).operands;
+            let after = |op: &OpId| func.op(*op).results.iter().any(|v| operands.contains(v));
+            let to = func.block(block).ops[..from].iter().rposition(after).map_or(0, |at| at + 1);
+            let ops = &mut func.block_mut(block).ops;
+            ops.remove(from);
+            ops.insert(to, id);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Warp specialisation: loads that feed products become the work of warps of their own.
+//!
+//! Does: where loops ask for it, and everything that their products read from memory can be fetched by the bulk copy
+//! engine, makes `roles` of the kernel's body. The consumers run the body as it is, but that they wait for a *full*
+//! barrier before they use a buffer, and arrive at its *empty* barrier when they have. The producer runs through the same
+//! loops with nothing in them but the addresses: it waits for *empty*, and fetches. Loops with buffers of equal types,
+//! one after the other, share their rings, so that the producer runs ahead from one loop into the next.
+//! Requires: stage laid. Keeps: meaning.
+//! Does not: touch a kernel whose addresses or loop bounds come from memory or from a `while`.
+//!
+//! A ring's state is the slot that comes next and the parity of its phase. It is carried through loops and branches, in
+//! both roles alike; for the producer, who waits for the phase *before*, parities are the other way round.
+
+mod build;
+mod slice;
+
+use super::pipeline_loads::{Candidate, find};
+use crate::analysis::axis::AxisAnalysis;
+use crate::analysis::tensor_map;
+use crate::ir::{Func, Op, OpId, Type};
+use crate::target::{CompileOptions, GpuArch};
+use std::collections::HashMap;
+
+/// Registers of a multiprocessor, and of one thread at most under `setmaxnreg` with room for the driver's own.
+const REGISTERS: u32 = 65536;
+const MOST_REGISTERS: u32 = 240;
+
+/// One ring of buffers.
+struct Ring {
+    buffer: Type,
+    bytes: u32,
+    /// Fetched by the bulk copy engine; else by `cp.async`.
+    bulk: bool,
+}
+
+/// Rings that fill together.
+struct Group {
+    rings: Vec<Ring>,
+}
+
+/// What becomes of the kernel.
+struct Plan {
+    groups: Vec<Group>,
+    /// Group and loads of each loop that has some.
+    loops: HashMap<OpId, (usize, Vec<Candidate>)>,
+    stages: u32,
+    warps: u32,
+}
+
+/// See the module's page.
+pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
+    if arch < GpuArch::Sm90a || !options.num_warps.is_multiple_of(4) || !wanted(func, options) {
+        return;
+    }
+    let Some(plan) = Plan::new(func, arch, options) else { return };
+    let Some(slice) = slice::Slice::new(func, &plan) else { return };
+    build::build(func, &plan, &slice);
+}
+
+/// A loop asks for it, or the options do and no loop objects.
+fn wanted(func: &Func, options: &CompileOptions) -> bool {
+    let hints: Vec<bool> = func
+        .walk()
+        .into_iter()
+        .filter_map(|id| match func.op(id).op {
+            Op::For { warp_specialize, .. } => warp_specialize,
+            _ => None,
+        })
+        .collect();
+    hints.contains(&true) || options.warp_specialize == Some(true) && !hints.contains(&false)
+}
+
+impl Plan {
+    fn new(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Option<Plan> {
+        let mut plan = Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps: options.num_warps };
+        let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
+        for id in loops {
+            let candidates = find(func, id);
+            if candidates.is_empty() {
+                continue;
+            }
+            let rings = rings(func, &candidates)?;
+            let same = |g: &Group| {
+                let pairs = || g.rings.iter().zip(&rings);
+                g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.bulk == b.bulk)
+            };
+            let group = plan.groups.iter().position(same).unwrap_or_else(|| {
+                plan.groups.push(Group { rings });
+                plan.groups.len() - 1
+            });
+            if let Op::For { num_stages, .. } = func.op(id).op {
+                plan.stages = plan.stages.max(num_stages.unwrap_or(options.num_stages));
+            }
+            plan.loops.insert(id, (group, candidates));
+        }
+        let nested = plan.loops.keys().any(|&id| {
+            let inside = func.walk_from(func.op(id).regions[0]);
+            inside.iter().any(|inner| plan.loops.contains_key(inner))
+        });
+        if plan.loops.is_empty() || nested {
+            return None;
+        }
+        plan.stages = plan.stages.min(plan.fitting(func, arch));
+        (plan.stages >= 1).then_some(plan)
+    }
+
+    /// The most buffers of each ring that fit into shared memory beside the other buffers.
+    fn fitting(&self, func: &Func, arch: GpuArch) -> u32 {
+        let ours = |id: OpId| self.loops.values().any(|(_, list)| list.iter().any(|c| c.alloc == Some(id)));
+        let size = |ty: &Type| match ty {
+            Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u32,
+            _ => 0,
+        };
+        let others: u32 = func
+            .walk()
+            .into_iter()
+            .filter(|&id| func.op(id).op == Op::LocalAlloc && !ours(id))
+            .map(|id| size(func.ty(func.result(id))))
+            .sum();
+        let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| size(&r.buffer)).sum();
+        // Barriers, and the padding between small buffers.
+        let room = arch.max_shared_bytes().saturating_sub(others + 1024);
+        room / rings.max(1)
+    }
+
+    /// Registers of a thread of the consumers and of the producers: what the block has at its launch, handed over.
+    fn registers(&self) -> Vec<u32> {
+        let groups = self.warps / 4 + 1;
+        let blocks = if groups == 2 { 2 } else { 1 };
+        let each = REGISTERS / (128 * groups * blocks) / 8 * 8;
+        let bulk = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.bulk);
+        let producer = if bulk { 24 } else { 40 };
+        let consumer = ((each * groups - producer) / (groups - 1) / 8 * 8).min(MOST_REGISTERS);
+        vec![consumer, producer]
+    }
+}
+
+/// The rings for a loop's loads; `None` where a product reads what the engine cannot fetch.
+fn rings(func: &Func, candidates: &[Candidate]) -> Option<Vec<Ring>> {
+    let axis = AxisAnalysis::new(func);
+    candidates
+        .iter()
+        .map(|c| {
+            let Op::LoadView { boundary, .. } = &func.op(c.load).op else { return None };
+            let view = func.op(c.load).operands[0];
+            let bulk = tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
+            let Type::Shared { elem, .. } = c.buffer else { return None };
+            let bytes = (c.buffer.numel() * elem.bytes()) as u32;
+            // Bytes that `cp.async` writes are not there for `wgmma` without a fence by the writers.
+            (bulk || c.alloc.is_none()).then(|| Ring { buffer: c.buffer.clone(), bytes, bulk })
+        })
+        .collect()
+}

@@ -1,0 +1,386 @@
+//! The two roles.
+
+use super::slice::Slice;
+use super::{Group, Plan};
+use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Func, Loc, Op, OpId, Type, Value};
+use crate::passes::pipeline_loads::Candidate;
+use std::collections::HashMap;
+
+/// The slot of a ring that comes next, and the parity of its phase: two i32.
+#[derive(Clone, Copy)]
+struct State {
+    slot: Value,
+    parity: Value,
+}
+
+/// A ring as the function has it.
+struct Made {
+    ring: Value,
+    full: Value,
+    empty: Value,
+}
+
+struct Roles<'a> {
+    func: &'a mut Func,
+    plan: &'a Plan,
+    slice: &'a Slice,
+    /// By group, then ring.
+    made: Vec<Vec<Made>>,
+    loc: Loc,
+}
+
+/// Makes the roles of the kernel's body.
+pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
+    let loc = func.loc.clone();
+    let (consume, produce, head) = (func.add_block(), func.add_block(), func.add_block());
+    let mut roles = Roles { func, plan, slice, made: Vec::new(), loc };
+    roles.rings(head);
+
+    let mut start = roles.states(produce, 1);
+    let body = roles.func.body;
+    roles.produce(body, produce, &mut start, &mut HashMap::new());
+    roles.end(produce);
+
+    // The body itself becomes the consumers'.
+    let mut ops = std::mem::take(&mut roles.func.block_mut(body).ops);
+    let ret = ops.pop().expect("internal compiler error: a kernel without an end");
+    let mut start = roles.states(consume, 0);
+    roles.func.block_mut(consume).ops.extend(ops);
+    roles.consume(consume, &mut start);
+    roles.end(consume);
+
+    let (warps, registers, loc) = (plan.warps, plan.registers(), roles.loc.clone());
+    let func = roles.func;
+    let op = Op::Roles { warps, producers: 1, registers };
+    let split = func.create_op(op, vec![], vec![], vec![consume, produce], loc);
+    let mut ops = std::mem::take(&mut func.block_mut(head).ops);
+    ops.extend([split, ret]);
+    func.block_mut(body).ops = ops;
+}
+
+impl Roles<'_> {
+    fn builder(&mut self, block: BlockId) -> Builder<'_> {
+        Builder::new(self.func, block, self.loc.clone())
+    }
+
+    /// Rings and barriers, ready for both roles.
+    fn rings(&mut self, block: BlockId) {
+        let count = self.plan.stages as usize;
+        for group in &self.plan.groups {
+            let made = group
+                .rings
+                .iter()
+                .map(|ring| {
+                    let Type::Shared { shape, elem, layout } = ring.buffer.clone() else {
+                        panic!("internal compiler error: a buffer of another type")
+                    };
+                    let ty = Type::Shared { shape: [vec![count], shape].concat(), elem, layout };
+                    let one = |this: &mut Self, op: Op, ty: Type| {
+                        let id = this.builder(block).op(op, &[], &[ty]);
+                        this.func.result(id)
+                    };
+                    let barriers = Type::Barrier { count };
+                    // The one who announces the bytes arrives, or each thread of the warp that copies.
+                    let arrivals = if ring.bulk { 1 } else { 32 };
+                    let warps = self.plan.warps;
+                    Made {
+                        ring: one(self, Op::LocalAlloc, ty),
+                        full: one(self, Op::MbarrierAlloc { arrivals }, barriers.clone()),
+                        empty: one(self, Op::MbarrierAlloc { arrivals: warps }, barriers),
+                    }
+                })
+                .collect();
+            self.made.push(made);
+        }
+        self.builder(block).op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
+    }
+
+    /// States at the beginning, for each group.
+    fn states(&mut self, block: BlockId, parity: i64) -> Vec<State> {
+        (0..self.plan.groups.len())
+            .map(|_| {
+                let mut b = self.builder(block);
+                State { slot: b.int(0, DType::I32), parity: b.int(parity, DType::I32) }
+            })
+            .collect()
+    }
+
+    fn end(&mut self, block: BlockId) {
+        self.builder(block).op(Op::Yield, &[], &[]);
+    }
+
+    /// Groups that loops inside an op use.
+    fn groups_in(&self, id: OpId) -> Vec<usize> {
+        let inside = self.func.op(id).regions.iter().flat_map(|&r| self.func.walk_from(r)).chain([id]);
+        let mut groups: Vec<usize> = inside.filter_map(|op| Some(self.plan.loops.get(&op)?.0)).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        groups
+    }
+
+    /// After an iteration: the next slot, and the other parity where the ring starts over.
+    fn advance(&mut self, block: BlockId, state: State) -> State {
+        let stages = i64::from(self.plan.stages);
+        let mut b = self.builder(block);
+        let (zero, one, end) = (b.int(0, DType::I32), b.int(1, DType::I32), b.int(stages, DType::I32));
+        let next = b.binary(BinaryOp::Add, state.slot, one);
+        let wraps = b.cmp(CmpOp::Eq, next, end);
+        let slot = b.select(wraps, zero, next);
+        let flip = b.select(wraps, one, zero);
+        State { slot, parity: b.binary(BinaryOp::Xor, state.parity, flip) }
+    }
+
+    // The producer.
+
+    /// Runs the slice of `from` again in `to`.
+    fn produce(&mut self, from: BlockId, to: BlockId, states: &mut [State], map: &mut HashMap<Value, Value>) {
+        for id in self.func.block(from).ops.clone() {
+            if self.slice.loads.contains(&id) {
+                self.fetch(to, id, states, map);
+            } else if self.slice.ops.contains(&id) {
+                let data = self.func.op(id).clone();
+                let operands = data.operands.iter().map(|v| *map.get(v).unwrap_or(v)).collect();
+                let types = data.results.iter().map(|&v| self.func.ty(v).clone()).collect();
+                let copy = self.func.append(to, data.op, operands, types, vec![], data.loc);
+                map.extend(data.results.iter().copied().zip(self.func.op(copy).results.clone()));
+            } else if self.slice.control.contains(&id) {
+                match self.func.op(id).op {
+                    Op::For { .. } => self.produce_loop(id, to, states, map),
+                    _ => self.produce_if(id, to, states, map),
+                }
+            }
+        }
+    }
+
+    /// Numbers of the carried values or results of an op that the producer keeps.
+    fn kept(&self, id: OpId) -> Vec<usize> {
+        self.slice.carried.get(&id).map_or(Vec::new(), |set| set.iter().copied().collect())
+    }
+
+    fn produce_loop(&mut self, id: OpId, to: BlockId, states: &mut [State], map: &mut HashMap<Value, Value>) {
+        let data = self.func.op(id).clone();
+        let (from, kept, groups) = (data.regions[0], self.kept(id), self.groups_in(id));
+        let params = self.func.block(from).params.clone();
+        let at = |map: &HashMap<Value, Value>, v: Value| *map.get(&v).unwrap_or(&v);
+        let mut operands: Vec<Value> = data.operands[..3].iter().map(|&v| at(map, v)).collect();
+        operands.extend(kept.iter().map(|&i| at(map, data.operands[3 + i])));
+        operands.extend(groups.iter().flat_map(|&g| [states[g].slot, states[g].parity]));
+        let types: Vec<Type> = operands[3..].iter().map(|&v| self.func.ty(v).clone()).collect();
+
+        let region = self.func.add_block();
+        let index = self.func.ty(params[0]).clone();
+        let index = self.func.add_param(region, index);
+        map.insert(params[0], index);
+        let carried: Vec<Value> = types.iter().map(|ty| self.func.add_param(region, ty.clone())).collect();
+        map.extend(kept.iter().zip(&carried).map(|(&i, &v)| (params[1 + i], v)));
+        let mut inner = states.to_vec();
+        for (&g, pair) in groups.iter().zip(carried[kept.len()..].chunks(2)) {
+            inner[g] = State { slot: pair[0], parity: pair[1] };
+        }
+        self.produce(from, region, &mut inner, map);
+        if let Some(&(g, _)) = self.plan.loops.get(&id) {
+            inner[g] = self.advance(region, inner[g]);
+        }
+        let last = *self.func.block(from).ops.last().expect("internal compiler error: an empty loop");
+        let yields = self.func.op(last).operands.clone();
+        let mut values: Vec<Value> = kept.iter().map(|&i| at(map, yields[i])).collect();
+        values.extend(groups.iter().flat_map(|&g| [inner[g].slot, inner[g].parity]));
+        self.builder(region).op(Op::Yield, &values, &[]);
+
+        let copy = self.func.append(to, data.op, operands, types, vec![region], data.loc);
+        let results = self.func.op(copy).results.clone();
+        map.extend(kept.iter().zip(&results).map(|(&i, &v)| (data.results[i], v)));
+        for (&g, pair) in groups.iter().zip(results[kept.len()..].chunks(2)) {
+            states[g] = State { slot: pair[0], parity: pair[1] };
+        }
+    }
+
+    fn produce_if(&mut self, id: OpId, to: BlockId, states: &mut [State], map: &mut HashMap<Value, Value>) {
+        let data = self.func.op(id).clone();
+        let (kept, groups) = (self.kept(id), self.groups_in(id));
+        let mut types: Vec<Type> = kept.iter().map(|&i| self.func.ty(data.results[i]).clone()).collect();
+        types.extend(vec![Type::scalar(DType::I32); 2 * groups.len()]);
+        let mut regions = Vec::new();
+        for &from in &data.regions {
+            let region = self.func.add_block();
+            let mut inner = states.to_vec();
+            self.produce(from, region, &mut inner, map);
+            let last = *self.func.block(from).ops.last().expect("internal compiler error: an empty branch");
+            let yields = self.func.op(last).operands.clone();
+            let mut values: Vec<Value> = kept.iter().map(|&i| *map.get(&yields[i]).unwrap_or(&yields[i])).collect();
+            values.extend(groups.iter().flat_map(|&g| [inner[g].slot, inner[g].parity]));
+            self.builder(region).op(Op::Yield, &values, &[]);
+            regions.push(region);
+        }
+        let condition = *map.get(&data.operands[0]).unwrap_or(&data.operands[0]);
+        let copy = self.func.append(to, data.op, vec![condition], types, regions, data.loc);
+        let results = self.func.op(copy).results.clone();
+        map.extend(kept.iter().zip(&results).map(|(&i, &v)| (data.results[i], v)));
+        for (&g, pair) in groups.iter().zip(results[kept.len()..].chunks(2)) {
+            states[g] = State { slot: pair[0], parity: pair[1] };
+        }
+    }
+
+    /// One load: waits until its buffer is empty, and fills it.
+    fn fetch(&mut self, to: BlockId, load: OpId, states: &[State], map: &HashMap<Value, Value>) {
+        let (group, number) = self.ring_of(load);
+        let (state, ring) = (states[group], &self.plan.groups[group].rings[number]);
+        let Made { ring: buffers, full, empty } = self.made[group][number];
+        let data = self.func.op(load).clone();
+        let Op::LoadView { boundary, padding, .. } = data.op else {
+            panic!("internal compiler error: a candidate that is no load")
+        };
+        let view = map[&data.operands[0]];
+        let mut b = Builder::new(self.func, to, data.loc);
+        b.op(Op::MbarrierWait, &[empty, state.slot, state.parity], &[]);
+        let slot = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&ring.buffer));
+        let slot = b.func.result(slot);
+        if ring.bulk {
+            b.op(Op::MbarrierExpect { bytes: ring.bytes }, &[full, state.slot], &[]);
+            b.op(Op::TmaLoad { boundary }, &[view, slot, full, state.slot], &[]);
+        } else {
+            b.op(Op::AsyncCopy { boundary, padding }, &[view, slot], &[]);
+            b.op(Op::AsyncArrive { threads: 32 }, &[full, state.slot], &[]);
+        }
+    }
+
+    /// Group and number of the ring that a load fills.
+    fn ring_of(&self, load: OpId) -> (usize, usize) {
+        let mut found = self.plan.loops.values().filter_map(|(group, list)| {
+            let number = list.iter().position(|c| c.load == load)?;
+            Some((*group, number))
+        });
+        found.next().expect("internal compiler error: a load without a ring")
+    }
+
+    // The consumers.
+
+    /// Replaces the loads of a block by their rings.
+    fn consume(&mut self, block: BlockId, states: &mut [State]) {
+        for id in self.func.block(block).ops.clone() {
+            let groups = self.groups_in(id);
+            if groups.is_empty() {
+                continue;
+            }
+            match self.func.op(id).op {
+                Op::For { .. } => self.consume_loop(id, &groups, states),
+                _ => self.consume_if(id, &groups, states),
+            }
+        }
+    }
+
+    fn consume_loop(&mut self, id: OpId, groups: &[usize], states: &mut [State]) {
+        let region = self.func.op(id).regions[0];
+        let i32 = Type::scalar(DType::I32);
+        let mut inner = states.to_vec();
+        let mut after = states.to_vec();
+        for &g in groups {
+            for v in [states[g].slot, states[g].parity] {
+                self.func.op_mut(id).operands.push(v);
+            }
+            let [slot, parity] = [0, 1].map(|_| self.func.add_param(region, i32.clone()));
+            inner[g] = State { slot, parity };
+            let [slot, parity] = [0, 1].map(|_| self.func.add_result(id, i32.clone()));
+            after[g] = State { slot, parity };
+        }
+        let last = self.func.block_mut(region).ops.pop().expect("internal compiler error: an empty loop");
+        self.consume(region, &mut inner);
+        let plan = self.plan;
+        if let Some((g, candidates)) = plan.loops.get(&id) {
+            for (number, c) in candidates.iter().enumerate() {
+                self.take(region, c, *g, number, inner[*g]);
+            }
+            inner[*g] = self.advance(region, inner[*g]);
+        }
+        self.func.block_mut(region).ops.push(last);
+        for &g in groups {
+            self.func.op_mut(last).operands.extend([inner[g].slot, inner[g].parity]);
+        }
+        states.copy_from_slice(&after);
+    }
+
+    fn consume_if(&mut self, id: OpId, groups: &[usize], states: &mut [State]) {
+        for region in self.func.op(id).regions.clone() {
+            let last = self.func.block_mut(region).ops.pop().expect("internal compiler error: an empty branch");
+            let mut inner = states.to_vec();
+            self.consume(region, &mut inner);
+            self.func.block_mut(region).ops.push(last);
+            for &g in groups {
+                self.func.op_mut(last).operands.extend([inner[g].slot, inner[g].parity]);
+            }
+        }
+        for &g in groups {
+            let [slot, parity] = [0, 1].map(|_| self.func.add_result(id, Type::scalar(DType::I32)));
+            states[g] = State { slot, parity };
+        }
+    }
+
+    /// One load: waits for its buffer before the first use, and gives it back at the end of the block.
+    fn take(&mut self, block: BlockId, c: &Candidate, group: usize, number: usize, state: State) {
+        let Group { rings } = &self.plan.groups[group];
+        let Made { ring: buffers, full, empty } = self.made[group][number];
+        let loc = self.func.op(c.load).loc.clone();
+        let scratch = self.func.add_block();
+        let mut b = Builder::new(self.func, scratch, loc);
+        b.op(Op::MbarrierWait, &[full, state.slot, state.parity], &[]);
+        let slot = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&rings[number].buffer));
+        let slot = b.func.result(slot);
+        let tile = b.func.result(c.load);
+        let mut done = Vec::new();
+        if c.in_registers {
+            let ty = b.func.ty(tile).clone();
+            let id = b.op(Op::LocalLoad, &[slot], &[ty]);
+            done.push(b.func.result(id));
+        }
+        let replaced: Vec<Value> = c.alloc.map(|alloc| b.func.result(alloc)).into_iter().chain([tile]).collect();
+        self.func.block_mut(block).ops.retain(|op| *op != c.load && Some(*op) != c.alloc);
+        let at = self.first_use(block, &replaced);
+        if let Some(alloc) = c.alloc {
+            let buffer = self.func.result(alloc);
+            self.func.replace_uses(buffer, slot);
+        }
+        if let Some(&loaded) = done.first() {
+            self.func.replace_uses(tile, loaded);
+        }
+        let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
+        self.func.block_mut(block).ops.splice(at..at, new);
+        done.extend(self.products(block, slot));
+        let warps = self.plan.warps;
+        let operands = [vec![empty, state.slot], done].concat();
+        self.builder(block).op(Op::MbarrierArrive { warps }, &operands, &[]);
+    }
+
+    /// Position in a block of the first op that uses one of these values, itself or inside.
+    fn first_use(&self, block: BlockId, values: &[Value]) -> usize {
+        let ops = &self.func.block(block).ops;
+        let uses = |&id: &OpId| {
+            let nested = self.func.op(id).regions.iter().flat_map(|&r| self.func.walk_from(r));
+            std::iter::once(id).chain(nested).any(|op| self.func.op(op).operands.iter().any(|v| values.contains(v)))
+        };
+        ops.iter().position(uses).unwrap_or(ops.len())
+    }
+
+    /// What is computed from a buffer, or a view of it, and there only when the buffer has been read.
+    fn products(&self, block: BlockId, buffer: Value) -> Vec<Value> {
+        let mut derived = vec![buffer];
+        let mut done = Vec::new();
+        for &id in &self.func.block(block).ops {
+            let data = self.func.op(id);
+            if !data.operands.iter().any(|v| derived.contains(v)) {
+                continue;
+            }
+            match data.op {
+                Op::LocalTrans { .. } | Op::Wgmma { .. } => derived.extend(&data.results),
+                Op::WgmmaWait { .. } => {
+                    let pairs = data.operands.iter().zip(&data.results);
+                    done.extend(pairs.filter(|(v, _)| derived.contains(v)).map(|(_, &result)| result));
+                }
+                Op::MmaSync { .. } | Op::FmaDot | Op::LocalLoad => done.extend(&data.results),
+                _ => {}
+            }
+        }
+        done.sort();
+        done.dedup();
+        done
+    }
+}

@@ -1,0 +1,121 @@
+//! What of the kernel the producer has to run: the addresses of its loads, and the control flow around them.
+
+use super::Plan;
+use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// A part of a function.
+pub(super) struct Slice {
+    /// Loads that the producer starts.
+    pub loads: HashSet<OpId>,
+    /// Pure ops to compute again.
+    pub ops: HashSet<OpId>,
+    /// Loops and branches to run again.
+    pub control: HashSet<OpId>,
+    /// Of these, the carried values or results that matter, by number.
+    pub carried: HashMap<OpId, BTreeSet<usize>>,
+    /// The op whose region a block is.
+    owners: HashMap<BlockId, OpId>,
+    /// The block that an op stands in.
+    places: HashMap<OpId, BlockId>,
+}
+
+impl Slice {
+    /// `None` where something that the producer needs comes from memory, or from other control flow.
+    pub fn new(func: &Func, plan: &Plan) -> Option<Slice> {
+        let mut slice = Slice {
+            loads: plan.loops.values().flat_map(|(_, list)| list.iter().map(|c| c.load)).collect(),
+            ops: HashSet::new(),
+            control: HashSet::new(),
+            carried: HashMap::new(),
+            owners: HashMap::new(),
+            places: HashMap::new(),
+        };
+        let mut blocks = vec![func.body];
+        for id in func.walk() {
+            for &region in &func.op(id).regions {
+                slice.owners.insert(region, id);
+                blocks.push(region);
+            }
+        }
+        for block in blocks {
+            slice.places.extend(func.block(block).ops.iter().map(|&id| (id, block)));
+        }
+        let mut loads: Vec<OpId> = slice.loads.iter().copied().collect();
+        loads.sort();
+        for load in loads {
+            slice.around(func, load)?;
+            slice.value(func, func.op(load).operands[0])?;
+        }
+        Some(slice)
+    }
+
+    /// Keeps the control flow around an op.
+    fn around(&mut self, func: &Func, id: OpId) -> Option<()> {
+        let block = self.places[&id];
+        match self.owners.get(&block).copied() {
+            Some(owner) => self.keep(func, owner),
+            None => Some(()),
+        }
+    }
+
+    fn keep(&mut self, func: &Func, id: OpId) -> Option<()> {
+        if !self.control.insert(id) {
+            return Some(());
+        }
+        let data = func.op(id);
+        match data.op {
+            Op::For { .. } => data.operands[..3].iter().try_for_each(|&v| self.value(func, v))?,
+            Op::If => self.value(func, data.operands[0])?,
+            _ => return None,
+        }
+        self.around(func, id)
+    }
+
+    /// Keeps what a value is computed from.
+    fn value(&mut self, func: &Func, v: Value) -> Option<()> {
+        match func.value(v).def {
+            Def::Param(block, _) if block == func.body => Some(()),
+            Def::Param(block, i) => {
+                let owner = *self.owners.get(&block)?;
+                self.keep(func, owner)?;
+                if i == 0 { Some(()) } else { self.carry(func, owner, i - 1) }
+            }
+            Def::Result(id, i) => match func.op(id).op {
+                Op::For { .. } | Op::If => {
+                    self.keep(func, id)?;
+                    self.carry(func, id, i)
+                }
+                _ => self.pure(func, id),
+            },
+        }
+    }
+
+    /// Keeps a carried value of a loop, or a result of a branch.
+    fn carry(&mut self, func: &Func, id: OpId, number: usize) -> Option<()> {
+        if !self.carried.entry(id).or_default().insert(number) {
+            return Some(());
+        }
+        let data = func.op(id);
+        if matches!(data.op, Op::For { .. }) {
+            self.value(func, data.operands[3 + number])?;
+        }
+        data.regions.iter().try_for_each(|&region| {
+            let last = *func.block(region).ops.last()?;
+            self.value(func, func.op(last).operands[number])
+        })
+    }
+
+    fn pure(&mut self, func: &Func, id: OpId) -> Option<()> {
+        let data = func.op(id);
+        let scalar = data.results.iter().all(|&v| matches!(func.ty(v), Type::Scalar(_) | Type::View { .. }));
+        if !scalar || data.op.effects() != Effects::Pure || !data.regions.is_empty() {
+            return None;
+        }
+        if !self.ops.insert(id) {
+            return Some(());
+        }
+        self.around(func, id)?;
+        data.operands.iter().try_for_each(|&v| self.value(func, v))
+    }
+}
