@@ -18,6 +18,7 @@ use crate::ops::norm::{layer_backward, layer_forward, rms_backward, rms_forward}
 use crate::ops::product::{fresh_product, fresh_product_plus, product};
 use crate::ops::tape::record2;
 use crate::params::{Param, Use, grad_enabled};
+use crate::profile::span;
 
 /// What a norm keeps of each row.
 pub(super) enum Moments {
@@ -148,6 +149,7 @@ pub(super) fn linear_backward(x: &Tensor, weight: &Param, grad: &Tensor, uses: &
 }
 
 fn forward<T: Elem + FloatElement>(block: &Block, x: &Tensor) -> Result<(Fresh<T>, Saved)> {
+    let _span = span("block");
     let (batch, length, width) = x.dims3()?;
     let eps = block.config.eps;
     let (normed, moments) = block.attention_norm.fresh::<T>(x, eps)?;

@@ -13,9 +13,11 @@ use crate::ops::memory::{Fresh, for_float_type};
 use crate::ops::product::product;
 use crate::ops::tape::record2;
 use crate::params::{Param, Use, grad_enabled};
+use crate::profile::span;
 
 /// The mean cross-entropy of head(norm(x)) for x [batch, length, width] and targets [batch · length].
 pub(super) fn loss(config: &Config, x: &Tensor, targets: &Tensor, norm: &NormWeights, head: &Param) -> Result<Tensor> {
+    let _span = span("head and loss");
     let uses: Vec<Use> = norm.params().chain([head]).filter_map(|param| param.begin_use()).collect();
     let (targets, norm, head, eps) = (targets.clone(), norm.clone(), head.clone(), config.eps);
     let anchor = head.anchor().as_tensor().clone();

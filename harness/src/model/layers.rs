@@ -5,10 +5,12 @@ use candle_core::{D, DType, Result, Tensor};
 use super::{Attention, Block, Config, Fusion, NormWeights};
 use crate::ops::attention::{flash_attention, flash_attention_packed, naive_attention, tiled_attention};
 use crate::ops::{self};
+use crate::profile::span;
 
 impl NormWeights {
     /// The norm of x over its last dimension.
     pub(super) fn apply(&self, config: &Config, x: &Tensor) -> Result<Tensor> {
+        let _span = span("norm");
         match (&self.bias, config.fusion) {
             (bias, Fusion::None) => {
                 let wide = x.to_dtype(DType::F32)?;
@@ -33,6 +35,7 @@ impl NormWeights {
 impl Block {
     /// x [batch, length, width] with what attention and feed-forward add to it.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _span = span("block");
         let qkv = ops::linear(&self.attention_norm.apply(&self.config, x)?, &self.qkv)?;
         let x = (x + ops::linear(&self.attention(&qkv)?, &self.out)?)?;
         let gate_up = ops::linear(&self.mlp_norm.apply(&self.config, &x)?, &self.gate_up)?;

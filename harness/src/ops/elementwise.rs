@@ -5,6 +5,7 @@ use tilewright::kernels::{self, FloatElement, swiglu as kernel};
 
 use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
 use super::tape::{record1, record2};
+use crate::profile::span;
 
 /// y = x · σ(x).
 ///
@@ -55,6 +56,7 @@ fn halves(x: &Tensor) -> Result<(Tensor, Tensor)> {
 
 /// silu(a) · b of the halves of x [.., 2d].
 pub(crate) fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<Fresh<T>> {
+    let _span = span("swiglu");
     let mut y = Fresh::<T>::new(x.device(), x.elem_count() / 2)?;
     let (a, b) = halves(x)?;
     let (a, b) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?);
@@ -131,6 +133,7 @@ pub fn silu_unfused(x: &Tensor) -> Result<Tensor> {
 
 /// silu(a) · b of the halves of x in candle's own ops: what [`swiglu`] is compared with.
 pub fn swiglu_unfused(x: &Tensor) -> Result<Tensor> {
+    let _span = span("swiglu");
     let d = x.dim(D::Minus1)? / 2;
     x.narrow(D::Minus1, 0, d)?.silu()? * x.narrow(D::Minus1, d, d)?
 }

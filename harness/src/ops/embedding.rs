@@ -6,12 +6,14 @@ use tilewright::kernels::{FloatElement, embedding as kernel};
 use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error, write};
 use super::tape::record1;
 use crate::params::Param;
+use crate::profile::span;
 
 /// y [.., d] in `dtype`: the rows of a table [vocabulary, d] that ids (u32, of any shape) choose.
 ///
 /// # Errors
 /// An id beyond the vocabulary (on the CPU; a GPU would have to be asked), ids of another type.
 pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
+    let _span = span("embedding");
     let [_, d] = table.shape() else {
         let message = format!("an embedding is a matrix: `{}` has the shape {:?}", table.name(), table.shape());
         return Err(candle_core::Error::Msg(message));

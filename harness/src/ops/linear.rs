@@ -6,6 +6,7 @@ use super::memory::for_float_type;
 use super::product::{add_product, fresh_product, product};
 use super::tape::record2;
 use crate::params::Param;
+use crate::profile::span;
 
 /// y [.., n] = x·Wᵀ for x [.., k] of any float type and a weight W [n, k], which computes in x's type.
 ///
@@ -14,6 +15,7 @@ use crate::params::Param;
 /// # Errors
 /// A weight whose columns are not x's last dimension.
 pub fn linear(x: &Tensor, weight: &Param) -> Result<Tensor> {
+    let _span = span("linear");
     let (rows, shape) = rows_and_shape(x, weight)?;
     let w = weight.compute(x.dtype())?;
     let using = weight.begin_use();

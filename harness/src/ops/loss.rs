@@ -6,6 +6,7 @@ use tilewright::kernels::{self, FloatElement};
 
 use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
 use super::tape::record1;
+use crate::profile::span;
 
 /// No target is ignored: this is no token.
 const NONE_IGNORED: i64 = -1;
@@ -45,6 +46,7 @@ pub fn cross_entropy_rows(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 
 /// (losses [rows], lse [rows]).
 pub(crate) fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor) -> Result<(Fresh<f32>, Tensor)> {
+    let _span = span("cross_entropy");
     let rows = logits.dim(0)?;
     let [mut losses, mut lse] = [Fresh::<f32>::new(logits.device(), rows)?, Fresh::new(logits.device(), rows)?];
     let (logits, targets) = (Read::<T>::new(logits)?, Read::<u32>::new(targets)?);
@@ -91,6 +93,7 @@ pub(crate) fn backward<T: Elem + FloatElement>(
 
 /// As [`cross_entropy`], in candle's own ops, in f32: what it is compared with.
 pub fn cross_entropy_unfused(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let _span = span("cross_entropy");
     let logits = logits.to_dtype(DType::F32)?;
     // The maximum only keeps exp in range: its gradient cancels.
     let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;

@@ -6,6 +6,7 @@ use tilewright::kernels::{FloatElement, layer_norm as layer, rms_norm as rms};
 use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
 use super::tape::record2;
 use crate::params::Param;
+use crate::profile::span;
 
 /// y = x / √(mean(x²) + ε) · w over the last dimension of x, for a weight w [d].
 ///
@@ -29,6 +30,7 @@ pub fn rms_norm(x: &Tensor, weight: &Param, eps: f64) -> Result<Tensor> {
 
 /// (y, rstd [rows]) of x and w.
 pub(crate) fn rms_forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Fresh<T>, Tensor)> {
+    let _span = span("rms_norm");
     let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
     let (x, w) = (Read::<T>::new(x)?, Read::<T>::new(w)?);
     let x_rows = x.rows()?;
@@ -94,6 +96,7 @@ pub(crate) fn layer_forward<T: Elem + FloatElement>(
     b: &Tensor,
     eps: f64,
 ) -> Result<(Fresh<T>, [Tensor; 2])> {
+    let _span = span("layer_norm");
     let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
     let (x, w, b) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<T>::new(b)?);
     let x_rows = x.rows()?;

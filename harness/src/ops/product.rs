@@ -6,6 +6,7 @@
 use candle_core::{Result, Tensor};
 
 use super::memory::{Elem, Fresh, Read, for_float_type, write};
+use crate::profile::span;
 
 /// a·b of a [m, k] and b [k, n], both of one float type, which is that of the result [m, n].
 ///
@@ -18,6 +19,7 @@ pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 /// As [`product`], as memory that can be put onto the tape.
 pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
+    let _span = span("matrix product");
     let (m, k, n) = sizes(a, b)?;
     let device = a.device();
     let mut c = Fresh::<T>::new(device, m * n)?;
@@ -35,6 +37,7 @@ pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
 
 /// base + a·b, for a contiguous base of m·n elements and of the operands' type: rounded once.
 pub fn fresh_product_plus<T: Elem>(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
+    let _span = span("matrix product");
     let (m, k, n) = sizes(a, b)?;
     if base.elem_count() != m * n {
         let message = format!("a product of shape {:?} cannot be added to {:?}", [m, n], base.dims());
@@ -63,6 +66,7 @@ pub fn fresh_product_plus<T: Elem>(base: &Tensor, a: &Tensor, b: &Tensor) -> Res
 /// # Errors
 /// As [`product`].
 pub fn add_product(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    let _span = span("matrix product");
     let (m, k, n) = sizes(a, b)?;
     if c.dims() != [m, n] {
         return Err(candle_core::Error::Msg(format!(

@@ -7,6 +7,7 @@ use tilewright::kernels::{self, FloatElement};
 
 use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
 use super::tape::record1;
+use crate::profile::span;
 
 /// Turns pairs of neighbours in each head by angles that grow with the position.
 #[derive(Clone, Debug)]
@@ -63,6 +64,7 @@ impl Rope {
     /// # Errors
     /// Positions beyond the largest one, or heads of another size.
     pub fn apply(&self, x: &Tensor, start: usize) -> Result<Tensor> {
+        let _span = span("rope");
         self.check(x, start)?;
         let rope = self.clone();
         for_float_type!(x.dtype(), "rope", T => {
@@ -120,6 +122,7 @@ impl Rope {
     /// # Errors
     /// As there; also [`Rope::with_tables`] was not called.
     pub fn apply_unfused(&self, x: &Tensor, start: usize) -> Result<Tensor> {
+        let _span = span("rope");
         let [batch, length, heads, d] = self.check(x, start)?;
         let Some((cos, sin)) = &self.tables else {
             return Err(candle_core::Error::Msg("the unfused rope needs its tables: call Rope::with_tables".into()));

@@ -11,6 +11,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, S
 
 use super::memory::{Elem, Fresh};
 use crate::params::grad_enabled;
+use crate::profile::span;
 
 /// Gradients of the inputs, given the inputs, the result and its gradient, which is contiguous. `None` for an input that
 /// takes none.
@@ -127,6 +128,7 @@ macro_rules! custom_op {
             }
 
             fn bwd(&self, $($input: &Tensor),*, result: &Tensor, gradient: &Tensor) -> Result<$returned> {
+                let _span = span(self.name);
                 let inputs = [$($input),*];
                 let $gradients = wanted(inputs, (self.backward)(inputs, result, &gradient.contiguous()?)?);
                 Ok($give)

@@ -17,7 +17,7 @@ td, th { padding: .15rem .7rem; }
 .note { color: #444; max-width: 50rem; }
 .facts th { text-align: left; font-weight: 600; border: none; }
 .facts td { border: none !important; }
-svg { max-width: 100%; height: auto; }
+svg, img { max-width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 nav ul { columns: 2; }
 ";
@@ -62,7 +62,8 @@ fn part(part: &Part) -> String {
         Part::Table(table) => self::table(table),
         Part::Plot(plot) => format!("<div class=\"wide\">\n{}</div>\n", inline(&plot.to_svg())),
         Part::Image { title, svg, .. } => {
-            format!("<h3>{}</h3>\n<div class=\"wide\">\n{}</div>\n", escaped(title), inline(svg))
+            let (title, data) = (escaped(title), percent_encoded(inline(svg)));
+            format!("<h3>{title}</h3>\n<img alt=\"{title}\" src=\"data:image/svg+xml,{data}\">\n")
         }
     }
 }
@@ -70,6 +71,35 @@ fn part(part: &Part) -> String {
 /// An SVG file without what only stands at the start of a file.
 fn inline(svg: &str) -> &str {
     svg.find("<svg").map_or(svg, |start| &svg[start..])
+}
+
+/// An image from elsewhere may have scripts and names of its own, which an address keeps apart from the page.
+fn percent_encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() * 5 / 4);
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z'
+            | b'A'..=b'Z'
+            | b'0'..=b'9'
+            | b' '
+            | b'='
+            | b'/'
+            | b':'
+            | b';'
+            | b','
+            | b'.'
+            | b'-'
+            | b'_'
+            | b'('
+            | b')' => {
+                out.push(char::from(byte));
+            }
+            byte => {
+                let _ = write!(out, "%{byte:02X}");
+            }
+        }
+    }
+    out
 }
 
 fn table(table: &Table) -> String {

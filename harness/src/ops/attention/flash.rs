@@ -8,6 +8,7 @@ use tilewright::kernels::{self, FloatElement, TensorMut};
 use crate::ops::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
 use crate::ops::rope::Rope;
 use crate::ops::tape::{record1, record3};
+use crate::profile::span;
 
 /// O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d] of any
 /// strides, where heads_kv divides heads. O lies by rows: its transpose to [batch, n_q, heads, d] is contiguous. With `causal`,
@@ -16,6 +17,7 @@ use crate::ops::tape::{record1, record3};
 /// # Errors
 /// Shapes that do not fit each other, a head dimension above 256.
 pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: Option<f64>) -> Result<Tensor> {
+    let _span = span("attention");
     let options = options(causal, scale);
     let (batch, heads, n_q, d) = q.dims4()?;
     for_float_type!(q.dtype(), "flash_attention", T => {
@@ -148,6 +150,7 @@ pub(crate) fn packed_forward<T: Elem + FloatElement>(
     heads: Heads,
     rope: &Rope,
 ) -> Result<(Fresh<T>, Kept)> {
+    let _span = span("attention");
     let (batch, n) = batch_and_length(qkv, heads)?;
     let (d, turned_heads) = (heads.d, heads.turned());
     let (columns, turned_columns) = (heads.columns(), turned_heads * d);
@@ -186,6 +189,7 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
     heads: Heads,
     rope: &Rope,
 ) -> Result<Tensor> {
+    let _span = span("attention");
     let (batch, n) = batch_and_length(qkv, heads)?;
     let (d, turned_heads) = (heads.d, heads.turned());
     let (columns, turned_columns) = (heads.columns(), turned_heads * d);

@@ -1,5 +1,6 @@
 //! Attention by its definition, in candle's own ops.
 
+use crate::profile::span;
 use candle_core::{D, DType, Result, Tensor};
 
 /// softmax(scale · Q Kᵀ) V with the whole matrix of scores in memory, for q [batch, heads, n_q, d], k and v
@@ -8,12 +9,19 @@ use candle_core::{D, DType, Result, Tensor};
 /// # Errors
 /// Shapes that do not fit each other.
 pub fn naive_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: Option<f64>) -> Result<Tensor> {
+    let _span = span("attention");
     let (n_q, d) = (q.dim(2)?, q.dim(3)?);
     let scale = scale.unwrap_or(1.0 / (d as f64).sqrt());
-    let scores = (batched_product(q, &k.t()?)?.to_dtype(score_type(q))? * scale)?;
-    let scores = if causal { scores.broadcast_add(&causal_mask(n_q, k.dim(2)?, &scores)?)? } else { scores };
+    let scores = {
+        let _span = span("scores");
+        let scores = (batched_product(q, &k.t()?)?.to_dtype(score_type(q))? * scale)?;
+        if causal { scores.broadcast_add(&causal_mask(n_q, k.dim(2)?, &scores)?)? } else { scores }
+    };
     let weights = softmax(&scores)?.to_dtype(q.dtype())?;
-    let o = batched_product(&weights, v)?;
+    let o = {
+        let _span = span("values");
+        batched_product(&weights, v)?
+    };
     match n_q.checked_sub(k.dim(2)?) {
         Some(hidden) if causal && hidden > 0 => see_nothing(&o, hidden),
         _ => Ok(o),
@@ -27,6 +35,7 @@ pub(super) fn see_nothing(o: &Tensor, hidden: usize) -> Result<Tensor> {
 
 /// Softmax over the last dimension in differentiable ops: the maximum only keeps exp in range, so that it takes no gradient.
 pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
+    let _span = span("softmax");
     let weights = x.broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?.exp()?;
     weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)
 }
@@ -45,6 +54,7 @@ fn causal_mask(n_q: usize, n_k: usize, like: &Tensor) -> Result<Tensor> {
 /// a·b of batches of matrices. Candle's CPU does not multiply bf16: there the operands are widened, which changes no product,
 /// and the result is rounded once.
 pub(super) fn batched_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let _span = span("matrix product");
     let (a, b) = (a.contiguous()?, b.contiguous()?);
     if a.dtype() == DType::BF16 && a.device().is_cpu() {
         return a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?)?.to_dtype(DType::BF16);

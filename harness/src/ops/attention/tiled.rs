@@ -7,6 +7,7 @@ use candle_core::{D, Result, Tensor};
 use super::naive::{batched_product, score_type, see_nothing};
 use crate::ops::memory::{Fresh, for_float_type};
 use crate::ops::tape::record3;
+use crate::profile::span;
 
 /// Rows of a tile of queries and of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -47,6 +48,7 @@ pub fn tiled_attention(
     scale: Option<f64>,
     tiling: Tiling,
 ) -> Result<Tensor> {
+    let _span = span("attention");
     if tiling.queries == 0 || tiling.keys == 0 {
         return Err(candle_core::Error::Msg(
             "a tile of attention needs at least one row of queries and of keys".into(),

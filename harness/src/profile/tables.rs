@@ -1,0 +1,271 @@
+//! Tables and plots of a profile.
+
+use std::collections::BTreeMap;
+
+use super::{Item, Phase, Profile, milliseconds};
+use crate::report::{Axis, Bar, Cell, Column, Plot, Table};
+
+/// What kind of work a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    MatrixProduct,
+    /// A kernel that does all of attention: products and softmax in one.
+    Attention,
+    Softmax,
+    Norm,
+    Loss,
+    Elementwise,
+    Optimizer,
+    Memory,
+    Other,
+}
+
+impl Class {
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::MatrixProduct => "matrix products",
+            Class::Attention => "attention kernels",
+            Class::Softmax => "softmax",
+            Class::Norm => "norms",
+            Class::Loss => "loss",
+            Class::Elementwise => "elementwise",
+            Class::Optimizer => "optimizer",
+            Class::Memory => "copies and fills",
+            Class::Other => "other, and between kernels",
+        }
+    }
+
+    /// By the words that kernels of this repository, of candle and of cuBLAS have in their names.
+    pub fn of(name: &str) -> Class {
+        const WORDS: [(Class, &[&str]); 8] = [
+            (Class::Attention, &["flash", "attention_fwd", "attention_bwd"]),
+            (Class::MatrixProduct, &["matrix product", "matmul", "gemm", "nvjet", "cutlass", "cublas", "splitk"]),
+            (Class::Softmax, &["softmax"]),
+            (Class::Norm, &["norm"]),
+            (Class::Loss, &["cross_entropy", "loss"]),
+            (Class::Optimizer, &["adam"]),
+            (Class::Memory, &["copy", "fill", "memcpy", "memset", "ucopy", "const_set"]),
+            (
+                Class::Elementwise,
+                &[
+                    "silu", "swiglu", "rope", "cast", "badd", "bsub", "bmul", "bdiv", "usqr", "usqrt", "uexp",
+                    "affine", "where",
+                ],
+            ),
+        ];
+        let name = name.to_lowercase();
+        // Kernels end with `.sum` where they only finish another one's work.
+        let found = WORDS.iter().find(|(_, words)| words.iter().any(|word| name.contains(word)));
+        found.map_or(Class::Other, |(class, _)| *class)
+    }
+}
+
+/// Each phase's time in a step, and how the sum agrees with the measured steps.
+pub fn phases(profile: &Profile<'_>) -> Table {
+    let steps = profile.steps.len().max(1) as f64;
+    let step_ms: Vec<f64> = profile.steps.iter().map(|span| milliseconds(span.end_ns - span.start_ns)).collect();
+    let mean = step_ms.iter().sum::<f64>() / steps;
+    let mut table = Table::new(
+        "phases",
+        "Time of a step by phase",
+        [
+            Column::text("phase"),
+            Column::number("time").unit("ms").decimals(3),
+            Column::number("share").unit("%").decimals(1),
+            Column::number("GPU busy").unit("ms").decimals(3),
+            Column::number("GPU activities").decimals(0),
+        ],
+    );
+    let mut sum = 0.0;
+    for phase in Phase::ALL {
+        let times = profile.phase_times(phase);
+        let total = times.iter().sum::<f64>();
+        if total == 0.0 {
+            continue;
+        }
+        sum += total / steps;
+        let activities = profile.trace.activities.iter().filter(|a| profile.trace.phase(a.node) == Some(phase)).count();
+        let on_gpu = |x: f64| if profile.on_gpu() { Cell::from(x / steps) } else { Cell::Empty };
+        table.push([
+            Cell::from(phase.name()),
+            Cell::statistics(&times),
+            Cell::from(100.0 * total / steps / mean),
+            on_gpu(profile.busy(phase)),
+            on_gpu(activities as f64),
+        ]);
+    }
+    let share = 100.0 * sum / mean;
+    table.push([Cell::from("sum"), Cell::from(sum), Cell::from(share), Cell::Empty, Cell::Empty]);
+    table.push([Cell::from("step, measured"), Cell::statistics(&step_ms), Cell::from(100.0), Cell::Empty, Cell::Empty]);
+    let note = match profile.on_gpu() {
+        true => {
+            "Time is the host's, from a phase's begin until the GPU has done its work; where the GPU is busy for much less \
+                 of it, the host does not keep up."
+        }
+        false => "Time of the calling thread, which waits for the threads that help it.",
+    };
+    table.note(note).without_empty_columns()
+}
+
+/// Names by their time, in each phase.
+pub fn names(profile: &Profile<'_>, count: usize) -> Table {
+    let steps = profile.steps.len().max(1) as f64;
+    let (title, what) = match profile.on_gpu() {
+        true => ("Kernels and copies by their time on the GPU", "kernel"),
+        false => ("Operations by their own time, without that of operations inside them", "operation"),
+    };
+    let mut table = Table::new(
+        "names",
+        title,
+        [
+            Column::text("phase"),
+            Column::text(what).key("name"),
+            Column::number("calls a step").key("calls").decimals(1),
+            Column::number("time a step").unit("ms").key("time_ms").decimals(3),
+            Column::number("of the phase").unit("%").key("share_percent").decimals(1),
+        ],
+    );
+    for phase in Phase::ALL {
+        let mut by_name: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        for item in of_phase(profile, phase) {
+            let entry = by_name.entry(shown(item, phase)).or_default();
+            entry.0 += item.ns;
+            entry.1 += item.count;
+        }
+        let total: u64 = by_name.values().map(|(ns, _)| ns).sum();
+        let mut rows: Vec<(&str, (u64, u64))> = by_name.into_iter().filter(|(_, (ns, _))| *ns > 0).collect();
+        rows.sort_by_key(|(_, (ns, _))| std::cmp::Reverse(*ns));
+        for (name, (ns, calls)) in rows.into_iter().take(count) {
+            table.push([
+                Cell::from(phase.name()),
+                Cell::from(name),
+                Cell::from(calls as f64 / steps),
+                Cell::from(milliseconds(ns) / steps),
+                Cell::from(100.0 * ns as f64 / total as f64),
+            ]);
+        }
+    }
+    table
+}
+
+/// The phase's own time is what no span inside it names.
+fn shown(item: &Item, phase: Phase) -> &str {
+    if item.name == phase.name() { "(not named)" } else { &item.name }
+}
+
+fn of_phase<'p>(profile: &'p Profile<'_>, phase: Phase) -> impl Iterator<Item = &'p Item> {
+    profile.items.iter().filter(move |item| profile.trace.phase(item.node) == Some(phase))
+}
+
+/// Shares of matrix products and of the other kinds of work in each phase.
+pub fn classes(profile: &Profile<'_>) -> Table {
+    let steps = profile.steps.len().max(1) as f64;
+    let phases: Vec<Phase> = Phase::ALL.into_iter().filter(|&p| of_phase(profile, p).any(|item| item.ns > 0)).collect();
+    let columns = phases.iter().flat_map(|phase| {
+        [
+            Column::number(phase.name()).unit("ms").decimals(3),
+            Column::number(&format!("of {}", phase.name())).unit("%").decimals(1),
+        ]
+    });
+    let whole = [Column::number("step").unit("ms").decimals(3), Column::number("of step").unit("%").decimals(1)];
+    let mut table =
+        Table::new("classes", "Kinds of work", [Column::text("work")].into_iter().chain(columns).chain(whole));
+    let mut sums: BTreeMap<Class, Vec<u64>> = BTreeMap::new();
+    for (p, &phase) in phases.iter().enumerate() {
+        for item in of_phase(profile, phase) {
+            sums.entry(Class::of(&item.name)).or_insert_with(|| vec![0; phases.len()])[p] += item.ns;
+        }
+    }
+    let totals: Vec<u64> = (0..phases.len()).map(|p| sums.values().map(|ns| ns[p]).sum()).collect();
+    let all: u64 = totals.iter().sum();
+    for (class, ns) in &sums {
+        let pair = |ns: u64, of: u64| {
+            let share = if of == 0 { Cell::Empty } else { Cell::from(100.0 * ns as f64 / of as f64) };
+            [Cell::from(milliseconds(ns) / steps), share]
+        };
+        let mut row = vec![Cell::from(class.name())];
+        row.extend(ns.iter().zip(&totals).flat_map(|(&ns, &of)| pair(ns, of)));
+        row.extend(pair(ns.iter().sum(), all));
+        table.push(row);
+    }
+    table
+}
+
+/// Floating-point operations of the parts of attention by definition, in one forward pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionFlop {
+    pub scores: f64,
+    pub softmax: f64,
+    pub values: f64,
+}
+
+impl AttentionFlop {
+    /// For `layers` layers of [batch, heads, n, d]: two operations for each product of elements; for the softmax of a row
+    /// maximum, difference, exponential, sum and quotient of each element. The masked half is computed too.
+    pub fn new(layers: usize, batch: usize, heads: usize, n: usize, d: usize) -> AttentionFlop {
+        let rows = (layers * batch * heads * n) as f64;
+        let (n, d) = (n as f64, d as f64);
+        AttentionFlop { scores: rows * 2.0 * n * d, softmax: rows * 5.0 * n, values: rows * 2.0 * n * d }
+    }
+}
+
+/// Attention's softmax against its products, forward; none where attention is one kernel.
+pub fn attention(profile: &Profile<'_>, flop: AttentionFlop) -> Option<Table> {
+    let steps = profile.steps.len().max(1) as f64;
+    let forward = |name: &str| -> f64 {
+        let inside = |item: &&Item| profile.inside(item.node, "attention") && profile.inside(item.node, name);
+        let ns: u64 = of_phase(profile, Phase::Forward).filter(inside).map(|item| item.ns).sum();
+        milliseconds(ns) / steps
+    };
+    let parts = [
+        ("scores: Q·Kᵀ, scale, mask", forward("scores"), flop.scores),
+        ("softmax", forward("softmax"), flop.softmax),
+        ("weights · V", forward("values"), flop.values),
+    ];
+    if parts[1].1 == 0.0 {
+        return None;
+    }
+    let mut table = Table::new(
+        "attention",
+        "Attention, forward: softmax against products",
+        [
+            Column::text("part"),
+            Column::number("time a step").unit("ms").key("time_ms").decimals(3),
+            Column::number("operations").unit("GFLOP").key("gflop").significant(4),
+            Column::number("rate").unit("GFLOP/s").significant(3),
+        ],
+    )
+    .note(format!(
+        "The softmax takes {:.2} times as long as the products for {:.3} times the operations: it moves the matrix of scores \
+         through memory several times and computes little with it.",
+        parts[1].1 / (parts[0].1 + parts[2].1),
+        flop.softmax / (flop.scores + flop.values),
+    ));
+    for (name, ms, flop) in parts {
+        table.push([Cell::from(name), Cell::from(ms), Cell::from(flop / 1e9), Cell::from(flop / 1e6 / ms)]);
+    }
+    Some(table)
+}
+
+/// The longest names of all phases as bars.
+pub fn plot(profile: &Profile<'_>, count: usize) -> Plot {
+    let steps = profile.steps.len().max(1) as f64;
+    let mut by_name: BTreeMap<(&str, Phase), u64> = BTreeMap::new();
+    for phase in Phase::ALL {
+        for item in of_phase(profile, phase) {
+            *by_name.entry((shown(item, phase), phase)).or_default() += item.ns;
+        }
+    }
+    let mut rows: Vec<((&str, Phase), u64)> = by_name.into_iter().collect();
+    rows.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+    let bar = |((name, phase), ns): ((&str, Phase), u64)| Bar {
+        // Names of C++ kernels are longer than a page is wide.
+        name: name.chars().take(48).collect(),
+        group: phase.name().to_string(),
+        value: milliseconds(ns) / steps,
+        error: None,
+    };
+    let bars = rows.into_iter().filter(|(_, ns)| *ns > 0).take(count).map(bar).collect();
+    let title = if profile.on_gpu() { "Time on the GPU in a step" } else { "Own time of operations in a step" };
+    Plot::bars("names", title, Axis::linear("ms"), bars)
+}
