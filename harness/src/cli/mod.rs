@@ -13,12 +13,15 @@ mod compile;
 pub(crate) mod demo;
 mod doctor;
 mod error;
+mod generate;
 mod launch;
 mod list;
 mod manifest;
+mod model_options;
 mod numerics;
 pub(crate) mod run;
 mod tensors;
+mod train;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -48,6 +51,10 @@ enum Command {
     Compile(compile::Arguments),
     /// Time kernels, launches and compilations, and check what is timed
     Bench(bench::Arguments),
+    /// Train a Transformer on a text: on the book that ships, unless told otherwise
+    Train(train::Arguments),
+    /// Let a trained model write
+    Generate(generate::Arguments),
     /// Start the ranks of a program on this host, and end all of them when one fails
     Launch(launch::Arguments),
     /// Show by experiment what 16-bit numbers do to sums, layer norms and gradients
@@ -92,6 +99,8 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::List(arguments) => list::run(&arguments, out),
         Command::Compile(arguments) => compile::run(&arguments, out),
         Command::Bench(arguments) => bench::run(&arguments, out),
+        Command::Train(arguments) => train::run(&arguments, out),
+        Command::Generate(arguments) => generate::run(&arguments, out),
         Command::Launch(arguments) => launch::run(&arguments, out),
         Command::Numerics(arguments) => numerics::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),

@@ -193,8 +193,24 @@ impl Transformer {
         }
     }
 
+    /// Runs forward, and shows what the embedding, each block and the head made of `tokens`, in order: for finding where a number
+    /// went wrong.
+    ///
+    /// # Errors
+    /// As [`Transformer::logits`], and those of `see`.
+    pub fn trace(&self, tokens: &Tensor, see: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
+        let x = self.stream_seen(tokens, see)?;
+        let normed = self.norm.apply(&self.config, &x)?;
+        see("norm", &normed)?;
+        see("head", &ops::linear(&normed, &self.head)?)
+    }
+
     /// What the blocks make of tokens [batch, length]: [batch, length, width], before the last norm.
     fn stream(&self, tokens: &Tensor) -> Result<Tensor> {
+        self.stream_seen(tokens, &mut |_, _| Ok(()))
+    }
+
+    fn stream_seen(&self, tokens: &Tensor, see: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<Tensor> {
         let (_, length) = tokens.dims2()?;
         if length > self.config.context {
             let message = format!(
@@ -205,12 +221,14 @@ impl Transformer {
             return Err(Error::Msg(message));
         }
         let mut x = ops::embedding(tokens, &self.embedding, self.config.precision.dtype())?;
-        for block in &self.blocks {
+        see("embedding", &x)?;
+        for (i, block) in self.blocks.iter().enumerate() {
             x = match (self.config.fusion, self.config.checkpoint) {
                 (Fusion::Blocks, keep_input_only) => block::apply(block, &x, keep_input_only)?,
                 (Fusion::None | Fusion::Ops, false) => block.forward(&x)?,
                 (Fusion::None | Fusion::Ops, true) => checkpoint::apply(block, &x)?,
             };
+            see(&format!("blocks.{i}"), &x)?;
         }
         Ok(x)
     }

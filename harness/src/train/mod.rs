@@ -16,6 +16,7 @@ mod model;
 mod peak;
 pub mod run;
 mod scale;
+mod transformer;
 
 pub use error::{Error, Result, is_out_of_memory};
 pub use generate::{Sampling, generate};

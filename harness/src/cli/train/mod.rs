@@ -1,0 +1,204 @@
+//! `tilewright train`: a Transformer on a text, from nothing or from a checkpoint.
+
+mod plan;
+mod progress;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+
+use self::plan::Plan;
+use self::progress::Progress;
+use super::model_options::{ModelOptions, device_info, model_device, peak};
+use super::run::{Choice, device};
+use super::{CliError, Result};
+use crate::model::Transformer;
+use crate::train::run::{CHECKPOINT, CURVE, LOG};
+use crate::train::{self, Ending, LanguageModel, Run};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Text to learn from, a UTF-8 file; without it, the book that ships
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Most entries of the vocabulary that is made from the text; 1024, and 10000 with --size
+    #[arg(long, value_name = "N")]
+    vocab: Option<usize>,
+    /// Folder of the run: checkpoint, log and loss curve
+    #[arg(long, value_name = "DIR", default_value = "tilewright-run")]
+    out: PathBuf,
+    /// Go on from the checkpoint in the folder; what is not said again is as it was
+    #[arg(long)]
+    resume: bool,
+    /// Where to train: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    #[arg(long, value_parser = device)]
+    device: Option<Choice>,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    steps: Steps,
+    #[command(flatten)]
+    rates: Rates,
+}
+
+/// What the steps are.
+#[derive(Args)]
+#[command(next_help_heading = "Steps")]
+struct Steps {
+    /// Tokens of a window; 128
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    /// Windows of a step; 16
+    #[arg(long, value_name = "WINDOWS")]
+    batch: Option<usize>,
+    /// Windows that run at a time, where a whole batch does not fit into memory: gradients are added up
+    #[arg(long, value_name = "WINDOWS")]
+    micro_batch: Option<usize>,
+    /// Steps in all; 600
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Stop after so many minutes, with the state saved
+    #[arg(long, value_name = "MINUTES")]
+    minutes: Option<f64>,
+    /// Steps between evaluations on the last tenth of the text, 0 for one at the end only; 100
+    #[arg(long, value_name = "STEPS")]
+    evaluate_every: Option<u64>,
+    /// Windows of an evaluation, at most; 64
+    #[arg(long, value_name = "WINDOWS")]
+    evaluate_windows: Option<usize>,
+    /// Steps between checkpoints, 0 for one at the end only; 100
+    #[arg(long, value_name = "STEPS")]
+    save_every: Option<u64>,
+    /// Seed of starting values and of the order of windows; 0
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// How parameters change.
+#[derive(Args)]
+#[command(next_help_heading = "Optimizer (AdamW)")]
+struct Rates {
+    /// Highest learning rate; 0.003, and 0.0006 with --size
+    #[arg(long, value_name = "RATE")]
+    lr: Option<f64>,
+    /// Learning rate at the end; a tenth of the highest
+    #[arg(long, value_name = "RATE")]
+    min_lr: Option<f64>,
+    /// Steps in which the learning rate rises; a twentieth of all, at most 2000
+    #[arg(long, value_name = "STEPS")]
+    warmup: Option<u64>,
+    /// Weight decay of matrices; 0.1
+    #[arg(long, value_name = "LAMBDA")]
+    weight_decay: Option<f64>,
+    /// Let embeddings decay too
+    #[arg(long)]
+    decay_embeddings: bool,
+    /// 0.9
+    #[arg(long)]
+    beta1: Option<f64>,
+    /// 0.95
+    #[arg(long)]
+    beta2: Option<f64>,
+    /// 1e-8
+    #[arg(long)]
+    eps: Option<f64>,
+    /// Largest norm of the gradient, 0 for no limit; 1
+    #[arg(long, value_name = "NORM")]
+    clip: Option<f64>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let device = model_device(arguments.device)?;
+    let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
+    let name = device_info(&device)?.name;
+    let millions = config.parameters() as f64 / 1e6;
+    writeln!(out, "text: {}, {} tokens of {}", data.name, data.tokens.len(), config.vocabulary)?;
+    writeln!(out, "model: {millions:.2} M parameters, {}, on {name}", config.precision)?;
+    out.flush()?;
+
+    let fail = |error: train::Error| explain(error, &device, &options, &config);
+    let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
+    let mut run = Run::begin(&model, &data, options, &arguments.out, checkpoint.as_ref()).map_err(fail)?;
+    // The file is not needed any more, and may be large.
+    drop(checkpoint);
+    let begun = run.learner().step();
+    if begun >= options.steps {
+        return Err(CliError::usage(
+            format!("the run has made {begun} steps already, of {}", options.steps),
+            "--steps says how many it makes in all",
+        ));
+    }
+    run.peak = Some(peak(&device, config.precision)?);
+    run.time_limit = arguments.steps.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes.max(0.0)));
+    let uniform = (model.vocabulary() as f64).ln();
+    match begun {
+        0 => writeln!(out, "a model that knows nothing has the loss ln({}) = {uniform:.3}", model.vocabulary())?,
+        step => writeln!(out, "going on after step {step}")?,
+    }
+    out.flush()?;
+    let stop = watch_for_ctrl_c()?;
+    let mut progress = Progress::new(begun, options.steps);
+    let ending = run.go(&stop, &mut progress);
+    progress.finish();
+    let ending = ending.map_err(fail)?;
+    let step = run.learner().step();
+    writeln!(out, "step {step}: {}", progress.summary())?;
+    for file in [CHECKPOINT, LOG, CURVE] {
+        writeln!(out, "wrote {}", arguments.out.join(file).display())?;
+    }
+    match ending {
+        Ending::Done => writeln!(out, "`tilewright generate {}` lets it write", arguments.out.display())?,
+        Ending::OutOfTime => writeln!(out, "its time is over; --resume goes on")?,
+        Ending::Stopped => {
+            return Err(CliError::Failure(format!(
+                "stopped after step {step}, with the state saved; --resume goes on"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Becomes true at the first Ctrl-C; the second one ends the program at once.
+fn watch_for_ctrl_c() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let heard = stop.clone();
+    let watching = ctrlc::set_handler(move || {
+        if heard.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("stopping after this step; Ctrl-C again ends at once");
+    });
+    watching.map_err(|error| CliError::Failure(format!("cannot watch for Ctrl-C: {error}")))?;
+    Ok(stop)
+}
+
+/// The error in the words of the command line: what to lower where memory was short.
+fn explain(
+    error: train::Error,
+    device: &candle_core::Device,
+    options: &train::RunOptions,
+    config: &crate::model::Config,
+) -> CliError {
+    if !error.is_out_of_memory() {
+        return CliError::Failure(error.to_string());
+    }
+    let gib = |bytes: f64| format!("{:.2} GiB", bytes / (1u64 << 30) as f64);
+    let free = crate::ops::memory::kernel_device(device).ok().and_then(|device| device.memory_in_use().ok().flatten());
+    let free = match free {
+        Some((free, total)) => format!("{} of {} are free now", gib(free as f64), gib(total as f64)),
+        None => "how much is free is not known".to_string(),
+    };
+    let copy = if config.precision.dtype() == candle_core::DType::F32 { 0.0 } else { 2.0 };
+    let state = gib((16.0 + copy) * config.parameters() as f64);
+    let smaller = (options.micro_batch / 2).max(1);
+    CliError::Failure(format!(
+        "out of memory: {error}\n  {free}; parameters, gradients and moments take {state}, and activations of {} windows of {} \
+         tokens what is above\n  help: --micro-batch {smaller} (the batch stays as it is), --recompute, a smaller --context, \
+         --precision bf16 or a smaller model need less",
+        options.micro_batch, options.context
+    ))
+}

@@ -1,0 +1,178 @@
+//! From arguments, and a checkpoint if there is one, to what a run does.
+
+use std::path::PathBuf;
+
+use tilewright::Cache;
+
+use super::{Arguments, Rates, Steps};
+use crate::cli::{CliError, Result};
+use crate::data::{self, Bpe, Dataset, SHIPPED_NAME, Text};
+use crate::model::Config;
+use crate::optim::{AdamWOptions, Schedule};
+use crate::train::checkpoint::{Checkpoint, hex};
+use crate::train::run::CHECKPOINT;
+use crate::train::{LearnerOptions, RunOptions};
+
+/// What a run does, and what it needs.
+pub struct Plan {
+    pub config: Config,
+    pub options: RunOptions,
+    pub data: Dataset,
+    pub checkpoint: Option<Checkpoint>,
+}
+
+pub fn plan(arguments: &Arguments) -> Result<Plan> {
+    let path = arguments.out.join(CHECKPOINT);
+    match (arguments.resume, path.exists()) {
+        (true, _) => resumed(arguments, open(&path)?),
+        (false, true) => Err(CliError::usage(
+            format!("{} holds a checkpoint of another run already", arguments.out.display()),
+            "--resume goes on from it, --out names another folder",
+        )),
+        (false, false) => fresh(arguments),
+    }
+}
+
+fn failure(error: impl std::fmt::Display) -> CliError {
+    CliError::Failure(error.to_string())
+}
+
+fn open(path: &std::path::Path) -> Result<Checkpoint> {
+    Checkpoint::open(path).map_err(failure)
+}
+
+/// Where tokenizers and tokens are kept: beside compiled kernels, for all runs.
+fn data_folder(arguments: &Arguments) -> Result<PathBuf> {
+    Ok(Cache::from_env()?.dir().unwrap_or(&arguments.out).join("data"))
+}
+
+fn text(arguments: &Arguments, name: Option<&str>) -> Result<Text> {
+    match (&arguments.data, name) {
+        (Some(path), _) => Text::open(path).map_err(failure),
+        (None, Some(name)) if name != SHIPPED_NAME => Text::open(name.as_ref()).map_err(failure),
+        (None, _) => Ok(Text::shipped()),
+    }
+}
+
+fn fresh(arguments: &Arguments) -> Result<Plan> {
+    let sized = arguments.model.size.is_some();
+    let base = Config { context: arguments.steps.context.unwrap_or(128), ..Config::default() };
+    // Everything about the model but its vocabulary can be wrong before the text is read.
+    arguments.model.config(base.clone())?;
+    let options = options(arguments, &defaults(arguments, sized))?;
+    let vocabulary = arguments.vocab.unwrap_or(if sized { 10_000 } else { 1024 });
+    let data = data::prepare(&text(arguments, None)?, vocabulary, &data_folder(arguments)?).map_err(failure)?;
+    data.check_context(options.context).map_err(failure)?;
+    let config = arguments.model.config(Config { vocabulary: data.tokenizer.vocabulary(), ..base })?;
+    Ok(Plan { config, options, data, checkpoint: None })
+}
+
+fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
+    let unreadable = |error: serde_json::Error| {
+        CliError::file("use the checkpoint", checkpoint.path(), format!("its hyperparameters are unknown: {error}"))
+    };
+    let trained: Config = serde_json::from_value(checkpoint.header.model.clone()).map_err(unreadable)?;
+    let before: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).map_err(unreadable)?;
+    let context = arguments.steps.context.unwrap_or(trained.context);
+    let config = arguments.model.config(Config { context, ..trained })?;
+    let model = serde_json::to_value(&config).map_err(failure)?;
+    checkpoint.check_model(&model).map_err(failure)?;
+    if arguments.vocab.is_some_and(|vocab| vocab < config.vocabulary) {
+        return Err(CliError::usage(
+            format!("the checkpoint's vocabulary has {} entries", config.vocabulary),
+            "leave --vocab out, or begin a new run with another --out",
+        ));
+    }
+    let options = options(arguments, &before)?;
+    let text = text(arguments, Some(&checkpoint.header.data))?;
+    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(failure)?;
+    let data = data::read_or_make(&text, tokenizer, &data_folder(arguments)?).map_err(failure)?;
+    if hex(&data.tokens.text_hash()) != checkpoint.header.data_hash {
+        return Err(CliError::Failure(format!(
+            "the checkpoint was trained on another text: expected {}, found {}, which is not the same\n  help: --data names \
+             the text, unchanged",
+            checkpoint.header.data, data.name
+        )));
+    }
+    data.check_context(options.context).map_err(failure)?;
+    Ok(Plan { config, options, data, checkpoint: Some(checkpoint) })
+}
+
+/// What a run does that was told nothing more.
+fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
+    let steps = arguments.steps.steps.unwrap_or(600);
+    let peak = arguments.rates.lr.unwrap_or(if sized { 6e-4 } else { 3e-3 });
+    let batch = arguments.steps.batch.unwrap_or(16);
+    RunOptions {
+        learner: LearnerOptions {
+            adamw: AdamWOptions::default(),
+            schedule: Schedule { peak, floor: 0.1 * peak, warmup: (steps / 20).min(2000), total: steps },
+            weight_decay: 0.1,
+            decay_embeddings: false,
+            clip: Some(1.0),
+        },
+        steps,
+        batch,
+        micro_batch: batch,
+        context: arguments.steps.context.unwrap_or(128),
+        evaluate_every: 100,
+        evaluate_windows: 64,
+        save_every: 100,
+        seed: 0,
+    }
+}
+
+/// `base`, with everything that was said.
+fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
+    let Steps { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, seed, .. } =
+        arguments.steps;
+    let Rates { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip } = arguments.rates;
+    let mut options = *base;
+    options.batch = batch.unwrap_or(options.batch);
+    options.micro_batch = micro_batch.or(batch).unwrap_or(options.micro_batch).min(options.batch);
+    options.context = context.unwrap_or(options.context);
+    options.steps = steps.unwrap_or(options.steps);
+    options.evaluate_every = evaluate_every.unwrap_or(options.evaluate_every);
+    options.evaluate_windows = evaluate_windows.unwrap_or(options.evaluate_windows);
+    options.save_every = save_every.unwrap_or(options.save_every);
+    options.seed = seed.unwrap_or(options.seed);
+    let learner = &mut options.learner;
+    // A run that goes on for longer keeps the schedule that it began with.
+    learner.schedule.peak = lr.unwrap_or(learner.schedule.peak);
+    learner.schedule.floor = min_lr.unwrap_or(learner.schedule.floor);
+    learner.schedule.warmup = warmup.unwrap_or(learner.schedule.warmup);
+    learner.weight_decay = weight_decay.unwrap_or(learner.weight_decay);
+    learner.decay_embeddings |= decay_embeddings;
+    learner.adamw.beta1 = beta1.unwrap_or(learner.adamw.beta1);
+    learner.adamw.beta2 = beta2.unwrap_or(learner.adamw.beta2);
+    learner.adamw.eps = eps.unwrap_or(learner.adamw.eps);
+    learner.clip = clip.map_or(learner.clip, |clip| (clip > 0.0).then_some(clip));
+    check(&options)?;
+    Ok(options)
+}
+
+fn check(options: &RunOptions) -> Result<()> {
+    let AdamWOptions { beta1, beta2, eps } = options.learner.adamw;
+    let Schedule { peak, floor, .. } = options.learner.schedule;
+    let counts = [
+        ("--steps", options.steps > 0),
+        ("--batch", options.batch > 0),
+        ("--micro-batch", options.micro_batch > 0),
+        ("--context", options.context > 0),
+        ("--evaluate-windows", options.evaluate_windows > 0),
+    ];
+    if let Some((name, _)) = counts.iter().find(|(_, good)| !good) {
+        return Err(CliError::usage(format!("{name} is 0"), "a number from 1"));
+    }
+    for (name, beta) in [("--beta1", beta1), ("--beta2", beta2)] {
+        if !(0.0..1.0).contains(&beta) {
+            return Err(CliError::usage(format!("{name} is {beta}"), "a number from 0 to below 1"));
+        }
+    }
+    let positive = |x: f64| x.is_finite() && x >= 0.0;
+    let rest = [("--lr", peak), ("--min-lr", floor), ("--eps", eps), ("--weight-decay", options.learner.weight_decay)];
+    match rest.iter().find(|(_, value)| !positive(*value)) {
+        Some((name, value)) => Err(CliError::usage(format!("{name} is {value}"), "a number from 0")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,88 @@
+//! What a terminal shows while a run goes on.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::train::Observer;
+use crate::train::log::StepLine;
+
+/// A bar where there is a terminal; else a line now and then on standard error.
+pub struct Progress {
+    bar: ProgressBar,
+    lines: bool,
+    last_line: Instant,
+    /// Moving mean of the loss, for people.
+    loss: Option<f64>,
+    validation: Option<f64>,
+}
+
+/// Time between lines where there is no terminal.
+const PAUSE: Duration = Duration::from_secs(10);
+
+impl Progress {
+    /// For a run that has made `begun` of `steps` steps.
+    pub fn new(begun: u64, steps: u64) -> Progress {
+        let terminal = std::io::stderr().is_terminal();
+        let target = if terminal { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(begun);
+        let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}<{eta}  {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.reset_eta();
+        Progress { bar, lines: !terminal, last_line: Instant::now(), loss: None, validation: None }
+    }
+
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// The last losses, in a sentence.
+    pub fn summary(&self) -> String {
+        let say = |loss: Option<f64>| loss.map_or("unknown".to_string(), |loss| format!("{loss:.3}"));
+        format!("training loss {} (mean of about 20 steps), validation loss {}", say(self.loss), say(self.validation))
+    }
+
+    fn message(&self, line: &StepLine) -> String {
+        let mfu = line.mfu.map(|mfu| format!(", MFU {:.0} %", 100.0 * mfu)).unwrap_or_default();
+        let validation = self.validation.map(|loss| format!(", validation {loss:.3}")).unwrap_or_default();
+        let loss = self.loss.unwrap_or(line.loss);
+        format!("loss {loss:.3}{validation}, {} tokens/s{mfu}", thousands(line.tokens_per_second))
+    }
+}
+
+/// `950`, `12.3 k`, `4.56 M`.
+fn thousands(x: f64) -> String {
+    match x {
+        x if x < 1e3 => format!("{x:.0}"),
+        x if x < 1e6 => format!("{:.1} k", x / 1e3),
+        x => format!("{:.2} M", x / 1e6),
+    }
+}
+
+impl Observer for Progress {
+    fn step(&mut self, line: &StepLine) {
+        self.loss = Some(self.loss.map_or(line.loss, |mean| mean + (line.loss - mean) / 20.0));
+        let message = self.message(line);
+        if self.lines && self.last_line.elapsed() >= PAUSE {
+            eprintln!("step {}: {message}", line.step);
+            self.last_line = Instant::now();
+        }
+        self.bar.set_position(line.step);
+        self.bar.set_message(message);
+    }
+
+    fn evaluated(&mut self, _step: u64, loss: f64) {
+        self.validation = Some(loss);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!([950.4, 12_345.0, 4_560_000.0].map(thousands), ["950", "12.3 k", "4.56 M"]);
+    }
+}
