@@ -1,5 +1,6 @@
 //! What a person runs: the command line, models and training.
 //!
+//! - [`account`] computes what training on many devices costs.
 //! - [`cli`] is the program `tilewright`: one file per command, and what commands share.
 //! - [`data`] makes batches out of text.
 //! - [`dist`] lets many ranks train one model.
@@ -15,6 +16,7 @@
 //! - [`report`] makes tables, plots and pages of what commands measure.
 //! - [`train`] is training: steps, checkpoints, and the loop around them.
 
+pub mod account;
 pub mod cli;
 pub mod data;
 pub mod dist;

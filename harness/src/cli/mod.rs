@@ -5,6 +5,7 @@
 //!
 //! Adding a command: a file here, a variant of `Command`, a line in `dispatch`.
 
+mod account;
 pub(crate) mod bench;
 mod bind;
 mod cache;
@@ -59,6 +60,8 @@ enum Command {
     Launch(launch::Arguments),
     /// Show by experiment what 16-bit numbers do to sums, layer norms and gradients
     Numerics(numerics::Arguments),
+    /// Compute what training on many devices costs: memory, communication, batch sizes
+    Account(account::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
@@ -103,6 +106,7 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Generate(arguments) => generate::run(&arguments, out),
         Command::Launch(arguments) => launch::run(&arguments, out),
         Command::Numerics(arguments) => numerics::run(&arguments, out),
+        Command::Account(arguments) => account::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),

@@ -42,8 +42,11 @@ fn same_everywhere(params: &Params, comm: &Communicator, step: usize) {
 }
 
 /// Training of one rank: its values after each step.
-pub fn train(comm: Communicator, options: DdpOptions) -> Vec<Vec<f32>> {
-    let comm = Arc::new(comm);
+fn train(comm: Communicator, options: DdpOptions) -> Vec<Vec<f32>> {
+    train_with(Arc::new(comm), options)
+}
+
+fn train_with(comm: Arc<Communicator>, options: DdpOptions) -> Vec<Vec<f32>> {
     let params = model::params(1 + comm.rank() as u64);
     let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
     let mut adamw = model::adamw(&params);
@@ -57,6 +60,17 @@ pub fn train(comm: Communicator, options: DdpOptions) -> Vec<Vec<f32>> {
         values(&params)
     };
     (0..STEPS).map(step).collect()
+}
+
+/// All forms one after the other, on one rank of a world that somebody else made.
+pub fn check(comm: Communicator) {
+    let expected = model::alone(STEPS);
+    let comm = Arc::new(comm);
+    for form in FORMS {
+        let found = train_with(comm.clone(), ddp_options(form));
+        let distance = model::distance(&found[STEPS - 1], &expected[STEPS - 1]);
+        assert!(distance <= TOLERANCE, "{form:?}: {distance:e}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod attention;
 pub(crate) mod attention_check;
+mod comm;
 mod compile;
 mod copy;
 pub(crate) mod data;
@@ -40,6 +41,8 @@ enum Subject {
     Kernels(kernels::Arguments),
     /// A copy within the device's memory: the most that a memory-bound kernel can reach
     Copy(copy::Arguments),
+    /// Collectives between ranks: all-reduce and others, by size, number of ranks and back end
+    Comm(comm::Arguments),
     /// How long it takes to issue a launch
     Launch(launch::Arguments),
     /// How long each phase takes from a kernel to PTX, and a hit in the cache on disk
@@ -83,6 +86,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         Subject::Attention(arguments) => attention::run(arguments, out),
         Subject::Kernels(arguments) => kernels::run(arguments, out),
         Subject::Copy(arguments) => copy::run(arguments, out),
+        Subject::Comm(arguments) => comm::run(arguments, out),
         Subject::Launch(arguments) => launch::run(arguments, out),
         Subject::Compile(arguments) => compile::run(arguments, out),
     }

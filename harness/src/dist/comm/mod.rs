@@ -27,6 +27,8 @@ pub(crate) mod carrier;
 pub mod error;
 pub mod handle;
 pub(crate) mod links;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod sum;
 pub mod tcp;
 pub mod threads;
@@ -140,6 +142,13 @@ impl Communicator {
     pub fn alone() -> Result<Communicator> {
         let mut all = threads::threads(1, Options::default())?;
         all.pop().ok_or_else(|| CommError::Setup("a world needs a rank".into()))
+    }
+
+    /// The same with its number, where that is known only after the carrier was made.
+    #[cfg(feature = "mpi")]
+    fn renamed(mut self, rank: usize, world: usize) -> Communicator {
+        (self.rank, self.world) = (rank, world);
+        self
     }
 
     /// This rank, from 0.

@@ -1,0 +1,105 @@
+//! What buckets cost in data-parallel training.
+//!
+//! A call takes o + b / w for a bucket of b bytes: an overhead o, and a bandwidth w. If the gradients of a bucket take as long to compute
+//! as to send, all buckets but the last are hidden, and what is left after backward is T(n) = s / (n w) + n o for s bytes in n buckets. It
+//! is least at n = √(s / (o w)), that is at buckets of √(s o w) bytes.
+
+/// What a call costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// o, in seconds.
+    pub overhead: f64,
+    /// w, in bytes a second.
+    pub bandwidth: f64,
+}
+
+/// Why records give no link.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum FitError {
+    #[error("a fit needs times of at least two sizes")]
+    TooFew,
+    #[error("the times do not grow with the sizes")]
+    NotGrowing,
+}
+
+impl Link {
+    /// Fits t = o + b / w to pairs of bytes and seconds, with relative errors of equal weight: Σ ((o + b / w − t) / t)² is least.
+    /// An overhead below zero, which noise can give, counts as zero.
+    ///
+    /// # Errors
+    /// Fewer than two sizes, or times that do not grow.
+    pub fn fit(times: &[(f64, f64)]) -> Result<Link, FitError> {
+        let first = times.first().ok_or(FitError::TooFew)?.0;
+        if times.iter().all(|(bytes, _)| *bytes == first) {
+            return Err(FitError::TooFew);
+        }
+        // Weighted by 1 / t, the unknowns are o and 1 / w: normal equations of two unknowns.
+        let sum = |f: &dyn Fn(f64, f64) -> f64| times.iter().map(|&(b, t)| f(b, t) / (t * t)).sum::<f64>();
+        let (one, b, bb) = (sum(&|_, _| 1.0), sum(&|b, _| b), sum(&|b, _| b * b));
+        let (t, bt) = (sum(&|_, t| t), sum(&|b, t| b * t));
+        let determinant = one * bb - b * b;
+        let mut overhead = (bb * t - b * bt) / determinant;
+        let mut slowness = (one * bt - b * t) / determinant;
+        if overhead < 0.0 {
+            (overhead, slowness) = (0.0, bt / bb);
+        }
+        match slowness > 0.0 && slowness.is_finite() {
+            true => Ok(Link { overhead, bandwidth: 1.0 / slowness }),
+            false => Err(FitError::NotGrowing),
+        }
+    }
+
+    /// Seconds of a call of `bytes`.
+    pub fn time(&self, bytes: f64) -> f64 {
+        self.overhead + bytes / self.bandwidth
+    }
+
+    /// T(n): seconds after backward for `bytes` in `n` buckets.
+    pub fn left_over(&self, bytes: f64, n: f64) -> f64 {
+        bytes / (n * self.bandwidth) + n * self.overhead
+    }
+
+    /// √(s o w): the bucket size that leaves least over.
+    pub fn best_bucket(&self, bytes: f64) -> f64 {
+        (bytes * self.overhead * self.bandwidth).sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_found_again() {
+        let link = Link { overhead: 50e-6, bandwidth: 300e9 };
+        let times: Vec<_> = [1e6, 1e7, 1e8, 1e9].iter().map(|&bytes| (bytes, link.time(bytes))).collect();
+        let found = Link::fit(&times).unwrap();
+        assert!((found.overhead / link.overhead - 1.0).abs() < 1e-6, "{found:?}");
+        assert!((found.bandwidth / link.bandwidth - 1.0).abs() < 1e-6, "{found:?}");
+        // Noise of a few percent moves neither far.
+        let noisy: Vec<_> = times.iter().zip([1.03, 0.98, 1.02, 0.97]).map(|(&(b, t), f)| (b, t * f)).collect();
+        let found = Link::fit(&noisy).unwrap();
+        assert!((found.overhead / link.overhead - 1.0).abs() < 0.1, "{found:?}");
+        assert!((found.bandwidth / link.bandwidth - 1.0).abs() < 0.1, "{found:?}");
+    }
+
+    #[test]
+    fn bad_records_are_refused() {
+        assert_eq!(Link::fit(&[]), Err(FitError::TooFew));
+        assert_eq!(Link::fit(&[(1e6, 1.0), (1e6, 2.0)]), Err(FitError::TooFew));
+        assert_eq!(Link::fit(&[(1e6, 1.0), (1e7, 1e-9)]), Err(FitError::NotGrowing));
+    }
+
+    #[test]
+    fn the_best_bucket_leaves_least_over() {
+        let link = Link { overhead: 40e-6, bandwidth: 320e9 };
+        let s = 8e9;
+        let best = link.best_bucket(s);
+        let least = link.left_over(s, s / best);
+        for factor in [0.5, 0.9, 1.1, 2.0] {
+            assert!(link.left_over(s, s / (best * factor)) > least);
+        }
+        // At the best size half of what is left over is overhead, half bandwidth.
+        assert!((s / best * link.overhead / least - 0.5).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,174 @@
+//! State shared out over N devices (FSDP), also beside tensor parallelism.
+//!
+//! Notation of Austin et al., "How to scale your model" (2025), part 5: B tokens in all, D = width, F = hidden, X devices along the
+//! FSDP axis of the mesh and Y along the tensor axis, of which M_X and M_Y are the numbers of hardware axes; C floating-point
+//! operations a second and W bytes a second of one axis, for each device. Elements of 2 bytes.
+
+use super::memory::{Bytes, Ffn};
+
+/// What is on each device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sharing {
+    pub bytes: Bytes,
+    /// Bytes of an activation's element.
+    pub element: f64,
+    /// The part of the activations that is shared out too.
+    pub shared_activations: f64,
+}
+
+impl Sharing {
+    /// The assignment's: state in f32, activations in bf16, every second layer's shared out.
+    pub const ASSIGNMENT: Sharing = Sharing { bytes: Bytes::F32, element: 2.0, shared_activations: 0.5 };
+
+    /// Bytes on each of `n` devices with `tokens` tokens: (state + s · A) / n + (1 − s) · A, where A are the activations.
+    pub fn per_device(&self, ffn: &Ffn, n: f64, tokens: f64) -> f64 {
+        let activations = ffn.activations(self.element) * tokens;
+        let shared = ffn.parameters() * self.bytes.sum() + self.shared_activations * activations;
+        shared / n + (1.0 - self.shared_activations) * activations
+    }
+
+    /// The fewest devices with which each needs less than `limit` bytes; `None` where no number is enough.
+    pub fn fewest(&self, ffn: &Ffn, limit: f64, tokens: f64) -> Option<u64> {
+        let activations = ffn.activations(self.element) * tokens;
+        let room = limit - (1.0 - self.shared_activations) * activations;
+        let shared = ffn.parameters() * self.bytes.sum() + self.shared_activations * activations;
+        // Less, not at most: one more where it divides.
+        (room > 0.0).then(|| (shared / room).floor() as u64 + 1)
+    }
+}
+
+/// Devices in a mesh, and what each can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mesh {
+    /// Devices along the FSDP axis, and along the tensor axis.
+    pub x: f64,
+    pub y: f64,
+    /// Hardware axes of each.
+    pub m_x: f64,
+    pub m_y: f64,
+    /// FLOP/s of a device.
+    pub flops: f64,
+    /// Bytes a second of one hardware axis, both directions together.
+    pub bandwidth: f64,
+}
+
+/// What a forward pass of one block takes, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Times {
+    pub compute: f64,
+    /// Gathering the weights along X.
+    pub weights: f64,
+    /// Gathering and scattering the activations along Y.
+    pub activations: f64,
+}
+
+/// The fewest tokens with which a forward pass is bound by computing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Batch {
+    pub per_device: f64,
+    pub overall: f64,
+}
+
+impl Mesh {
+    /// The assignment's: TPU v5p, 16 × 4.
+    pub const ASSIGNMENT: Mesh = Mesh { x: 16.0, y: 4.0, m_x: 2.0, m_y: 1.0, flops: 4.6e14, bandwidth: 2.0 * 9e10 };
+
+    /// α = C / W: operations that a device can do while a byte travels.
+    pub fn alpha(&self) -> f64 {
+        self.flops / self.bandwidth
+    }
+
+    /// A block with `tokens` tokens in all.
+    ///
+    /// - compute: 2 · 2BDF / (XY C)
+    /// - weights: 2 · 2DF / (Y W M_X): both layers' weights, of which each device's part along Y is gathered along X
+    /// - activations: 2 · 2BD / (X W M_Y): the input is gathered and the output scattered along Y
+    pub fn times(&self, ffn: &Ffn, tokens: f64) -> Times {
+        let (d, f) = (ffn.width, ffn.hidden);
+        Times {
+            compute: 4.0 * tokens * d * f / (self.x * self.y * self.flops),
+            weights: 4.0 * d * f / (self.y * self.bandwidth * self.m_x),
+            activations: 4.0 * tokens * d / (self.x * self.bandwidth * self.m_y),
+        }
+    }
+
+    /// Whether communication along Y takes less than computing: Y < M_Y F / α. It does not depend on the batch.
+    pub fn tensor_axis_fits(&self, ffn: &Ffn) -> bool {
+        self.y < self.m_y * ffn.hidden / self.alpha()
+    }
+
+    /// Where the axes communicate at the same time, as they have links of their own: compute ≥ weights, so B / (XY) ≥ α / (Y M_X).
+    /// `None` where the tensor axis is the bottleneck with every batch.
+    pub fn batch(&self, ffn: &Ffn) -> Option<Batch> {
+        self.tensor_axis_fits(ffn).then(|| self.of_device(self.alpha() / (self.y * self.m_x)))
+    }
+
+    /// Where they communicate one after the other: compute ≥ weights + activations, so
+    /// B / (XY) ≥ α / (Y M_X) / (1 − α Y / (M_Y F)).
+    pub fn batch_in_turn(&self, ffn: &Ffn) -> Option<Batch> {
+        let left = 1.0 - self.alpha() * self.y / (self.m_y * ffn.hidden);
+        (left > 0.0).then(|| self.of_device(self.alpha() / (self.y * self.m_x) / left))
+    }
+
+    fn of_device(&self, per_device: f64) -> Batch {
+        Batch { per_device, overall: per_device * self.x * self.y }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thirty_eight_devices_of_95_gb_hold_xxl() {
+        let (sharing, ffn) = (Sharing::ASSIGNMENT, Ffn::XXL);
+        assert_eq!(sharing.fewest(&ffn, 95e9, 0.0), Some(38));
+        assert!(sharing.per_device(&ffn, 38.0, 0.0) < 95e9 && sharing.per_device(&ffn, 37.0, 0.0) >= 95e9);
+        // With tokens it is more, until half of their activations alone are too much.
+        let more = sharing.fewest(&ffn, 95e9, 1000.0).unwrap();
+        assert!(sharing.per_device(&ffn, more as f64, 1000.0) < 95e9);
+        assert!(sharing.per_device(&ffn, more as f64 - 1.0, 1000.0) >= 95e9 && more > 38);
+        assert_eq!(sharing.fewest(&ffn, 95e9, 11_000.0), None);
+    }
+
+    #[test]
+    fn fewest_means_less_than_the_limit() {
+        let ffn = Ffn { width: 1.0, hidden: 1.0, blocks: 1.0 };
+        // 32 bytes of state: 4 devices have exactly 8 each.
+        assert_eq!(Sharing::ASSIGNMENT.fewest(&ffn, 8.0, 0.0), Some(5));
+    }
+
+    /// The batch is where the times are equal: found here by bisection over the times.
+    #[test]
+    fn batches_are_where_times_meet() {
+        let (mesh, ffn) = (Mesh::ASSIGNMENT, Ffn::XXL);
+        let meet = |communication: &dyn Fn(Times) -> f64| {
+            let (mut low, mut high) = (1.0, 1e9);
+            for _ in 0..200 {
+                let middle = (low + high) / 2.0;
+                let times = mesh.times(&ffn, middle);
+                if times.compute >= communication(times) { high = middle } else { low = middle }
+            }
+            high
+        };
+        let at_once = mesh.batch(&ffn).unwrap();
+        let found = meet(&|times| times.weights.max(times.activations));
+        assert!((at_once.overall / found - 1.0).abs() < 1e-9, "{} {found}", at_once.overall);
+        let in_turn = mesh.batch_in_turn(&ffn).unwrap();
+        let found = meet(&|times| times.weights + times.activations);
+        assert!((in_turn.overall / found - 1.0).abs() < 1e-9, "{} {found}", in_turn.overall);
+        // α = 4.6e14 / 1.8e11 = 2556; 2556 / (4 · 2) = 319 tokens a device, 20 444 in all.
+        assert_eq!(
+            (mesh.alpha().round(), at_once.per_device.round(), at_once.overall.round()),
+            (2556.0, 319.0, 20444.0)
+        );
+        assert_eq!((in_turn.per_device.round(), in_turn.overall.round()), (395.0, 25302.0));
+    }
+
+    #[test]
+    fn too_long_a_tensor_axis_is_never_bound_by_computing() {
+        let mesh = Mesh { y: 32.0, ..Mesh::ASSIGNMENT };
+        assert!(!mesh.tensor_axis_fits(&Ffn::XXL) && mesh.batch(&Ffn::XXL).is_none());
+        assert!(mesh.batch_in_turn(&Ffn::XXL).is_none());
+    }
+}

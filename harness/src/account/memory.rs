@@ -1,0 +1,64 @@
+//! Memory of a stack of feed-forward layers, which is nearly all of a very large model.
+
+/// `blocks` times two linear layers: `width` to `hidden`, and back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ffn {
+    pub width: f64,
+    pub hidden: f64,
+    pub blocks: f64,
+}
+
+impl Ffn {
+    /// The assignment's XXL.
+    pub const XXL: Ffn = Ffn { width: 16384.0, hidden: 53248.0, blocks: 126.0 };
+
+    /// P = blocks · 2 · width · hidden.
+    pub fn parameters(&self) -> f64 {
+        self.blocks * 2.0 * self.width * self.hidden
+    }
+
+    /// Bytes for each token of what backward needs: each linear layer's input, in `element` bytes. blocks · (width + hidden) · element.
+    pub fn activations(&self, element: f64) -> f64 {
+        self.blocks * (self.width + self.hidden) * element
+    }
+}
+
+/// Bytes of each parameter in training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bytes {
+    pub weights: f64,
+    pub gradients: f64,
+    /// Of AdamW: two moments.
+    pub optimizer: f64,
+}
+
+impl Bytes {
+    /// Everything in f32: 4 + 4 + 8.
+    pub const F32: Bytes = Bytes { weights: 4.0, gradients: 4.0, optimizer: 8.0 };
+
+    pub fn sum(&self) -> f64 {
+        self.weights + self.gradients + self.optimizer
+    }
+}
+
+/// Devices of `capacity` bytes that hold `bytes`, as a fraction.
+pub fn devices(bytes: f64, capacity: f64) -> f64 {
+    bytes / capacity
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The figures of the assignment's part (a).
+    #[test]
+    fn xxl_needs_three_and_a_half_terabytes() {
+        let p = Ffn::XXL.parameters();
+        assert_eq!(p, 219_848_638_464.0);
+        let state = p * Bytes::F32.sum();
+        assert_eq!((state / 1e9).round(), 3518.0);
+        assert_eq!(devices(state, 80e9).ceil(), 44.0);
+        // 126 · (16384 + 53248) · 2 bytes.
+        assert_eq!(Ffn::XXL.activations(2.0), 17_547_264.0);
+    }
+}

@@ -1,0 +1,381 @@
+//! `tilewright account`: what training on many devices costs, from formulas.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use super::{CliError, Result};
+use crate::account::ddp::Link;
+use crate::account::fsdp::{Mesh, Sharing};
+use crate::account::memory::{Bytes, Ffn, devices};
+use crate::model::Config;
+use crate::report::plot::Point;
+use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Series, Table};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    subject: Subject,
+}
+
+#[derive(Subcommand)]
+enum Subject {
+    /// What gradients in buckets cost after backward, and the best size of a bucket
+    Ddp(Ddp),
+    /// What the weights, gradients, optimizer state and activations of a model take, and on how many devices they fit
+    Memory(Memory),
+    /// What each of many devices holds when they share a model, and from which batch on computing is the bottleneck
+    Fsdp(Fsdp),
+}
+
+/// A stack of feed-forward layers; without arguments the assignment's XXL.
+#[derive(Args)]
+struct Model {
+    /// Elements of the residual stream
+    #[arg(long, default_value_t = Ffn::XXL.width, value_parser = positive)]
+    width: f64,
+    /// Elements inside a feed-forward layer
+    #[arg(long, default_value_t = Ffn::XXL.hidden, value_parser = positive)]
+    hidden: f64,
+    /// Number of blocks of two linear layers
+    #[arg(long, default_value_t = Ffn::XXL.blocks, value_parser = positive)]
+    blocks: f64,
+    /// Bytes of an activation's element
+    #[arg(long, value_name = "BYTES", default_value_t = 2.0, value_parser = positive)]
+    activation_bytes: f64,
+    /// Tokens on a device
+    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = not_negative)]
+    tokens: f64,
+}
+
+impl Model {
+    fn ffn(&self) -> Ffn {
+        Ffn { width: self.width, hidden: self.hidden, blocks: self.blocks }
+    }
+
+    fn sharing(&self, shared_activations: f64) -> Sharing {
+        Sharing { bytes: Bytes::F32, element: self.activation_bytes, shared_activations }
+    }
+}
+
+#[derive(Args)]
+struct Memory {
+    #[command(flatten)]
+    model: Model,
+    /// Gigabytes (10⁹ bytes) of a device
+    #[arg(long, value_name = "GB", default_value_t = 80.0, value_parser = positive)]
+    device_gb: f64,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+#[derive(Args)]
+struct Fsdp {
+    #[command(flatten)]
+    model: Model,
+    /// Each device has to stay below so many gigabytes (10⁹ bytes)
+    #[arg(long, value_name = "GB", default_value_t = 95.0, value_parser = positive)]
+    limit_gb: f64,
+    /// The part of the activations that is shared out
+    #[arg(long, value_name = "PART", default_value_t = Sharing::ASSIGNMENT.shared_activations, value_parser = part)]
+    shared_activations: f64,
+    /// Devices along the FSDP axis of the mesh
+    #[arg(long, default_value_t = Mesh::ASSIGNMENT.x, value_parser = positive)]
+    x: f64,
+    /// Devices along the tensor axis of the mesh
+    #[arg(long, default_value_t = Mesh::ASSIGNMENT.y, value_parser = positive)]
+    y: f64,
+    /// Hardware axes of the FSDP axis
+    #[arg(long, default_value_t = Mesh::ASSIGNMENT.m_x, value_parser = positive)]
+    mx: f64,
+    /// Hardware axes of the tensor axis
+    #[arg(long, default_value_t = Mesh::ASSIGNMENT.m_y, value_parser = positive)]
+    my: f64,
+    /// FLOP/s of a device
+    #[arg(long, default_value_t = Mesh::ASSIGNMENT.flops, value_parser = positive)]
+    flops: f64,
+    /// Bytes a second of one hardware axis
+    #[arg(long, default_value_t = Mesh::ASSIGNMENT.bandwidth, value_parser = positive)]
+    bandwidth: f64,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+#[derive(Args)]
+struct Ddp {
+    /// The JSON file of `tilewright bench comm`, which overhead and bandwidth are fitted to
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["overhead_us", "bandwidth_gbps"])]
+    records: Option<PathBuf>,
+    /// Only records of this back end
+    #[arg(long, value_name = "NAME", requires = "records")]
+    back_end: Option<String>,
+    /// Only records of so many ranks
+    #[arg(long, value_name = "N", requires = "records")]
+    ranks: Option<u64>,
+    /// Overhead of a call in microseconds, instead of records
+    #[arg(long, value_name = "US", requires = "bandwidth_gbps", value_parser = not_negative)]
+    overhead_us: Option<f64>,
+    /// Bandwidth of an all-reduce (bytes of the buffer by time) in 10⁹ bytes a second, instead of records
+    #[arg(long, value_name = "GBPS", requires = "overhead_us", value_parser = positive)]
+    bandwidth_gbps: Option<f64>,
+    /// The model whose gradients travel, in f32: small, medium, large, xl or 2.7B
+    #[arg(long, default_value = "xl")]
+    size: String,
+    /// Bytes of all gradients, instead of a model's
+    #[arg(long, value_parser = positive)]
+    bytes: Option<f64>,
+    /// Bucket sizes, in megabytes (10⁶ bytes)
+    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = positive)]
+    buckets: Vec<f64>,
+    /// The JSON file of `tilewright bench ddp`, whose waiting times stand beside the prediction
+    #[arg(long, value_name = "FILE")]
+    measured: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x: &f64| x.is_finite()).ok_or_else(|| "expected a number".to_string())
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    number(text).and_then(|x| if x > 0.0 { Ok(x) } else { Err("expected a number above 0".into()) })
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    number(text).and_then(|x| if x >= 0.0 { Ok(x) } else { Err("expected a number from 0".into()) })
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    number(text)
+        .and_then(|x| if (0.0..=1.0).contains(&x) { Ok(x) } else { Err("expected a number from 0 to 1".into()) })
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    match &arguments.subject {
+        Subject::Ddp(arguments) => {
+            arguments.outputs.check()?;
+            Ok(arguments.outputs.write(ddp(arguments)?, out)?)
+        }
+        Subject::Memory(arguments) => Ok(arguments.outputs.write(memory(arguments), out)?),
+        Subject::Fsdp(arguments) => Ok(arguments.outputs.write(fsdp(arguments), out)?),
+    }
+}
+
+fn memory(arguments: &Memory) -> Report {
+    let (ffn, capacity) = (arguments.model.ffn(), arguments.device_gb * 1e9);
+    let p = ffn.parameters();
+    let columns = [
+        Column::text("what"),
+        Column::text("formula"),
+        Column::number("memory").unit("GB").decimals(3),
+        Column::number("devices").decimals(2),
+    ];
+    let mut table = Table::new("memory", "Memory on a single device", columns);
+    let mut row = |what: &str, formula: String, bytes: f64| {
+        let devices = devices(bytes, capacity);
+        table.push([Cell::from(what), Cell::from(formula), Cell::from(bytes / 1e9), Cell::from(devices)]);
+    };
+    let Bytes { weights, gradients, optimizer } = Bytes::F32;
+    row("weights, f32", format!("{weights} P"), weights * p);
+    row("gradients, f32", format!("{gradients} P"), gradients * p);
+    row("AdamW's moments, f32", format!("{optimizer} P"), optimizer * p);
+    row("state", format!("{} P", Bytes::F32.sum()), Bytes::F32.sum() * p);
+    let element = arguments.model.activation_bytes;
+    row("saved for backward, a token", format!("blocks (width + hidden) {element}"), ffn.activations(element));
+    if arguments.model.tokens > 0.0 {
+        let tokens = arguments.model.tokens;
+        row("saved for backward", format!("{tokens} tokens"), ffn.activations(element) * tokens);
+    }
+    let state = Bytes::F32.sum() * p;
+    let table = table
+        .note(format!("P = {} · 2 · {} · {} = {:.5e} parameters.", ffn.blocks, ffn.width, ffn.hidden, p))
+        .note(format!(
+            "The state takes {:.2} TB: {} devices of {} GB.",
+            state / 1e12,
+            devices(state, capacity).ceil(),
+            arguments.device_gb
+        ));
+    Report::new("account-memory", "Memory of a model in training").table(table)
+}
+
+fn fsdp(arguments: &Fsdp) -> Report {
+    let (ffn, sharing) = (arguments.model.ffn(), arguments.model.sharing(arguments.shared_activations));
+    let (tokens, limit) = (arguments.model.tokens, arguments.limit_gb * 1e9);
+    let columns = [Column::integer("devices"), Column::number("each").unit("GB").decimals(2)];
+    let mut table = Table::new("fsdp-memory", "Memory on each of N devices", columns);
+    let fewest = sharing.fewest(&ffn, limit, tokens);
+    let mut counts: Vec<u64> = [1, 2, 4, 8, 16, 32, 64, 128].to_vec();
+    counts.extend(fewest);
+    counts.extend(fewest.map(|n| n.saturating_sub(1)).filter(|n| *n > 0));
+    counts.sort_unstable();
+    counts.dedup();
+    for n in counts {
+        table.push([Cell::from(n), Cell::from(sharing.per_device(&ffn, n as f64, tokens) / 1e9)]);
+    }
+    let s = sharing.shared_activations;
+    let table = table.note(format!(
+        "M(N) = (16 P + {s} A) / N + {} A, with P = {:.5e} parameters and A = {:.3e} bytes of activations of {tokens} tokens.",
+        1.0 - s,
+        ffn.parameters(),
+        ffn.activations(sharing.element) * tokens
+    ));
+    let table = table.note(match fewest {
+        Some(n) => format!("Below {} GB from N = {n} on.", arguments.limit_gb),
+        None => format!("No N is enough for {} GB: activations that are not shared out need more.", arguments.limit_gb),
+    });
+    Report::new("account-fsdp", "A model that many devices share").table(table).table(batch(arguments, &ffn))
+}
+
+fn batch(arguments: &Fsdp, ffn: &Ffn) -> Table {
+    let mesh = Mesh {
+        x: arguments.x,
+        y: arguments.y,
+        m_x: arguments.mx,
+        m_y: arguments.my,
+        flops: arguments.flops,
+        bandwidth: arguments.bandwidth,
+    };
+    let columns = [
+        Column::text("communication of the two axes"),
+        Column::text("formula"),
+        Column::number("tokens a device").decimals(1),
+        Column::number("tokens in all").decimals(0),
+    ];
+    let mut table = Table::new("fsdp-batch", "The batch from which a forward pass is bound by computing", columns);
+    let rows = [
+        ("at the same time", "α / (Y M_X)", mesh.batch(ffn)),
+        ("one after the other", "α / (Y M_X) / (1 − α Y / (M_Y F))", mesh.batch_in_turn(ffn)),
+    ];
+    for (how, formula, batch) in rows {
+        let cell =
+            |value: fn(crate::account::fsdp::Batch) -> f64| batch.map_or(Cell::NotApplicable, |b| value(b).into());
+        table.push([Cell::from(how), Cell::from(formula), cell(|b| b.per_device), cell(|b| b.overall)]);
+    }
+    let verdict = if mesh.tensor_axis_fits(ffn) { "is" } else { "is not" };
+    table
+        .note(format!("α = C / W = {:.4e} / {:.4e} = {:.1} FLOP a byte.", mesh.flops, mesh.bandwidth, mesh.alpha()))
+        .note(format!(
+            "The tensor axis {verdict} short enough: Y = {} and M_Y F / α = {:.1}.",
+            mesh.y,
+            mesh.m_y * ffn.hidden / mesh.alpha()
+        ))
+}
+
+fn ddp(arguments: &Ddp) -> Result<Report> {
+    let (link, from) = link(arguments)?;
+    let s = match arguments.bytes {
+        Some(bytes) => bytes,
+        None => Config::named(&arguments.size, 128)?.parameters() as f64 * 4.0,
+    };
+    let measured = arguments.measured.as_deref().map(waits).transpose()?.unwrap_or_default();
+    let columns = [
+        Column::number("bucket").unit("MB"),
+        Column::number("buckets").decimals(1),
+        Column::number("overhead").unit("ms"),
+        Column::number("last bucket").unit("ms"),
+        Column::number("predicted").unit("ms"),
+        Column::number("measured").unit("ms"),
+    ];
+    let best = link.best_bucket(s) / 1e6;
+    let mut sizes = arguments.buckets.clone();
+    sizes.extend((best > 0.0).then_some(best));
+    sizes.sort_by(f64::total_cmp);
+    let mut table = Table::new("ddp", "Communication left over after backward", columns);
+    for &mb in &sizes {
+        let n = s / (mb * 1e6);
+        let found = measured.iter().find(|(bucket, _)| (bucket - mb).abs() < 1e-3 * mb).map(|(_, ms)| *ms);
+        table.push([
+            Cell::from(mb),
+            n.into(),
+            (n * link.overhead * 1e3).into(),
+            (s / n / link.bandwidth * 1e3).into(),
+            (link.left_over(s, n) * 1e3).into(),
+            found.into(),
+        ]);
+    }
+    let table = table
+        .note(format!(
+            "o = {:.1} µs, w = {:.2} GB/s ({from}); s = {:.3} GB.",
+            link.overhead * 1e6,
+            link.bandwidth / 1e9,
+            s / 1e9
+        ))
+        .note(format!("T(n) = s / (n w) + n o is least for buckets of √(s o w) = {best:.1} MB."))
+        .without_empty_columns();
+    let points = |f: &dyn Fn(f64) -> f64| {
+        let sizes: Vec<f64> = (0..=60).map(|i| 10f64.powf(-1.0 + i as f64 / 12.0)).collect();
+        sizes.into_iter().map(|mb| Point { x: mb, y: f(mb), error: None }).collect::<Vec<_>>()
+    };
+    let mut series = vec![Series::new("predicted", points(&|mb| link.left_over(s, s / (mb * 1e6)) * 1e3))];
+    if !measured.is_empty() {
+        series.push(Series::new("measured", measured.iter().map(|&(x, y)| Point { x, y, error: None })));
+    }
+    let (x, y) = (Axis::log10("bucket size (MB)"), Axis::log10("after backward (ms)"));
+    let plot = Plot::lines("ddp", "Communication left over after backward", x, y, series);
+    Ok(Report::new("account-ddp", "What gradients in buckets cost").table(table).plot(plot))
+}
+
+/// Overhead and bandwidth, and where they come from.
+fn link(arguments: &Ddp) -> Result<(Link, String)> {
+    if let (Some(us), Some(gbps)) = (arguments.overhead_us, arguments.bandwidth_gbps) {
+        return Ok((Link { overhead: us * 1e-6, bandwidth: gbps * 1e9 }, "given".into()));
+    }
+    let Some(path) = &arguments.records else {
+        let help = "give --records FILE, written by `tilewright bench comm --json FILE`, or --overhead-us and --bandwidth-gbps";
+        return Err(CliError::usage("there is nothing to predict from", help));
+    };
+    let rows = rows(path)?;
+    let wanted = |row: &&Value| {
+        row["collective"] == "all_reduce"
+            && arguments.back_end.as_deref().is_none_or(|name| row["back_end"] == name)
+            && arguments.ranks.is_none_or(|n| row["ranks"].as_u64() == Some(n))
+    };
+    let mut worlds: Vec<(String, u64)> = Vec::new();
+    let mut times = Vec::new();
+    for row in rows.iter().filter(wanted) {
+        let world = (row["back_end"].as_str().unwrap_or_default().to_string(), row["ranks"].as_u64().unwrap_or(0));
+        if !worlds.contains(&world) {
+            worlds.push(world);
+        }
+        if let (Some(mb), Some(ms)) = (row["size_mb"].as_f64(), row["median_ms"].as_f64()) {
+            times.push((mb * 1e6, ms * 1e-3));
+        }
+    }
+    match worlds.as_slice() {
+        [] => {
+            Err(CliError::Failure(format!("{} has no all_reduce of this back end and number of ranks", path.display())))
+        }
+        [(back_end, ranks)] => {
+            let link = Link::fit(&times).map_err(|error| CliError::file("fit the times in", path, error))?;
+            Ok((link, format!("fitted to {} sizes, {ranks} ranks, {back_end}", times.len())))
+        }
+        several => {
+            let list: Vec<String> = several.iter().map(|(name, ranks)| format!("{ranks} ranks of {name}")).collect();
+            let message = format!("{} has times of {}", path.display(), list.join(", "));
+            Err(CliError::usage(message, "choose with --back-end and --ranks"))
+        }
+    }
+}
+
+/// Rows of all tables of a report in JSON.
+fn rows(path: &Path) -> Result<Vec<Value>> {
+    let text = std::fs::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
+    let report: Value = serde_json::from_str(&text).map_err(|error| CliError::file("read", path, error))?;
+    let tables = report["tables"].as_array().cloned().unwrap_or_default();
+    Ok(tables.iter().flat_map(|table| table["rows"].as_array().cloned().unwrap_or_default()).collect())
+}
+
+/// Bucket sizes in megabytes and milliseconds after backward, of a report of `bench ddp`.
+fn waits(path: &Path) -> Result<Vec<(f64, f64)>> {
+    let pair = |row: &Value| Some((row["bucket_mb"].as_f64()?, row["left_over_ms"].as_f64()?));
+    let mut waits: Vec<(f64, f64)> =
+        rows(path)?.iter().filter(|row| row["form"] == "bucketed").filter_map(pair).collect();
+    waits.sort_by(|a, b| a.0.total_cmp(&b.0));
+    match waits.is_empty() {
+        true => Err(CliError::Failure(format!("{} has no bucketed step", path.display()))),
+        false => Ok(waits),
+    }
+}

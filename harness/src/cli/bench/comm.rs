@@ -1,0 +1,240 @@
+//! `tilewright bench comm`: how long collectives take.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+
+use crate::cli::{CliError, Result};
+use crate::dist::comm::{CommError, Communicator, Options, Reduce, threads};
+use crate::dist::rank::{Environment, Place};
+use crate::dist::{connect_to, launch, rendezvous};
+use crate::report::plot::Point;
+use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Series, Table};
+
+/// Without ranks from outside (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
+#[derive(Args)]
+pub struct Arguments {
+    /// Which collectives
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Collective::AllReduce])]
+    collective: Vec<Collective>,
+    /// Sizes of each rank's buffer, in megabytes (10⁶ bytes) of f32
+    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [0.512, 1.0, 10.0, 50.0, 100.0, 500.0, 1000.0])]
+    sizes: Vec<f64>,
+    /// How many ranks, where they are threads of this process
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [2, 4])]
+    ranks: Vec<u16>,
+    /// What carries them, where they are threads of this process
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Carrier::Threads, Carrier::Tcp])]
+    back_end: Vec<Carrier>,
+    /// Collectives before those that are timed
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    warmup: u32,
+    /// Collectives that are timed, of each size
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Carrier {
+    /// Shared memory
+    Threads,
+    /// Sockets
+    Tcp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Collective {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
+}
+
+/// One size, one world: seconds of all ranks' collectives.
+struct Sample {
+    back_end: &'static str,
+    ranks: usize,
+    collective: Collective,
+    bytes: usize,
+    seconds: Vec<f64>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    if arguments.sizes.iter().any(|mb| !(*mb > 0.0 && *mb <= 1e6)) {
+        return Err(CliError::usage("a size makes no sense", "sizes are megabytes above 0"));
+    }
+    arguments.outputs.check()?;
+    let environment = Environment::get().map_err(failed)?;
+    let mut samples = Vec::new();
+    if environment.place.is_some() {
+        let comm = connect_to(&environment).map_err(failed)?;
+        samples.extend(measure(arguments, &comm).map_err(failed)?);
+        if comm.rank() != 0 {
+            return Ok(());
+        }
+    } else {
+        for &carrier in &arguments.back_end {
+            for &ranks in &arguments.ranks {
+                samples.extend(world(arguments, carrier, ranks.into(), environment.options).map_err(failed)?);
+            }
+        }
+    }
+    Ok(arguments.outputs.write(report(&samples), out)?)
+}
+
+fn failed(error: CommError) -> CliError {
+    CliError::Failure(error.to_string())
+}
+
+/// Measures with ranks that are threads; what rank 0 found.
+fn world(arguments: &Arguments, carrier: Carrier, ranks: usize, options: Options) -> Result<Vec<Sample>, CommError> {
+    let ready = match carrier {
+        Carrier::Threads => threads::threads(ranks, options)?.into_iter().map(Some).collect(),
+        Carrier::Tcp => (0..ranks).map(|_| None).collect::<Vec<_>>(),
+    };
+    let port = launch::free_port().map_err(|error| CommError::Setup(format!("no free port: {error}")))?;
+    let rank = |rank, ready: Option<Communicator>| {
+        let master = ("127.0.0.1".to_string(), port);
+        let place = Place { rank, world: ranks, local_rank: rank, local_world: ranks, master, started_by: "bench" };
+        let comm = ready.map_or_else(|| rendezvous::connect(&place, "bench comm", options), Ok)?;
+        measure(arguments, &comm)
+    };
+    std::thread::scope(|scope| {
+        let start = |(number, ready)| {
+            let rank = &rank;
+            scope.spawn(move || rank(number, ready))
+        };
+        let running: Vec<_> = ready.into_iter().enumerate().map(start).collect();
+        let panicked = |_| CommError::Setup("internal error: a rank panicked, please report".into());
+        let found: Result<Vec<_>, CommError> = running.into_iter().map(|rank| rank.join().map_err(panicked)?).collect();
+        found.map(|mut all| all.swap_remove(0))
+    })
+}
+
+/// Measures on one rank; every rank gets the samples of all.
+fn measure(arguments: &Arguments, comm: &Communicator) -> Result<Vec<Sample>, CommError> {
+    let world = comm.world();
+    let mut samples = Vec::new();
+    for &collective in &arguments.collective {
+        for &mb in &arguments.sizes {
+            // Whole chunks for every rank.
+            let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
+            let mut data = vec![(comm.rank() + 1) as f32; count];
+            call(comm, collective, &mut data)?;
+            check(comm, collective, &data)?;
+            for _ in 0..arguments.warmup {
+                call(comm, collective, &mut data)?;
+            }
+            let mut all = vec![0.0_f64; world * arguments.repeat as usize];
+            for own in all.chunks_mut(arguments.repeat as usize).skip(comm.rank()).take(1).flatten() {
+                comm.barrier()?;
+                let began = Instant::now();
+                call(comm, collective, &mut data)?;
+                *own = began.elapsed().as_secs_f64();
+            }
+            comm.all_gather(&mut all)?;
+            let bytes = count * size_of::<f32>();
+            samples.push(Sample { back_end: comm.back_end(), ranks: world, collective, bytes, seconds: all });
+        }
+    }
+    Ok(samples)
+}
+
+fn call(comm: &Communicator, collective: Collective, data: &mut [f32]) -> Result<(), CommError> {
+    match collective {
+        // Averages stay what they are, however often they are taken.
+        Collective::AllReduce => comm.all_reduce(data, Reduce::Avg),
+        Collective::ReduceScatter => comm.reduce_scatter(data, Reduce::Avg),
+        Collective::AllGather => comm.all_gather(data),
+        Collective::Broadcast => comm.broadcast(data, 0),
+    }
+}
+
+/// A time counts only if what was timed is right: rank r gave the number r + 1.
+fn check(comm: &Communicator, collective: Collective, data: &[f32]) -> Result<(), CommError> {
+    let (rank, world, each) = (comm.rank(), comm.world(), data.len() / comm.world());
+    let average = (world + 1) as f32 / 2.0;
+    let right = match collective {
+        Collective::AllReduce => data.iter().all(|&x| x == average),
+        Collective::ReduceScatter => data[rank * each..(rank + 1) * each].iter().all(|&x| x == average),
+        Collective::AllGather => {
+            data.chunks(each).enumerate().all(|(r, chunk)| chunk.iter().all(|&x| x == (r + 1) as f32))
+        }
+        Collective::Broadcast => data.iter().all(|&x| x == 1.0),
+    };
+    match right {
+        true => Ok(()),
+        false => Err(CommError::Setup(format!("{} gave a wrong result on rank {rank}", name(collective)))),
+    }
+}
+
+fn name(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllReduce => "all_reduce",
+        Collective::ReduceScatter => "reduce_scatter",
+        Collective::AllGather => "all_gather",
+        Collective::Broadcast => "broadcast",
+    }
+}
+
+/// Bytes that a link carries for each byte of the buffer, at best: what makes bandwidths of collectives and worlds comparable.
+fn traffic(collective: Collective, ranks: usize) -> f64 {
+    let share = (ranks - 1) as f64 / ranks as f64;
+    match collective {
+        Collective::AllReduce => 2.0 * share,
+        Collective::ReduceScatter | Collective::AllGather => share,
+        Collective::Broadcast => 1.0,
+    }
+}
+
+fn report(samples: &[Sample]) -> Report {
+    let columns = [
+        Column::text("back end"),
+        Column::integer("ranks"),
+        Column::text("collective"),
+        Column::number("size").unit("MB"),
+        Column::number("mean").unit("ms"),
+        Column::number("median").unit("ms"),
+        Column::number("algorithm bandwidth").unit("GB/s").key("algbw_gbps"),
+        Column::number("bus bandwidth").unit("GB/s").key("busbw_gbps"),
+    ];
+    let mut table = Table::new("comm", "Collectives, over all ranks", columns);
+    let mut lines: BTreeMap<String, Vec<Point>> = BTreeMap::new();
+    for sample in samples {
+        let mut seconds = sample.seconds.clone();
+        seconds.sort_by(f64::total_cmp);
+        let median = (seconds[(seconds.len() - 1) / 2] + seconds[seconds.len() / 2]) / 2.0;
+        let milliseconds: Vec<f64> = seconds.iter().map(|s| s * 1e3).collect();
+        let (mb, algorithm) = (sample.bytes as f64 / 1e6, sample.bytes as f64 / median / 1e9);
+        let bus = algorithm * traffic(sample.collective, sample.ranks);
+        table.push([
+            Cell::from(sample.back_end),
+            sample.ranks.into(),
+            name(sample.collective).into(),
+            mb.into(),
+            Cell::statistics(&milliseconds),
+            (median * 1e3).into(),
+            algorithm.into(),
+            bus.into(),
+        ]);
+        let line = format!("{} {}, {} ranks", sample.back_end, name(sample.collective), sample.ranks);
+        lines.entry(line).or_default().push(Point { x: mb, y: bus, error: None });
+    }
+    let series = lines.into_iter().map(|(name, points)| Series::new(&name, points)).collect();
+    let (x, y) = (Axis::log10("size (MB)"), Axis::log10("bus bandwidth (GB/s)"));
+    let table = table.note(
+        "Bandwidths are of the median; the bus bandwidth of an all-reduce is 2 (n − 1) / n times the algorithm's.",
+    );
+    Report::new("comm", "Time of collectives").table(table).plot(Plot::lines(
+        "comm",
+        "Bandwidth of collectives",
+        x,
+        y,
+        series,
+    ))
+}

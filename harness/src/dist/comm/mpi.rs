@@ -1,0 +1,301 @@
+//! Links that are MPI's messages between two ranks: processes that `mpirun` or `srun` started.
+//!
+//! MPI's own collectives cannot be given up when a rank hangs, and do not say in which order they add; so only its messages are used.
+//! All calls come from the communicator's thread, which starts and ends MPI.
+
+use std::mem::ManuallyDrop;
+use std::time::Duration;
+
+use mpi::environment::Universe;
+use mpi::ffi;
+use mpi::topology::Communicator as _;
+
+use super::call::HEADER_BYTES;
+use super::carrier::Deadline;
+use super::links::{LinkError, Links, OverLinks};
+use super::{CommError, Communicator, Options, Result};
+
+const CALL: i32 = 1;
+const DATA: i32 = 2;
+const GAVE_UP: i32 = 3;
+const LEFT: i32 = 4;
+/// The most bytes of one message: MPI counts in 32 bits.
+const PIECE: usize = 1 << 30;
+const LONGEST_REASON: usize = 64 * 1024;
+/// How long telling the others that this rank gives up may take.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// Looks at what goes on, before giving the core away for a while.
+const SPINS: usize = 200;
+const NAP: Duration = Duration::from_micros(50);
+
+/// The communicator of all ranks that MPI knows.
+///
+/// # Errors
+/// MPI cannot be started, or has been before in this process.
+pub fn connect(options: Options) -> Result<Communicator> {
+    // Rank and size are only known on the thread that starts MPI.
+    let (tell, told) = std::sync::mpsc::channel();
+    let make = move || {
+        let links = Mpi::start()?;
+        let _ = tell.send((links.rank, links.world));
+        Ok(OverLinks::new(links))
+    };
+    let communicator = Communicator::with_carrier(0, 1, "mpi", options, None, make)?;
+    let (rank, world) = told.recv().map_err(|_| CommError::Setup("MPI did not start".into()))?;
+    Ok(communicator.renamed(rank, world))
+}
+
+struct Mpi {
+    universe: ManuallyDrop<Universe>,
+    rank: usize,
+    world: usize,
+    /// After a failure MPI may still hold memory that is no longer ours to lend: it is not called again, and not ended.
+    dead: bool,
+    /// Whether the others know.
+    told: bool,
+    /// The collective that we are at.
+    seq: u64,
+    /// The last collective of each rank that left in order.
+    left: Vec<Option<u64>>,
+}
+
+/// A message under way.
+struct Pending {
+    request: ffi::MPI_Request,
+    peer: usize,
+    receives: bool,
+    done: bool,
+}
+
+impl Mpi {
+    fn start() -> Result<Mpi> {
+        let started = mpi::initialize_with_threading(mpi::Threading::Serialized);
+        let Some((universe, threading)) = started else {
+            return Err(CommError::Setup("MPI runs already in this process: connect once".into()));
+        };
+        if threading < mpi::Threading::Funneled {
+            return Err(CommError::Setup(
+                "this MPI allows no threads: install one that does (MPI_THREAD_FUNNELED)".into(),
+            ));
+        }
+        let all = universe.world();
+        let (rank, world) = (all.rank() as usize, all.size() as usize);
+        Ok(Mpi {
+            universe: ManuallyDrop::new(universe),
+            rank,
+            world,
+            dead: false,
+            told: false,
+            seq: 0,
+            left: vec![None; world],
+        })
+    }
+
+    /// # Safety
+    /// The bytes stay where they are until the message is done.
+    unsafe fn send(&self, to: usize, tag: i32, bytes: &[u8]) -> Pending {
+        // SAFETY: all bits of a request are written by the call; the caller keeps the bytes.
+        unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            ffi::MPI_Isend(
+                bytes.as_ptr().cast(),
+                bytes.len() as i32,
+                ffi::RSMPI_UINT8_T,
+                to as i32,
+                tag,
+                ffi::RSMPI_COMM_WORLD,
+                &mut request,
+            );
+            Pending { request, peer: to, receives: false, done: false }
+        }
+    }
+
+    /// # Safety
+    /// As [`Mpi::send`], and nobody else touches the bytes.
+    unsafe fn receive(&self, from: usize, tag: i32, bytes: &mut [u8]) -> Pending {
+        // SAFETY: as above.
+        unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            ffi::MPI_Irecv(
+                bytes.as_mut_ptr().cast(),
+                bytes.len() as i32,
+                ffi::RSMPI_UINT8_T,
+                from as i32,
+                tag,
+                ffi::RSMPI_COMM_WORLD,
+                &mut request,
+            );
+            Pending { request, peer: from, receives: true, done: false }
+        }
+    }
+
+    /// Waits for messages, or until a rank gives up or time is over; then what is received is taken back.
+    fn wait(&mut self, pending: &mut [Pending], deadline: Deadline) -> Result<(), LinkError> {
+        let outcome = self.watch(pending, deadline);
+        if outcome.is_err() {
+            self.dead = true;
+            for message in pending.iter_mut().filter(|message| !message.done && message.receives) {
+                // SAFETY: the request is active; a receive that is cancelled is done at once, and leaves the memory alone.
+                unsafe {
+                    ffi::MPI_Cancel(&mut message.request);
+                    ffi::MPI_Wait(&mut message.request, ffi::RSMPI_STATUS_IGNORE);
+                }
+            }
+        }
+        outcome
+    }
+
+    fn watch(&mut self, pending: &mut [Pending], deadline: Deadline) -> Result<(), LinkError> {
+        for round in 0_usize.. {
+            for message in pending.iter_mut().filter(|message| !message.done) {
+                let mut done = 0;
+                // SAFETY: the request is active, and its memory is kept by whoever called.
+                unsafe { ffi::MPI_Test(&mut message.request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
+                message.done = done != 0;
+            }
+            let mut missing: Vec<usize> = pending.iter().filter(|m| !m.done).map(|m| m.peer).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if round % 16 == 0 {
+                self.hear(deadline)?;
+                if let Some(&peer) = missing.iter().find(|&&peer| self.left[peer].is_some_and(|seq| seq < self.seq)) {
+                    return Err(LinkError::Gone(peer, "it has dropped its communicator".into()));
+                }
+                if deadline.is_over() {
+                    missing.sort_unstable();
+                    missing.dedup();
+                    return Err(LinkError::Late(missing));
+                }
+            }
+            match round < SPINS {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(NAP),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what ranks say that give up or leave.
+    fn hear(&mut self, deadline: Deadline) -> Result<(), LinkError> {
+        if let Some((from, bytes)) = self.probe(GAVE_UP) {
+            return Err(LinkError::Aborted(from, String::from_utf8_lossy(&bytes).into_owned()));
+        }
+        while let Some((from, bytes)) = self.probe(LEFT).filter(|_| !deadline.is_over()) {
+            let seq = bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
+            self.left[from] = Some(seq);
+        }
+        Ok(())
+    }
+
+    /// A message of this tag from anyone, if one has come.
+    fn probe(&self, tag: i32) -> Option<(usize, Vec<u8>)> {
+        // SAFETY: a status is plain numbers, which the calls fill in; the message that is received is the one that was found,
+        // since all calls come from this thread.
+        unsafe {
+            let (mut found, mut count) = (0, 0);
+            let mut status: ffi::MPI_Status = std::mem::zeroed();
+            ffi::MPI_Iprobe(ffi::RSMPI_ANY_SOURCE, tag, ffi::RSMPI_COMM_WORLD, &mut found, &mut status);
+            if found == 0 {
+                return None;
+            }
+            ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut count);
+            let mut bytes = vec![0_u8; usize::try_from(count).unwrap_or(0)];
+            ffi::MPI_Recv(
+                bytes.as_mut_ptr().cast(),
+                count,
+                ffi::RSMPI_UINT8_T,
+                status.MPI_SOURCE,
+                tag,
+                ffi::RSMPI_COMM_WORLD,
+                ffi::RSMPI_STATUS_IGNORE,
+            );
+            Some((status.MPI_SOURCE as usize, bytes))
+        }
+    }
+
+    /// Says something to all, and waits a little until it has left.
+    fn tell_all(&self, tag: i32, bytes: &[u8]) {
+        // Messages that do not leave in time keep their bytes for good.
+        let bytes: &'static [u8] = Vec::leak(bytes.to_vec());
+        let others = (0..self.world).filter(|&peer| peer != self.rank);
+        // SAFETY: the bytes are never freed.
+        let mut pending: Vec<Pending> = others.map(|to| unsafe { self.send(to, tag, bytes) }).collect();
+        let deadline = Deadline::after(FAREWELL);
+        while pending.iter().any(|message| !message.done) && !deadline.is_over() {
+            for message in pending.iter_mut().filter(|message| !message.done) {
+                let mut done = 0;
+                // SAFETY: the request is active.
+                unsafe { ffi::MPI_Test(&mut message.request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
+                message.done = done != 0;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Links for Mpi {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.world
+    }
+
+    fn agree(&mut self, mine: &[u8; HEADER_BYTES], deadline: Deadline) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
+        self.seq = mine[..8].try_into().map_or(0, u64::from_le_bytes);
+        // A send that fails is never taken back: its bytes are kept for good.
+        let sent: &'static [u8; HEADER_BYTES] = Box::leak(Box::new(*mine));
+        let mut headers = vec![*mine; self.world];
+        let mut pending = Vec::with_capacity(2 * self.world);
+        for (peer, header) in headers.iter_mut().enumerate().filter(|(peer, _)| *peer != self.rank) {
+            // SAFETY: `wait` returns when all messages are done; if it fails, receives are taken back and `sent` lives on.
+            unsafe {
+                pending.push(self.receive(peer, CALL, header));
+                pending.push(self.send(peer, CALL, sent));
+            }
+        }
+        self.wait(&mut pending, deadline)?;
+        // SAFETY: all sends are done, so that nobody else has it.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(sent).cast_mut()) });
+        Ok(headers)
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<(usize, &[u8])>,
+        receive: Option<(usize, &mut [u8])>,
+        deadline: Deadline,
+    ) -> Result<(), LinkError> {
+        let mut pending = Vec::new();
+        // SAFETY: `wait` returns when all messages are done. If it fails, receives are taken back; sends may stay active, but MPI only
+        // looks at their bytes inside its own calls, and the last ones of those come before the collective returns (`dead`).
+        unsafe {
+            if let Some((from, bytes)) = receive {
+                pending.extend(bytes.chunks_mut(PIECE).map(|piece| self.receive(from, DATA, piece)));
+            }
+            if let Some((to, bytes)) = send {
+                pending.extend(bytes.chunks(PIECE).map(|piece| self.send(to, DATA, piece)));
+            }
+        }
+        self.wait(&mut pending, deadline)
+    }
+
+    fn give_up(&mut self, reason: &str) {
+        self.dead = true;
+        if !std::mem::replace(&mut self.told, true) {
+            self.tell_all(GAVE_UP, &reason.as_bytes()[..reason.len().min(LONGEST_REASON)]);
+        }
+    }
+}
+
+impl Drop for Mpi {
+    fn drop(&mut self) {
+        if !self.dead {
+            self.tell_all(LEFT, &self.seq.to_le_bytes());
+            // SAFETY: dropped once, here; no message is under way.
+            unsafe { ManuallyDrop::drop(&mut self.universe) };
+        }
+    }
+}
