@@ -26,8 +26,8 @@ pub fn matmul(
     #[constexpr] m_tile: usize,
     #[constexpr] n_tile: usize,
     #[constexpr] k_tile: usize,
-    #[constexpr] group: usize,
-    #[constexpr] activation: Activation,
+    #[constexpr = 8] group: usize,
+    #[constexpr = Identity] activation: Activation,
 ) {
     let (i, j) = grouped_order(program_id(0), cdiv(m, m_tile), cdiv(n, n_tile), group);
     // A block pointer knows the whole matrix, so it can check its bounds, and the GPU's copy engine can follow it.
@@ -116,10 +116,10 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
         let (m_tile, n_tile, k_tile) = (64, 64, 32);
         let config = LaunchConfig::new(m.div_ceil(m_tile) * n.div_ceil(n_tile)).num_warps(4).num_stages(3);
         let (rows, cols, depth) = (m as i32, n as i32, k as i32);
+        // `MatmulRequired` has the arguments without defaults; a struct around it gives other values to some of the rest.
         #[rustfmt::skip]
-        let mut kernel = Matmul {
-            a: &a, b: &b, c: &mut c, m: rows, n: cols, k: depth, m_tile, n_tile, k_tile, group: 8, activation,
-        };
+        let required = MatmulRequired { a: &a, b: &b, c: &mut c, m: rows, n: cols, k: depth, m_tile, n_tile, k_tile };
+        let mut kernel = Matmul { activation, ..required.with_defaults() };
         kernel.launch_with(device, &config)?;
         let time = do_bench(device, 10.0, 50.0, || kernel.launch_with(device, &config))?;
 

@@ -12,7 +12,8 @@ use proc_macro::TokenStream;
 /// Makes a kernel of a function.
 ///
 /// Of `pub fn scale<T: Float>(x: In<T>, y: Out<T>, n: i32, #[constexpr] tile: usize) { … }` it makes the static `SCALE`
-/// (a `KernelDef`: name, parameters, how to record it) and the struct `Scale` (the typed arguments, with `launch`).
+/// (a `KernelDef`: name, parameters, how to record it) and the struct `Scale` (the typed arguments, with `launch`). Where
+/// constants have defaults, also `ScaleRequired`: the arguments without them.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     expand::kernel::expand(attribute.into(), item.into()).into()

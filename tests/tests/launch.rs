@@ -28,6 +28,43 @@ fn a_kernel_runs_on_the_cpu() {
     assert_eq!(y_buffer.to_vec().unwrap(), reference(&x, &y, 0.5));
 }
 
+constexpr_enum! {
+    pub enum Side { Left, Right }
+}
+
+/// out = the constants, as numbers.
+#[kernel]
+pub fn constants(
+    out: Out<f32>,
+    n: i32,
+    #[constexpr] tile: usize,
+    #[constexpr = -3] shift: i32,
+    #[constexpr = 2] factor: f32,
+    #[constexpr = Right] side: Side,
+    #[constexpr = tf32] precision: Precision,
+    #[constexpr(default = true)] flag: bool,
+) {
+    let i = arange(0, tile);
+    let right = match side {
+        Side::Left => 0.0,
+        Side::Right => 1.0,
+    };
+    let exact = if precision == Precision::Tf32 { 0.5 } else { 0.0 };
+    let on = if flag { 100.0 } else { 0.0 };
+    store(out + i, (i + shift).to::<f32>() * factor + right + exact + on, mask = i < n);
+}
+
+#[test]
+fn constants_with_defaults_may_be_left_out() {
+    let device = Device::cpu();
+    let mut out = Buffer::<f32>::zeros(&device, 2).unwrap();
+    ConstantsRequired { out: &mut out, n: 2, tile: 2 }.with_defaults().launch(&device, 1).unwrap();
+    assert_eq!(out.to_vec().unwrap(), [95.5, 97.5]);
+    let required = ConstantsRequired { out: &mut out, n: 2, tile: 2 };
+    Constants { factor: 1.0, side: Side::Left, ..required.with_defaults() }.launch(&device, 1).unwrap();
+    assert_eq!(out.to_vec().unwrap(), [97.5, 98.5]);
+}
+
 #[test]
 fn views_and_other_types_are_variants_of_their_own() {
     let device = Device::cpu();

@@ -8,7 +8,9 @@ use super::dtype::{Dtype, Int};
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
 use super::operand::{FloatLit, HostNum, IntLit, Number, Operand, Raw, broadcast, common_shape, materialise, meet_all};
 use super::record::{emit, fail, mistake, shape};
-use crate::ir::{BinaryOp, DType, Value};
+#[doc(hidden)]
+pub use crate::ir::BinaryOp;
+use crate::ir::{DType, Value};
 
 /// Pairs that the arithmetic operators accept.
 #[diagnostic::on_unimplemented(

@@ -19,6 +19,26 @@ pub trait Index {
     #[doc(hidden)]
     #[track_caller]
     fn index(self) -> Value;
+
+    /// As a member of a list: an i64 scalar is one already.
+    #[doc(hidden)]
+    #[track_caller]
+    fn listed(self) -> Value
+    where
+        Self: Sized,
+    {
+        self.index()
+    }
+}
+
+impl Index for Scalar<i64> {
+    #[track_caller]
+    fn index(self) -> Value {
+        to_i64(self.value())
+    }
+    fn listed(self) -> Value {
+        self.value()
+    }
 }
 
 macro_rules! scalar_index {
@@ -29,6 +49,12 @@ macro_rules! scalar_index {
                 to_i64(self.value())
             }
         }
+    )* };
+}
+scalar_index!(i32, u32);
+
+macro_rules! tile_index {
+    ($($elem:ty),*) => { $(
         impl Index for Tile<$elem> {
             #[track_caller]
             fn index(self) -> Value {
@@ -37,7 +63,7 @@ macro_rules! scalar_index {
         }
     )* };
 }
-scalar_index!(i32, i64, u32);
+tile_index!(i32, i64, u32);
 
 macro_rules! host_index {
     ($($ty:ty),*) => { $(
@@ -177,19 +203,47 @@ impl AxisArg for i32 {
     }
 }
 
-/// A list of indices that is not written out in the call.
-#[doc(hidden)]
-#[track_caller]
-pub fn index_list<I: Index, const N: usize>(list: [I; N]) -> Vec<Scalar<i64>> {
-    let mut indices = Vec::with_capacity(N);
-    for i in list {
-        indices.push(index(i));
-    }
-    indices
+/// A list of indices that is not written out in the call: an array, or a tuple whose members differ in type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a list of indices",
+    label = "expected an array or a tuple of integers",
+    note = "a list in a variable is `let offsets = (row * tile, 0)`: an array where all members are of one type"
+)]
+pub trait IndexList {
+    #[doc(hidden)]
+    #[track_caller]
+    fn indices(self) -> Vec<Scalar<i64>>;
 }
 
-/// A shape that is not written out in the call: an array of extents, or another tile's shape.
-#[diagnostic::on_unimplemented(message = "`{Self}` is not a shape", label = "expected an array of extents")]
+impl<I: Index, const N: usize> IndexList for [I; N] {
+    #[track_caller]
+    fn indices(self) -> Vec<Scalar<i64>> {
+        let mut indices = Vec::with_capacity(N);
+        for i in self {
+            indices.push(Scalar::from_value(i.listed()));
+        }
+        indices
+    }
+}
+
+impl IndexList for Vec<Scalar<i64>> {
+    fn indices(self) -> Vec<Scalar<i64>> {
+        self
+    }
+}
+
+#[doc(hidden)]
+#[track_caller]
+pub fn index_list(list: impl IndexList) -> Vec<Scalar<i64>> {
+    list.indices()
+}
+
+/// A shape that is not written out in the call: an array or a tuple of extents, or another tile's shape.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a shape",
+    label = "expected an array or a tuple of extents",
+    note = "extents are numbers that are known when the kernel is specialised: declare them as `#[constexpr] name: usize`"
+)]
 pub trait ExtentList {
     #[doc(hidden)]
     #[track_caller]
@@ -212,6 +266,29 @@ impl ExtentList for Vec<usize> {
         self
     }
 }
+
+macro_rules! tuple_lists {
+    ($($T:ident $i:tt),*) => {
+        impl<$($T: Index),*> IndexList for ($($T,)*) {
+            #[track_caller]
+            fn indices(self) -> Vec<Scalar<i64>> {
+                vec![$(index(self.$i)),*]
+            }
+        }
+        impl<$($T: Extent),*> ExtentList for ($($T,)*) {
+            #[track_caller]
+            fn extents(self) -> Vec<usize> {
+                vec![$(self.$i.extent()),*]
+            }
+        }
+    };
+}
+tuple_lists!(A 0);
+tuple_lists!(A 0, B 1);
+tuple_lists!(A 0, B 1, C 2);
+tuple_lists!(A 0, B 1, C 2, D 3);
+tuple_lists!(A 0, B 1, C 2, D 3, E 4);
+tuple_lists!(A 0, B 1, C 2, D 3, E 4, F 5);
 
 #[doc(hidden)]
 #[track_caller]

@@ -3,7 +3,7 @@
 use super::arith::Offset;
 use super::dtype::Dtype;
 use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile, describe};
-use super::index::{Unset, check_shape};
+use super::index::{IndexList, Unset, check_shape};
 use super::operand::{FloatLit, IntLit, Operand, Raw, broadcast, constant};
 use super::record::{emit, fail, mistake, shape};
 use super::words;
@@ -70,8 +70,8 @@ pub fn make_tensor_descriptor<T: Dtype>(
 
 /// The block moved by `offsets`, one per dimension, in elements.
 #[track_caller]
-pub fn advance<T: Dtype>(block: BlockPtr<T>, offsets: impl AsRef<[Scalar<i64>]>) -> BlockPtr<T> {
-    let offsets = offsets.as_ref();
+pub fn advance<T: Dtype>(block: BlockPtr<T>, offsets: impl IndexList) -> BlockPtr<T> {
+    let offsets = offsets.indices();
     let rank = shape(block.v).len();
     if offsets.len() != rank {
         fail(
@@ -86,13 +86,13 @@ pub fn advance<T: Dtype>(block: BlockPtr<T>, offsets: impl AsRef<[Scalar<i64>]>)
 impl<T: Dtype> BlockPtr<T> {
     /// See [`advance`].
     #[track_caller]
-    pub fn advance(self, offsets: impl AsRef<[Scalar<i64>]>) -> BlockPtr<T> {
+    pub fn advance(self, offsets: impl IndexList) -> BlockPtr<T> {
         advance(self, offsets)
     }
 
     /// Of a tensor descriptor: the block at `offsets`. What is beyond the shape reads as zero.
     #[track_caller]
-    pub fn load(self, offsets: impl AsRef<[Scalar<i64>]>) -> Tile<T> {
+    pub fn load(self, offsets: impl IndexList) -> Tile<T> {
         let at = advance(self, offsets);
         let all: Vec<usize> = (0..shape(at.v).len()).collect();
         load(at, Unset, Unset, &all, Padding::Zero, Eviction::Normal)
@@ -100,7 +100,7 @@ impl<T: Dtype> BlockPtr<T> {
 
     /// Of a tensor descriptor: writes the block at `offsets`. What is beyond the shape is left out.
     #[track_caller]
-    pub fn store(self, offsets: impl AsRef<[Scalar<i64>]>, value: impl Operand<T>) {
+    pub fn store(self, offsets: impl IndexList, value: impl Operand<T>) {
         let at = advance(self, offsets);
         let all: Vec<usize> = (0..shape(at.v).len()).collect();
         store(at, value, Unset, &all, Eviction::Normal);
@@ -108,7 +108,7 @@ impl<T: Dtype> BlockPtr<T> {
 
     /// Of a tensor descriptor: adds to the block at `offsets` atomically. What is beyond the shape is left out.
     #[track_caller]
-    pub fn atomic_add(self, offsets: impl AsRef<[Scalar<i64>]>, value: impl Operand<T>) {
+    pub fn atomic_add(self, offsets: impl IndexList, value: impl Operand<T>) {
         let at = advance(self, offsets);
         let all: Vec<usize> = (0..shape(at.v).len()).collect();
         atomic_add(at, value, Unset, &all);
@@ -117,17 +117,13 @@ impl<T: Dtype> BlockPtr<T> {
 
 /// See [`BlockPtr::load`].
 #[track_caller]
-pub fn load_tensor_descriptor<T: Dtype>(descriptor: BlockPtr<T>, offsets: impl AsRef<[Scalar<i64>]>) -> Tile<T> {
+pub fn load_tensor_descriptor<T: Dtype>(descriptor: BlockPtr<T>, offsets: impl IndexList) -> Tile<T> {
     descriptor.load(offsets)
 }
 
 /// See [`BlockPtr::store`].
 #[track_caller]
-pub fn store_tensor_descriptor<T: Dtype>(
-    descriptor: BlockPtr<T>,
-    offsets: impl AsRef<[Scalar<i64>]>,
-    value: impl Operand<T>,
-) {
+pub fn store_tensor_descriptor<T: Dtype>(descriptor: BlockPtr<T>, offsets: impl IndexList, value: impl Operand<T>) {
     descriptor.store(offsets, value);
 }
 

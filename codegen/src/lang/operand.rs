@@ -5,6 +5,7 @@ use super::handle::{Data, Scalar, Tile};
 use super::record::{constant_int, emit, fail, mistake, shape};
 use super::words;
 use crate::ir::{DType, Literal, Type, Value};
+use std::marker::PhantomData;
 
 /// An integer literal of the kernel's source: takes the type of its neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,7 +27,7 @@ pub enum Number {
 /// A Rust number that can become an element of type `T`: integers for every number type, floats for float types.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot stand for an element of type `{T}`",
-    note = "convert the other side with `.to::<…>()`: element types do not mix silently"
+    note = "element types do not mix silently: convert the other side, as in `.to::<f32>()`"
 )]
 pub trait HostNum<T: Dtype>: Copy {
     #[doc(hidden)]
@@ -86,7 +87,7 @@ pub enum Raw {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be combined with elements of type `{T}`",
     label = "not of element type `{T}`",
-    note = "convert one side with `.to::<…>()`: element types do not mix silently"
+    note = "element types do not mix silently: convert with `.to::<{T}>()`, or the other side to this one's type"
 )]
 pub trait Operand<T: Dtype>: Copy {
     /// What a scalar combined with it is.
@@ -185,6 +186,37 @@ impl AssignLiteral<FloatLit> for FloatLit {
 #[track_caller]
 pub fn literal_for<T: AssignLiteral<L>, L>(_variable: &T, literal: L) -> T {
     T::from_literal(literal)
+}
+
+/// What a variable can become by an assignment: a value of the type that it has.
+#[diagnostic::on_unimplemented(
+    message = "a variable that is a `{Variable}` cannot become a `{Self}`",
+    label = "expected `{Variable}`",
+    note = "a variable keeps its type and shape; one that starts with `0` or `0.0` is an i32 or f32 scalar in a loop or branch",
+    note = "start it as what it will be (`zeros::<f32>([n])` for a tile, `scalar::<i64>(0)` for another number, `let mut n: usize \
+            = 0` for one that is known at specialisation), or convert the new value with `.to::<…>()`"
+)]
+pub trait Becomes<Variable> {
+    #[doc(hidden)]
+    fn become_it(self) -> Variable;
+}
+
+impl<X> Becomes<X> for X {
+    fn become_it(self) -> X {
+        self
+    }
+}
+
+/// The type of a variable, without a borrow of it.
+#[doc(hidden)]
+pub fn type_of<X>(_variable: &X) -> PhantomData<X> {
+    PhantomData
+}
+
+/// The right side of `variable = value`.
+#[doc(hidden)]
+pub fn assigned<X, V: Becomes<X>>(_variable: PhantomData<X>, value: V) -> X {
+    value.become_it()
 }
 
 /// The range of an integer type.

@@ -2,7 +2,7 @@
 
 use super::dtype::Dtype;
 use super::handle::{Data, PtrTile, Tile};
-use super::index::{check_axis, check_shape};
+use super::index::{ExtentList, check_axis, check_shape};
 use super::operand::{broadcast as repeat, common_shape};
 use super::record::{emit, fail, mistake, shape};
 use super::words;
@@ -216,8 +216,8 @@ pub trait ShapeMethods: Shaped {
     }
     /// See [`broadcast_to`].
     #[track_caller]
-    fn broadcast_to(self, to: impl AsRef<[usize]>) -> Self::Tile {
-        broadcast_to(self, to)
+    fn broadcast_to(self, to: impl ExtentList) -> Self::Tile {
+        broadcast_to(self, to.extents())
     }
     /// See [`permute`].
     #[track_caller]
@@ -236,13 +236,13 @@ pub trait ShapeMethods: Shaped {
     }
     /// See [`reshape`].
     #[track_caller]
-    fn reshape(self, to: impl AsRef<[usize]>) -> Self::Tile {
-        reshape(self, to)
+    fn reshape(self, to: impl ExtentList) -> Self::Tile {
+        reshape(self, to.extents())
     }
     /// See [`reshape`].
     #[track_caller]
-    fn view(self, to: impl AsRef<[usize]>) -> Self::Tile {
-        reshape(self, to)
+    fn view(self, to: impl ExtentList) -> Self::Tile {
+        reshape(self, to.extents())
     }
     /// See [`ravel`].
     #[track_caller]

@@ -6,7 +6,7 @@ use crate::parse::literal::{self, Kind as LiteralKind};
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{BinOp, Block, Error, Expr, ExprBinary, ExprClosure, Local, Macro, Pat, Stmt, Type, UnOp};
+use syn::{BinOp, Block, Error, Expr, ExprArray, ExprBinary, ExprClosure, Local, Macro, Pat, Stmt, Type, UnOp};
 
 /// Rewrites one body; collects what cannot be translated.
 #[derive(Default)]
@@ -125,12 +125,12 @@ impl Body {
                     return quote_spanned!(span=> #left = #lang::operand::literal_for(&#left, #right););
                 }
                 let right = self.expr(&assign.right);
-                quote!(#left = #right;)
+                assignment(&assign.left, &left, &right, assign.eq_token.span())
             }
             Expr::Binary(binary) if is_compound(&binary.op) => {
                 let left = self.place(&binary.left);
                 let value = self.binary(binary);
-                quote!(#left = #value;)
+                assignment(&binary.left, &left, &value, binary.op.span())
             }
             Expr::Return(ret) => self.reject(
                 ret.span(),
@@ -222,10 +222,7 @@ impl Body {
                 let elems: Vec<TokenStream> = t.elems.iter().map(|e| self.expr(e)).collect();
                 quote!((#(#elems,)*))
             }
-            Expr::Array(a) => {
-                let elems: Vec<TokenStream> = a.elems.iter().map(|e| self.expr(e)).collect();
-                quote!([#(#elems),*])
-            }
+            Expr::Array(a) => self.array(a),
             Expr::Repeat(r) => {
                 let (value, len) = (self.expr(&r.expr), &r.len);
                 quote!([#value; #len])
@@ -262,6 +259,34 @@ impl Body {
             Expr::Macro(m) => self.macro_call(&m.mac),
             other => self.untranslatable(other),
         }
+    }
+
+    /// A list. Literals take the type of the elements that are none.
+    fn array(&mut self, array: &ExprArray) -> TokenStream {
+        let is_literal = |e: &Expr| literal::kind(e).is_some();
+        let Some(first) = array.elems.iter().position(|e| !is_literal(e)) else {
+            return array.to_token_stream();
+        };
+        if !array.elems.iter().any(is_literal) {
+            let elems: Vec<TokenStream> = array.elems.iter().map(|e| self.expr(e)).collect();
+            return quote!([#(#elems),*]);
+        }
+        let name = |i: usize| hidden(&format!("element{i}"));
+        let (mut names, mut values, mut list) = (Vec::new(), Vec::new(), Vec::new());
+        let neighbour = name(first);
+        for (i, e) in array.elems.iter().enumerate() {
+            let name = name(i);
+            if is_literal(e) {
+                let (span, value) = (e.span(), self.operand(e));
+                let lang = lang(span);
+                list.push(quote_spanned!(span=> #lang::operand::literal_for(&#neighbour, #value)));
+            } else {
+                values.push(self.expr(e));
+                list.push(name.to_token_stream());
+                names.push(name);
+            }
+        }
+        quote!({ let (#(#names,)*) = (#(#values,)*); [#(#list),*] })
     }
 
     /// What kernel code cannot contain, with what to write instead.
@@ -316,16 +341,16 @@ impl Body {
         let left = self.operand(&binary.left);
         let right = self.operand(&binary.right);
         let name = match &binary.op {
-            BinOp::Add(_) | BinOp::AddAssign(_) => "add",
-            BinOp::Sub(_) | BinOp::SubAssign(_) => "sub",
-            BinOp::Mul(_) | BinOp::MulAssign(_) => "mul",
-            BinOp::Div(_) | BinOp::DivAssign(_) => "div",
-            BinOp::Rem(_) | BinOp::RemAssign(_) => "rem",
-            BinOp::BitAnd(_) | BinOp::BitAndAssign(_) => "bitand",
-            BinOp::BitOr(_) | BinOp::BitOrAssign(_) => "bitor",
-            BinOp::BitXor(_) | BinOp::BitXorAssign(_) => "bitxor",
-            BinOp::Shl(_) | BinOp::ShlAssign(_) => "shl",
-            BinOp::Shr(_) | BinOp::ShrAssign(_) => "shr",
+            BinOp::Add(_) | BinOp::AddAssign(_) => "Add",
+            BinOp::Sub(_) | BinOp::SubAssign(_) => "Sub",
+            BinOp::Mul(_) | BinOp::MulAssign(_) => "Mul",
+            BinOp::Div(_) | BinOp::DivAssign(_) => "Div",
+            BinOp::Rem(_) | BinOp::RemAssign(_) => "Rem",
+            BinOp::BitAnd(_) | BinOp::BitAndAssign(_) => "And",
+            BinOp::BitOr(_) | BinOp::BitOrAssign(_) => "Or",
+            BinOp::BitXor(_) | BinOp::BitXorAssign(_) => "Xor",
+            BinOp::Shl(_) | BinOp::ShlAssign(_) => "Shl",
+            BinOp::Shr(_) | BinOp::ShrAssign(_) => "Shr",
             BinOp::Eq(_) => return self.comparison("eq", span, left, right),
             BinOp::Ne(_) => return self.comparison("ne", span, left, right),
             BinOp::Lt(_) => return self.comparison("lt", span, left, right),
@@ -336,8 +361,9 @@ impl Body {
             BinOp::Or(_) => return quote_spanned!(span=> #lang::compare::or(#left, || #right)),
             _ => return self.reject(span, "this operator cannot be translated"),
         };
-        let function = format_ident!("{name}", span = span);
-        quote_spanned!(span=> #lang::arith::#function(#left, #right))
+        // The trait's own function: rustc then tells once, and without the bounds of a function between, what does not fit.
+        let op = format_ident!("{name}", span = span);
+        quote_spanned!(span=> #lang::arith::Combine::combine(#left, #right, #lang::arith::BinaryOp::#op))
     }
 
     fn comparison(&mut self, name: &str, span: Span, left: TokenStream, right: TokenStream) -> TokenStream {
@@ -391,6 +417,15 @@ impl Body {
         };
         self.reject(mac.path.span(), format!("`{name}!` cannot be used in a kernel: {advice}"))
     }
+}
+
+/// `place = value;`, with a message of the language where the types differ.
+fn assignment(place: &Expr, left: &TokenStream, value: &TokenStream, span: Span) -> TokenStream {
+    if !matches!(place, Expr::Path(_) | Expr::Field(_)) {
+        return quote!(#left = #value;);
+    }
+    let lang = lang(span);
+    quote_spanned!(span=> #left = #lang::operand::assigned(#lang::operand::type_of(&#left), #value);)
 }
 
 /// What happens to literals that have no neighbour.

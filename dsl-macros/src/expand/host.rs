@@ -2,10 +2,10 @@
 
 use super::body::hidden;
 use super::private;
-use crate::parse::kernel::{Access, Generic, ParamKind, Signature};
+use crate::parse::kernel::{Access, Generic, Param, ParamKind, Signature};
 use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, format_ident, quote};
-use syn::ItemFn;
+use syn::{ItemFn, Visibility};
 
 /// `weighted_sum_fwd` → `WeightedSumFwd`.
 pub fn pascal_case(name: &str) -> String {
@@ -69,6 +69,23 @@ impl Lists<'_> {
     }
 }
 
+/// The declaration of a parameter's field.
+pub fn field(p: &Param, vis: &Visibility) -> TokenStream {
+    let private = private();
+    let (field, ty, docs) = (&p.name, &p.ty, &p.docs);
+    let field_type = match &p.kind {
+        ParamKind::Memory(access, _) => {
+            let elem = super::kernel::element_type(ty);
+            match access {
+                Access::In => quote!(&'a dyn #private::kernel::Input<#elem>),
+                Access::Out | Access::InOut => quote!(&'a mut dyn #private::kernel::Output<#elem>),
+            }
+        }
+        ParamKind::Scalar(_) | ParamKind::Constexpr(_) => ty.to_token_stream(),
+    };
+    quote!(#(#docs)* #vis #field: #field_type)
+}
+
 /// The struct and its methods. `def` is the static that holds the kernel's definition.
 pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream {
     let private = private();
@@ -77,20 +94,7 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
     let name = format_ident!("{}", pascal_case(&f.sig.ident.to_string()), span = f.sig.ident.span());
     let docs: Vec<_> = f.attrs.iter().filter(|a| a.path().is_ident("doc")).collect();
     let Lists { lifetime, params, names, args, keys, values, constants } = Lists::of(signature);
-    let fields = signature.params.iter().map(|p| {
-        let (field, ty, docs) = (&p.name, &p.ty, &p.docs);
-        let field_type = match &p.kind {
-            ParamKind::Memory(access, _) => {
-                let elem = super::kernel::element_type(ty);
-                match access {
-                    Access::In => quote!(&'a dyn #private::kernel::Input<#elem>),
-                    Access::Out | Access::InOut => quote!(&'a mut dyn #private::kernel::Output<#elem>),
-                }
-            }
-            ParamKind::Scalar(_) | ParamKind::Constexpr(_) => ty.to_token_stream(),
-        };
-        quote!(#(#docs)* #vis #field: #field_type)
-    });
+    let fields = signature.params.iter().map(|p| field(p, vis));
     let summary = format!("Arguments of the kernel `{}`, by name.", f.sig.ident);
     let paragraph = (!docs.is_empty()).then(|| quote!(#[doc = ""]));
     // Constants keep the user's names, so ours must be of another kind.

@@ -33,7 +33,8 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let def = def_name(&f);
     // With mistakes in the signature the struct would have mistakes of its own.
     let host = (!signature_failed).then(|| super::host::arguments(&f, &signature, &def));
-    quote!(#(#errors)* #definition #host)
+    let required = (!signature_failed).then(|| super::defaults::required(&f, &signature));
+    quote!(#(#errors)* #definition #host #required)
 }
 
 /// Name of the static: the function's in capitals.

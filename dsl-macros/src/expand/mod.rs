@@ -4,6 +4,7 @@ pub mod autotune;
 pub mod body;
 pub mod calls;
 pub mod control;
+pub mod defaults;
 pub mod device_fn;
 pub mod host;
 pub mod kernel;

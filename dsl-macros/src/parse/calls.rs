@@ -36,7 +36,8 @@ static EVICTION: Words = Words {
     of: "Eviction",
     words: &[("normal", "Normal"), ("evict_normal", "Normal"), ("evict_first", "First"), ("evict_last", "Last")],
 };
-static PRECISION: Words = Words { of: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
+pub static PRECISION: Words =
+    Words { of: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
 
 /// A parameter of a function.
 #[derive(Debug)]

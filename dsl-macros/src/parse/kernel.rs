@@ -25,6 +25,8 @@ pub struct Param {
     /// Whether the body may assign it.
     pub mutable: bool,
     pub kind: ParamKind,
+    /// The default of a constexpr parameter, as written.
+    pub default: Option<Expr>,
     pub specialize: bool,
     /// The type as written.
     pub ty: Type,
@@ -170,6 +172,7 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
         name: pat.ident.clone(),
         mutable: pat.mutability.is_some(),
         kind: ParamKind::Constexpr(None),
+        default: None,
         specialize: true,
         ty: (*typed.ty).clone(),
         docs: Vec::new(),
@@ -177,7 +180,8 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
     let mut constexpr = None;
     for attr in &typed.attrs {
         if attr.path().is_ident("constexpr") {
-            constexpr = Some(default_value(attr)?);
+            param.default = default_expr(attr)?;
+            constexpr = Some(param.default.as_ref().map(default_value).transpose()?);
         } else if attr.path().is_ident("no_specialize") {
             param.specialize = false;
         } else if attr.path().is_ident("doc") {
@@ -259,19 +263,22 @@ fn elem(ty: &Type, generics: &[Generic]) -> Result<Elem, Error> {
 }
 
 /// The default in `#[constexpr]`, `#[constexpr = 64]` or `#[constexpr(default = 64)]`.
-fn default_value(attr: &Attribute) -> Result<Option<Default>, Error> {
-    let value = match &attr.meta {
-        Meta::Path(_) => return Ok(None),
-        Meta::NameValue(pair) => pair.value.clone(),
+fn default_expr(attr: &Attribute) -> Result<Option<Expr>, Error> {
+    match &attr.meta {
+        Meta::Path(_) => Ok(None),
+        Meta::NameValue(pair) => Ok(Some(pair.value.clone())),
         Meta::List(list) => {
             let pair: syn::MetaNameValue = list.parse_args()?;
             if !pair.path.is_ident("default") {
                 return Err(Error::new(pair.path.span(), "expected `default = …`"));
             }
-            pair.value
+            Ok(Some(pair.value))
         }
-    };
-    constant(&value).map(Some).ok_or_else(|| {
+    }
+}
+
+fn default_value(value: &Expr) -> Result<Default, Error> {
+    constant(value).ok_or_else(|| {
         Error::new(value.span(), "a default is a number, `true`, `false`, or the name of an enum's variant")
     })
 }

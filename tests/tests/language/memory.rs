@@ -1,6 +1,6 @@
 //! Loads, stores, views and atomics.
 
-use crate::support::{A, run, text};
+use crate::support::{A, consts, run, text};
 use tilewright::prelude::*;
 
 #[kernel]
@@ -74,4 +74,28 @@ fn paddings(x: In<f32>, out: Out<f32>) {
 fn padding_can_be_nan() {
     let got = run(&PADDINGS, &vec![], &[A::F32(&[1.0, 2.0, 3.0]), A::OutF32(2)], 1).f32(1);
     assert!(got[0] == 3.0 && got[1].is_nan(), "{got:?}");
+}
+
+/// Lists in variables: literals take the type of their neighbours, and tuples hold members of several types.
+#[kernel]
+fn lists(x: In<f32>, out: Out<f32>, rows: i32, cols: i32, #[constexpr] tile: usize) {
+    let (sizes, strides) = ([rows, cols], [cols, 1]);
+    let origin = (program_id(0) * tile, 0);
+    let block = [tile, 8];
+    let source = make_block_ptr(x, shape = sizes, strides = strides, offsets = origin, block_shape = block);
+    let t = load(source, boundary_check = [0, 1]);
+    let ahead = load(source.advance((0, 4)), boundary_check = [0, 1]);
+    let all = (tile, 8);
+    let total = t + ahead + zeros::<f32>(all) + full::<f32>(block, 1.0).reshape(all);
+    let target = make_tensor_descriptor(out, shape = (rows, cols), strides = strides, block_shape = block);
+    target.store(origin, total);
+}
+
+#[test]
+fn lists_may_be_variables() {
+    let x: Vec<f32> = (0..15).map(|i| i as f32).collect();
+    let args = [A::F32(&x), A::OutF32(15), A::Int(3), A::Int(5)];
+    let got = run(&LISTS, &consts(&[("tile", 2)]), &args, 2).f32(1);
+    let expected: Vec<f32> = (0..15).map(|i| x[i] + 1.0 + if i % 5 == 0 { x[i + 4] } else { 0.0 }).collect();
+    assert_eq!(got, expected);
 }

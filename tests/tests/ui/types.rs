@@ -10,6 +10,13 @@ fn mixed_elements(x: In<f32>, h: In<f16>, out: Out<f32>) {
 }
 
 #[kernel]
+fn mixed_generic<T: Float>(x: In<T>, out: Out<T>) {
+    let mut acc = zeros::<f32>([64]);
+    acc += load(x + arange(0, 64));
+    store(out + arange(0, 64), acc.to::<T>());
+}
+
+#[kernel]
 fn wrong_store(h: In<f16>, out: Out<f32>) {
     store(out, load(h));
 }

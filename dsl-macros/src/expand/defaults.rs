@@ -1,0 +1,72 @@
+//! The arguments of a kernel without the constants that have defaults.
+
+use super::body::hidden;
+use super::host::{Lists, field, pascal_case};
+use crate::parse::calls::PRECISION;
+use crate::parse::kernel::{Param, Signature};
+use proc_macro2::TokenStream;
+use quote::{ToTokens, format_ident, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{Expr, ItemFn};
+
+/// The struct `NameRequired`, and how the kernel's own struct is made of it; nothing where no parameter has a default.
+pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
+    let (optional, needed): (Vec<&Param>, Vec<&Param>) = signature.params.iter().partition(|p| p.default.is_some());
+    if optional.is_empty() {
+        return quote!();
+    }
+    let vis = &f.vis;
+    let base = pascal_case(&f.sig.ident.to_string());
+    let span = f.sig.ident.span();
+    let (name, full) = (format_ident!("{base}Required", span = span), format_ident!("{base}", span = span));
+    let Lists { lifetime, params, names, .. } = Lists::of(signature);
+    let fields = needed.iter().map(|p| field(p, vis));
+    let needed = needed.iter().map(|p| &p.name);
+    let list: Vec<String> = optional.iter().map(|p| format!("`{}`", p.name)).collect();
+    let (constants, values): (Vec<_>, Vec<_>) =
+        optional.iter().filter_map(|p| Some((&p.name, value(p, p.default.as_ref()?)))).unzip();
+    let summary =
+        format!("Arguments of the kernel `{}` but for {}, which have defaults.", f.sig.ident, list.join(", "));
+    let this = hidden("this");
+    quote! {
+        #[doc = #summary]
+        #[allow(non_snake_case, dead_code)]
+        #vis struct #name<#lifetime #(#params),*> { #(#fields),* }
+
+        #[allow(non_snake_case)]
+        impl<#lifetime #(#params),*> #name<#lifetime #(#names),*> {
+            /// All arguments, with the constants at their defaults. Other values are given in a struct around it, as in
+            /// `Kernel { constant: 3, ..KernelRequired { … }.with_defaults() }`.
+            #[allow(dead_code)]
+            #vis fn with_defaults(self) -> #full<#lifetime #(#names),*> {
+                let #this = self;
+                #full { #(#needed: #this.#needed,)* #(#constants: #values,)* }
+            }
+        }
+    }
+}
+
+/// A default in the words of rustc, which checks it.
+fn value(p: &Param, default: &Expr) -> TokenStream {
+    let ty = &p.ty;
+    let span = default.span();
+    match default {
+        Expr::Path(path) => {
+            let Some(word) = path.path.segments.last().map(|s| &s.ident) else {
+                return default.to_token_stream();
+            };
+            let variant = match PRECISION.words.iter().find(|(text, _)| word == text) {
+                Some((_, variant)) => format_ident!("{variant}", span = span),
+                None => word.clone(),
+            };
+            quote_spanned!(span=> <#ty>::#variant)
+        }
+        // `1` stands for 1.0 too.
+        number if is_float(ty) => quote_spanned!(span=> (#number as #ty)),
+        other => other.to_token_stream(),
+    }
+}
+
+fn is_float(ty: &syn::Type) -> bool {
+    matches!(ty, syn::Type::Path(path) if path.path.is_ident("f32") || path.path.is_ident("f64"))
+}
