@@ -23,6 +23,7 @@ mod numerics;
 pub(crate) mod run;
 mod tensors;
 mod train;
+mod tune;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -62,6 +63,8 @@ enum Command {
     Numerics(numerics::Arguments),
     /// Compute what training on many devices costs: memory, communication, batch sizes
     Account(account::Arguments),
+    /// Find the best configurations of kernels for this device, and write them to a table
+    Tune(tune::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
@@ -107,6 +110,7 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Launch(arguments) => launch::run(&arguments, out),
         Command::Numerics(arguments) => numerics::run(&arguments, out),
         Command::Account(arguments) => account::run(&arguments, out),
+        Command::Tune(arguments) => tune::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),

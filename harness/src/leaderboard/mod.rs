@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-pub use arguments::Arguments;
+pub use arguments::{Arguments, seconds};
 
 use crate::cli::{Result, program};
 

@@ -4,6 +4,7 @@ mod ahead;
 mod compile;
 mod machine;
 mod run;
+mod tune;
 mod words;
 
 use std::path::Path;

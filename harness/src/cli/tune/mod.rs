@@ -1,0 +1,282 @@
+//! `tilewright tune`: finds the best configurations of kernels, each candidate in a process of its own that may die.
+//!
+//! This process asks a worker, the same program again, to tune one kernel for one problem (`worker.rs`), and watches over
+//! it (`supervise.rs`): a candidate that ends the worker or does not end is dropped, and a new worker goes on from the log.
+
+mod supervise;
+mod worker;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use tilewright::autotune::{DeviceId, Entry, Table as Choices};
+use tilewright::env::Env;
+
+use self::supervise::{Watch, supervise};
+use self::worker::{Answer, Problem};
+use super::run::{Choice, device, open};
+use super::{CliError, Result, choose};
+use crate::leaderboard::seconds;
+use crate::report::{Cell, Column, Outputs, Report, Table};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Kernels, as `tilewright list` names them; `attention` means those that have tiles; without a name, all that can be tuned
+    kernels: Vec<String>,
+    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    #[arg(long, value_parser = device)]
+    device: Option<Choice>,
+    /// How many seconds each kernel and problem may take
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    budget: f64,
+    /// How many seconds one run of a candidate may take
+    #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = seconds)]
+    limit: f64,
+    /// Measure again what is known
+    #[arg(long)]
+    again: bool,
+    /// Element types, several with commas; bf16, and f32 on the CPU
+    #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
+    dtype: Vec<String>,
+    /// Attention: batch entries
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Attention: heads; 16, and 2 on the CPU
+    #[arg(long)]
+    heads: Option<usize>,
+    /// Attention: tokens, several with commas; 16384, and 512 on the CPU
+    #[arg(long, value_delimiter = ',')]
+    length: Vec<usize>,
+    /// Attention: head dimensions, several with commas; 64 and 128, and 64 on the CPU
+    #[arg(long, value_delimiter = ',')]
+    dim: Vec<usize>,
+    /// Attention: whether row i sees the keys up to i only; `true,false` tunes both
+    #[arg(long, value_delimiter = ',', default_value = "true", action = clap::ArgAction::Set)]
+    causal: Vec<bool>,
+    /// Matrix products: m×n×k, several with commas; 4096x4096x4096, and 256x256x256 on the CPU
+    #[arg(long, value_delimiter = ',', value_parser = worker::size)]
+    size: Vec<[usize; 3]>,
+    /// Write what was found to this table, beside what it has for other problems
+    #[arg(long, value_name = "FILE")]
+    export: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
+    /// The log of the one problem that this process tunes for another one
+    #[arg(long, value_name = "FILE", hide = true)]
+    worker: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let problems = arguments.problems()?;
+    if let Some(log) = &arguments.worker {
+        let [problem] = &problems[..] else {
+            return Err(CliError::usage("a worker tunes one kernel for one problem", "leave --worker out"));
+        };
+        let answer = worker::tune(problem, &open(arguments.device)?, arguments, log)?;
+        writeln!(out, "{}", answer.line())?;
+        return Ok(());
+    }
+    arguments.outputs.check()?;
+    let device = open(arguments.device)?;
+    let table = arguments.export.as_deref().map(|path| read_export(path, &device)).transpose()?;
+    let mut answers = Vec::new();
+    for problem in &problems {
+        answers.push(arguments.ask(problem)?);
+    }
+    if let (Some(mut table), Some(path)) = (table, &arguments.export) {
+        for answer in &answers {
+            let entry = answer.entry();
+            table.entries.retain(|other| (&other.kernel, &other.key) != (&entry.kernel, &entry.key));
+            table.entries.push(entry);
+        }
+        table.entries.sort_by(|a, b| (&a.kernel, &a.key).cmp(&(&b.kernel, &b.key)));
+        crate::files::replace(path, |file| file.write_all(table.text().as_bytes()))
+            .map_err(|error| CliError::file("write", path, error))?;
+    }
+    arguments.outputs.write(report(&answers), out)?;
+    if let Some(path) = &arguments.export {
+        writeln!(out, "wrote {}", path.display())?;
+    }
+    Ok(())
+}
+
+/// The table that `--export` adds to; a new one where there is none.
+fn read_export(path: &std::path::Path, device: &tilewright::Device) -> Result<Choices> {
+    let id = DeviceId::of(device);
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Choices::new(id, Vec::new())),
+        Err(error) => return Err(CliError::file("read", path, error)),
+    };
+    let table = Choices::parse(&text).map_err(|why| CliError::file("add to", path, why))?;
+    if table.device != id {
+        let found = format!("it is a table of {}, and this is {id}", table.device);
+        return Err(CliError::file("add to", path, found));
+    }
+    Ok(table)
+}
+
+impl Arguments {
+    /// Every kernel with every problem that is asked for.
+    fn problems(&self) -> Result<Vec<Problem>> {
+        let mut kernels: Vec<&'static str> = Vec::new();
+        for name in &self.kernels {
+            match name.as_str() {
+                "attention" => kernels.extend(worker::ATTENTION),
+                other => match worker::KERNELS.iter().find(|known| ***known == *other) {
+                    Some(known) => kernels.push(known),
+                    None => {
+                        let help = choose::suggest(other, &worker::KERNELS, "the kernels that can be tuned are");
+                        return Err(CliError::usage(format!("`{other}` is no kernel that can be tuned"), help));
+                    }
+                },
+            }
+        }
+        if kernels.is_empty() {
+            kernels.extend(worker::KERNELS);
+        }
+        let gpu = open(self.device)?.is_cuda();
+        let or = |given: &[usize], gpu_default: &[usize], cpu_default: &[usize]| match (given, gpu) {
+            ([], true) => gpu_default.to_vec(),
+            ([], false) => cpu_default.to_vec(),
+            (given, _) => given.to_vec(),
+        };
+        let (heads, lengths) = (self.heads.unwrap_or(if gpu { 16 } else { 2 }), or(&self.length, &[16384], &[512]));
+        let dims = or(&self.dim, &[64, 128], &[64]);
+        let default_size = [[if gpu { 4096 } else { 256 }; 3]];
+        let sizes = if self.size.is_empty() { &default_size[..] } else { &self.size };
+        let default_dtype = [if gpu { "bf16" } else { "f32" }.to_string()];
+        let dtypes = if self.dtype.is_empty() { &default_dtype[..] } else { &self.dtype };
+        let wrong = self.batch * heads == 0 || lengths.contains(&0) || !dims.iter().all(|d| (1..=256).contains(d));
+        if wrong {
+            return Err(CliError::usage(
+                "there is no attention of this shape",
+                "batch, heads and length are at least 1, head dimensions from 1 to 256",
+            ));
+        }
+        let mut problems = Vec::new();
+        for kernel in kernels {
+            for dtype in dtypes {
+                if kernel == worker::MATMUL {
+                    problems.extend(sizes.iter().map(|size| Problem::matmul(dtype, *size)));
+                    continue;
+                }
+                for &d in &dims {
+                    for &causal in &self.causal {
+                        let shape = |&n: &usize| Problem::attention(kernel, dtype, [self.batch, heads, n, d], causal);
+                        problems.extend(lengths.iter().map(shape));
+                    }
+                }
+            }
+        }
+        Ok(problems)
+    }
+
+    /// Has one problem tuned by a worker.
+    fn ask(&self, problem: &Problem) -> Result<Answer> {
+        let program = std::env::current_exe()
+            .map_err(|error| CliError::Failure(format!("this program cannot start itself: {error}")))?;
+        let (_keep, log) = self.log(problem)?;
+        let device = open(self.device)?;
+        let words = problem.arguments();
+        let start = || {
+            let mut command = std::process::Command::new(&program);
+            command.arg("tune").args(&words).args(["--budget", &self.budget.to_string()]);
+            command.args(["--limit", &self.limit.to_string(), "--device", &device_word(self.device, &device)]);
+            command.arg("--worker").arg(&log);
+            if self.again {
+                command.arg("--again");
+            }
+            command
+        };
+        let watch = Watch { log: &log, limit: Duration::from_secs_f64(self.limit), what: problem.title() };
+        let line = supervise(&start, &watch)?;
+        Answer::parse(problem, &line)
+    }
+
+    /// Where the log of a problem is; with a folder to keep as long as the log is needed, where nothing is cached.
+    fn log(&self, problem: &Problem) -> Result<(Option<tempfile::TempDir>, PathBuf)> {
+        let name = format!("{}.log.jsonl", problem.title().replace(|c: char| !c.is_alphanumeric(), "-"));
+        match &Env::get()?.cache_dir {
+            Some(dir) => Ok((None, dir.join("tuned").join("logs").join(name))),
+            None => {
+                let dir = tempfile::tempdir()
+                    .map_err(|error| CliError::Failure(format!("cannot make a folder for the log: {error}")))?;
+                let log = dir.path().join(name);
+                Ok((Some(dir), log))
+            }
+        }
+    }
+}
+
+/// The device as the worker's command line has it.
+fn device_word(choice: Option<Choice>, device: &tilewright::Device) -> String {
+    match choice {
+        Some(Choice::Cpu) => "cpu".to_string(),
+        Some(Choice::Cuda(ordinal)) => format!("cuda:{ordinal}"),
+        None if device.is_cuda() => "cuda".to_string(),
+        None => "cpu".to_string(),
+    }
+}
+
+/// A table of what was chosen, and one of the candidates of each problem.
+fn report(answers: &[Answer]) -> Report {
+    let columns = [
+        Column::text("kernel"),
+        Column::text("problem"),
+        Column::text("chosen"),
+        Column::number("median").unit("ms"),
+        Column::text("remark"),
+    ];
+    let mut chosen = Table::new("tuned", "Chosen configurations", columns);
+    let mut report = Report::new("tune", "Tuning");
+    for answer in answers {
+        let remark = match answer.candidates.is_empty() {
+            true => "known before".to_string(),
+            false => format!("of {} candidates in {:.1} s", answer.candidates.len(), answer.seconds),
+        };
+        chosen.push([
+            Cell::from(answer.kernel.as_str()),
+            Cell::from(answer.key.as_str()),
+            Cell::from(answer.config.as_str()),
+            Cell::from(answer.median_ms),
+            Cell::from(remark),
+        ]);
+        if answer.candidates.is_empty() {
+            continue;
+        }
+        let columns = [
+            Column::text("candidate"),
+            Column::number("median").unit("ms"),
+            Column::integer("runs"),
+            Column::text("left out because"),
+        ];
+        let mut table = Table::new(&format!("candidates-{}", report.parts.len() + 1), &answer.title, columns);
+        for candidate in &answer.candidates {
+            let why = candidate.dropped.as_deref().map(|why| why.lines().next().unwrap_or_default());
+            table.push([
+                Cell::from(candidate.config.as_str()),
+                Cell::from(candidate.median_ms),
+                Cell::from(candidate.runs),
+                Cell::from(why),
+            ]);
+        }
+        report = report.table(table);
+    }
+    report.table(chosen)
+}
+
+impl Answer {
+    fn entry(&self) -> Entry {
+        Entry {
+            kernel: self.kernel.clone(),
+            key: self.key.clone(),
+            config: self.config.clone(),
+            median_ms: self.median_ms,
+            compiler: Some(tilewright::codegen::VERSION.to_string()),
+            ir: None,
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! `tilewright tune`: what it finds, remembers and writes.
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::tilewright;
+
+fn table(dir: &TempDir, name: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(dir.path().join(name)).expect("the table is there")).expect("JSON")
+}
+
+#[test]
+fn a_kernel_is_tuned_once_and_its_table_grows() {
+    let dir = TempDir::new().unwrap();
+    let arguments = ["tune", "matmul", "--size", "40x50x60", "--budget", "30", "--export", "t.json"];
+    let out = tilewright(dir.path(), &arguments).ok();
+    assert!(out.contains("matmul f32 40×50×60") && out.contains("candidates in"), "{out}");
+    let written = table(&dir, "t.json");
+    assert_eq!(written["entries"].as_array().map(Vec::len), Some(1), "{written}");
+    let entry = &written["entries"][0];
+    assert_eq!(entry["kernel"], "matmul");
+    let key = "T=f32,a_columns=false,b_columns=false,precision=ieee,m<=64,n<=64,k<=64";
+    assert_eq!(entry["key"], key);
+    assert!(entry["config"].as_str().is_some_and(|config| config.starts_with("m_tile=")), "{entry}");
+    assert!(entry["median_ms"].as_f64() > Some(0.0), "{entry}");
+
+    // The same problem is known, and a table keeps what it has.
+    let out = tilewright(dir.path(), &arguments).ok();
+    assert!(out.contains("known before"), "{out}");
+    let other =
+        ["tune", "flash_attention_bwd_dq", "--length", "64", "--dim", "16", "--budget", "30", "--export", "t.json"];
+    let out = tilewright(dir.path(), &other).ok();
+    assert!(out.contains("flash_attention_bwd_dq f32 1×2×64×16 causal"), "{out}");
+    let written = table(&dir, "t.json");
+    let kernels: Vec<&Value> = written["entries"].as_array().unwrap().iter().map(|entry| &entry["kernel"]).collect();
+    assert_eq!(kernels, ["flash_attention_bwd_dq", "matmul"]);
+}
+
+#[test]
+fn what_cannot_be_tuned_is_said() {
+    let dir = TempDir::new().unwrap();
+    let refused = |arguments: &[&str], code: i32, reason: &str| {
+        let message = tilewright(dir.path(), &[&["tune"], arguments].concat()).fails(code);
+        assert!(message.contains(reason), "{arguments:?}: {message}");
+    };
+    refused(&["softmax"], 2, "no kernel that can be tuned");
+    refused(&["matmull"], 2, "did you mean `matmul`?");
+    refused(&["matmul", "--budget", "soon"], 2, "no number of seconds");
+    refused(&["matmul", "--size", "4x5"], 2, "256x256x64");
+    refused(&["attention", "--dim", "300"], 2, "1 to 256");
+    std::fs::write(dir.path().join("foreign.json"), r#"{"format": "tilewright tuning table", "version": 1, "device": "another", "compute_capability": "9.0", "entries": []}"#).unwrap();
+    refused(&["matmul", "--export", "foreign.json"], 1, "a table of another");
+    std::fs::write(dir.path().join("bad.json"), "[]").unwrap();
+    refused(&["matmul", "--export", "bad.json"], 1, "no tuning table");
+}
