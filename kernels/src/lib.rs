@@ -43,6 +43,15 @@ pub mod weighted_sum;
 pub use tensor::{FloatElement, IndexElement, Tensor, TensorMut};
 
 use tilewright_codegen::lang::kernel::KernelDef;
+use tilewright_runtime::autotune::Autotune;
+
+/// All kernels with configurations to choose from, by name.
+pub static AUTOTUNED: &[&Autotune] = &[
+    &attention::backward::FLASH_ATTENTION_BWD_DKDV_AUTOTUNE,
+    &attention::backward::FLASH_ATTENTION_BWD_DQ_AUTOTUNE,
+    &attention::forward::FLASH_ATTENTION_FWD_AUTOTUNE,
+    &matmul::MATMUL_AUTOTUNE,
+];
 
 /// All kernels, by name.
 pub static KERNELS: &[&KernelDef] = &[

@@ -187,7 +187,7 @@ pub fn multiply<T: FloatElement>(
 /// Large tiles read the operands less often; small products get tiles of their own size.
 fn default_config(problem: &Problem) -> Config {
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
-    let (largest, num_warps, num_stages) = match (problem.device.is_cuda(), bytes, problem.get("precision")) {
+    let (largest, num_warps, num_stages) = match (problem.is_gpu(), bytes, problem.get("precision")) {
         (false, ..) => ([64, 64, 64], 4, 1),
         (true, 2, _) => ([128, 128, 64], 8, 4),
         // Plain multiply-adds: both operands are read from shared memory for each of them.

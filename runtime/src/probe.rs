@@ -51,6 +51,22 @@ pub fn ptxas() -> Result<Option<Ptxas>> {
     Ok(Some(Ptxas { path, version }))
 }
 
+/// Another of CUDA's tools, `nvdisasm` for example: beside `ptxas`, on `PATH`, or where `make cuda-tools` puts it in the folder
+/// that the program runs in or one above.
+pub fn cuda_tool(name: &str) -> Option<PathBuf> {
+    let beside = || Some(Env::get().ok()?.ptxas.as_ref()?.parent()?.join(name));
+    let on_path = || {
+        let dirs = std::env::var_os("PATH")?;
+        std::env::split_paths(&dirs).map(|dir| dir.join(name)).find(|file| file.is_file())
+    };
+    let fetched = || {
+        let here = std::env::current_dir().ok()?;
+        let file = |dir: &std::path::Path| dir.join("build/cuda-tools/nvidia/cu13/bin").join(name);
+        here.ancestors().take(4).map(file).find(|file| file.is_file())
+    };
+    beside().filter(|file| file.is_file()).or_else(on_path).or_else(fetched)
+}
+
 /// A library of CUDA that some part of a machine learning program uses; kernels need none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Library {

@@ -11,6 +11,8 @@ pub struct Resources {
     pub registers: u32,
     /// Bytes of registers that did not fit, written and read.
     pub spills: u32,
+    /// Whether warp-group products wait for each other, for want of registers or because of their order.
+    pub serialised: bool,
 }
 
 /// The `ptxas` that `TILEWRIGHT_PTXAS` names, or the first on `PATH`; `None`, with a line that says so, where there is
@@ -51,6 +53,7 @@ pub fn assemble(ptxas: &PathBuf, ptx: &str, arch: &str) -> Result<Resources, Str
         Some(Resources {
             registers: number(" Used ", " registers")?,
             spills: number("stack frame, ", " bytes spill stores")? + number("spill stores, ", " bytes spill loads")?,
+            serialised: said.lines().any(|line| line.contains("wgmma") && line.contains("serialized")),
         })
     })();
     resources.ok_or_else(|| format!("ptxas says nothing of registers and spills:\n{said}"))

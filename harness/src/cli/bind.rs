@@ -62,7 +62,7 @@ fn owner(prefix: &str, memory: &[&'static str]) -> Option<&'static str> {
 }
 
 /// Shapes of tensors that are known, and what follows from them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Extents {
     /// Shape of each tensor.
     shapes: BTreeMap<&'static str, Vec<usize>>,

@@ -140,6 +140,11 @@ fn ptx_version(text: &str) -> Result<u32, String> {
 }
 
 impl Options {
+    /// These choices, and checks of assertions.
+    pub fn new(num_warps: u32, num_stages: u32, max_registers: Option<u32>) -> Options {
+        Options { num_warps, num_stages, max_registers, no_asserts: false }
+    }
+
     /// The compiler's options.
     ///
     /// # Errors
@@ -223,7 +228,7 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 }
 
 /// What the code may assume: memory aligned to 16 bytes, and what `--assume` adds.
-fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
+pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
     let mut specialization = Specialization::aligned(def);
     let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
     let parts = words.iter().flat_map(|word| word.split(',')).map(str::trim).filter(|part| !part.is_empty());
@@ -336,6 +341,14 @@ impl Observer for Texts {
     fn llvm_ir(&mut self, text: &str) {
         self.llvm = text.to_string();
     }
+}
+
+/// Compiles, without the cache; gives the code alone.
+///
+/// # Errors
+/// As [`compile_to`], without the folder.
+pub fn compile_artifact(request: &Request) -> Result<Artifact> {
+    compile(request).map(|compiled| compiled.artifact)
 }
 
 fn compile(request: &Request) -> Result<Compiled> {

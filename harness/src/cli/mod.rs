@@ -15,6 +15,7 @@ pub(crate) mod demo;
 mod doctor;
 mod error;
 mod generate;
+mod explain;
 mod launch;
 mod list;
 mod manifest;
@@ -63,6 +64,8 @@ enum Command {
     Numerics(numerics::Arguments),
     /// Compute what training on many devices costs: memory, communication, batch sizes
     Account(account::Arguments),
+    /// Say what the compiler made of a kernel: registers, occupancy, instructions, and the least that it must do
+    Explain(explain::Arguments),
     /// Find the best configurations of kernels for this device, and write them to a table
     Tune(tune::Arguments),
     /// Run a kernel on tensors from a safetensors file
@@ -110,6 +113,7 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Launch(arguments) => launch::run(&arguments, out),
         Command::Numerics(arguments) => numerics::run(&arguments, out),
         Command::Account(arguments) => account::run(&arguments, out),
+        Command::Explain(arguments) => explain::run(&arguments, out),
         Command::Tune(arguments) => tune::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),

@@ -195,7 +195,8 @@ impl Job {
     }
 }
 
-fn memory_params(def: &'static KernelDef) -> impl Iterator<Item = (&'static ParamDef, ElemDef)> {
+/// The parameters that are memory, in order.
+pub fn memory_params(def: &'static KernelDef) -> impl Iterator<Item = (&'static ParamDef, ElemDef)> {
     def.params.iter().filter_map(|p| match p.kind {
         ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem) => Some((p, elem)),
         ParamKind::Scalar(_) | ParamKind::Constexpr { .. } => None,
@@ -324,7 +325,7 @@ fn element_types(
 }
 
 /// The shape of an output from the names of its dimensions.
-fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, extents: &Extents) -> Result<Vec<usize>> {
+pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, extents: &Extents) -> Result<Vec<usize>> {
     let unknown = |why: &str| {
         CliError::usage(
             format!("the shape of `{name}`, an output of `{}`, is not known{why}", def.name),

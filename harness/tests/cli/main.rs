@@ -2,6 +2,7 @@
 
 mod ahead;
 mod compile;
+mod explain;
 mod machine;
 mod run;
 mod tune;

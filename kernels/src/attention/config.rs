@@ -52,7 +52,7 @@ pub const TABLES: &[&str] = &[include_str!("../../tuned/nvidia-h200.json")];
 fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);
     let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
-    default_tiles(pass, d, bytes, &problem.device.target()).config()
+    default_tiles(pass, d, bytes, &problem.target).config()
 }
 
 /// The default of the forward kernel.
@@ -100,8 +100,8 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         (Target::Nvptx(_), Pass::Keys) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),
-            128 if d < 128 => Tiles::new(32, 128, 8, 2),
-            128 => Tiles::new(64, 64, 4, 2),
+            // Four warps and 64 × 64 spill.
+            128 => Tiles::new(32, 128, 8, 2),
             _ => Tiles::new(32, 64, 8, 2),
         },
         (Target::Nvptx(_), Pass::Queries) => match d_tile(d) {

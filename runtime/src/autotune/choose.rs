@@ -155,9 +155,10 @@ pub fn choose(
             return Ok(choice.clone());
         }
     }
-    let problem = Problem { device, def: autotune.def, dtypes, parts: parts() };
+    let problem = Problem { target: device.target(), def: autotune.def, dtypes, parts: parts() };
     let default = autotune.default_config(&problem);
-    let search = Search { autotune, problem: &problem, base, id: DeviceId::of(device), default: default.clone() };
+    let search =
+        Search { autotune, device, problem: &problem, base, id: DeviceId::of(device), default: default.clone() };
     let (config, source) = search.run(options.as_ref(), attempt)?;
     tracing::debug!("{} with {}: {config} ({source:?})", autotune.def.name, problem.key());
     Ok(keep(Choice { kernel: autotune.def.name, key: problem.key(), config, source, place, default }))
@@ -180,6 +181,7 @@ impl Choice {
 
 struct Search<'a> {
     autotune: &'static Autotune,
+    device: &'a Device,
     problem: &'a Problem<'a>,
     base: &'a LaunchConfig,
     id: DeviceId,
@@ -281,7 +283,7 @@ impl Search<'_> {
         let mut configs = vec![self.default.clone()];
         for config in self.autotune.configs() {
             // On the CPU a program is one thread, whatever the number of warps.
-            let same = |other: &Config| match self.problem.device.is_cuda() {
+            let same = |other: &Config| match self.device.is_cuda() {
                 true => *other == config,
                 false => other.constants == config.constants,
             };
@@ -298,7 +300,7 @@ impl Search<'_> {
             .collect();
         let job = Job {
             def: self.autotune.def,
-            device: self.problem.device,
+            device: self.device,
             base: self.base,
             dtypes: self.problem.dtypes,
             key: wanted.key.clone(),

@@ -7,9 +7,9 @@ use std::fmt;
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, KernelDef};
-use tilewright_codegen::target::CompileOptions;
+use tilewright_codegen::target::{CompileOptions, Target};
 
-use crate::device::Device;
+use super::table::Table;
 use crate::error::{Error, Result};
 use crate::kernel::{Grid, LaunchConfig};
 
@@ -139,6 +139,30 @@ impl Autotune {
         declared.or_else(|| self.configs().next()).unwrap_or_default()
     }
 
+    /// The configuration of the nearest entry of the tables that ship with the kernel, for any GPU of this compute
+    /// capability; the default where there is none. For those who compile without the GPU.
+    pub fn shipped_for(&self, compute_capability: &str, problem: &Problem) -> Config {
+        let tables = self.tables.iter().filter_map(|text| Table::parse(text).ok());
+        let same = tables.filter(|table| table.device.compute_capability.as_deref() == Some(compute_capability));
+        let mut near: Vec<(u32, Config)> = Vec::new();
+        for table in same {
+            if let Some((entry, distance)) = table.nearest(self.def.name, &problem.key())
+                && let Ok(config) = self.parse_config(&entry.config)
+            {
+                near.push((distance, config));
+            }
+        }
+        let nearest = near.into_iter().min_by_key(|(distance, _)| *distance).map(|(_, config)| config);
+        nearest.unwrap_or_else(|| self.default_config(problem))
+    }
+
+    /// The configurations of this kernel in the tables that ship with it, with their keys.
+    pub fn shipped(&self) -> Vec<(String, Config)> {
+        let tables = self.tables.iter().filter_map(|text| Table::parse(text).ok());
+        let entries = tables.flat_map(|table| table.entries).filter(|entry| entry.kernel == self.def.name);
+        entries.filter_map(|entry| Some((entry.key, self.parse_config(&entry.config).ok()?))).collect()
+    }
+
     /// Reads what a [`Config`] writes.
     ///
     /// # Errors
@@ -211,7 +235,8 @@ impl fmt::Display for KeyPart {
 /// What a configuration is chosen for.
 #[derive(Debug)]
 pub struct Problem<'a> {
-    pub device: &'a Device,
+    /// What the compiler aims at.
+    pub target: Target,
     pub def: &'static KernelDef,
     /// One per type parameter.
     pub dtypes: &'a [DType],
@@ -219,6 +244,10 @@ pub struct Problem<'a> {
 }
 
 impl Problem<'_> {
+    pub fn is_gpu(&self) -> bool {
+        matches!(self.target, Target::Nvptx(_))
+    }
+
     /// The key as text: element types first.
     pub fn key(&self) -> String {
         let types =

@@ -34,13 +34,12 @@ fn scale<T: Float>(
 }
 
 fn problem(n: i64) -> Problem<'static> {
-    static DEVICE: std::sync::LazyLock<Device> = std::sync::LazyLock::new(Device::cpu);
     let part = |name, value| KeyPart { name, value };
     let parts = vec![
         part("n", KeyValue::Size(size_bucket(n))),
         part("mode", KeyValue::Exact(tilewright_codegen::lang::kernel::ConstValue::Int(3))),
     ];
-    Problem { device: &DEVICE, def: Scale::<f32>::DEF, dtypes: &[DType::F32], parts }
+    Problem { target: Device::cpu().target(), def: Scale::<f32>::DEF, dtypes: &[DType::F32], parts }
 }
 
 use tilewright_codegen::ir::DType;

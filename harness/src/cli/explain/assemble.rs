@@ -1,0 +1,89 @@
+//! What NVIDIA's assembler and disassembler say of a kernel, where there are any.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tilewright::env::Env;
+use tilewright::probe::cuda_tool;
+
+use super::code::Code;
+use crate::cli::{CliError, Result};
+
+/// What `ptxas` made of the PTX.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Assembled {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of a thread's registers that are written to memory, and read from there.
+    pub spill_stores: u32,
+    pub spill_loads: u32,
+    /// Why products wait for each other, where they do.
+    pub serialised: Option<String>,
+    /// The machine's instructions; `None` without a disassembler.
+    pub code: Option<Code>,
+    /// Tools that are missing.
+    pub missing: Vec<&'static str>,
+}
+
+/// Assembles and disassembles; `None` where there is no `ptxas`.
+///
+/// # Errors
+/// PTX that `ptxas` rejects: a bug of ours.
+pub fn assemble(ptx: &str, arch: &str) -> Result<Option<Assembled>> {
+    let ptxas = Env::get()?.ptxas.clone().or_else(|| cuda_tool("ptxas"));
+    let Some(ptxas) = ptxas else { return Ok(None) };
+    let dir = tempfile::tempdir().map_err(|error| CliError::Failure(format!("cannot make a folder: {error}")))?;
+    let (source, binary) = (dir.path().join("kernel.ptx"), dir.path().join("kernel.cubin"));
+    std::fs::write(&source, ptx).map_err(|error| CliError::file("write", &source, error))?;
+    let said = run(&ptxas, &[Path::new("-v"), Path::new("-arch"), Path::new(arch), Path::new("-o"), &binary, &source])?;
+    let mut assembled = read(&said)
+        .ok_or_else(|| CliError::Failure(format!("{} says nothing of registers:\n{said}", ptxas.display())))?;
+    match cuda_tool("nvdisasm") {
+        Some(nvdisasm) => assembled.code = Some(Code::of_sass(&run(&nvdisasm, &[Path::new("-c"), &binary])?)),
+        None => assembled.missing.push("nvdisasm"),
+    }
+    Ok(Some(assembled))
+}
+
+/// Everything that a tool prints.
+fn run(tool: &PathBuf, arguments: &[&Path]) -> Result<String> {
+    let output = Command::new(tool).args(arguments).output().map_err(|error| CliError::file("run", tool, error))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(text),
+        false => Err(CliError::Failure(format!("{} rejects our code; please report:\n{text}", tool.display()))),
+    }
+}
+
+/// Reads what `ptxas -v` prints.
+fn read(said: &str) -> Option<Assembled> {
+    let number = |after: &str, before: &str| {
+        let start = said.find(after)? + after.len();
+        let end = start + said[start..].find(before)?;
+        said[start..end].trim().parse::<u32>().ok()
+    };
+    let serialised = said.lines().find(|line| line.contains("wgmma") && line.contains("serialized"));
+    Some(Assembled {
+        registers: number(" Used ", " registers")?,
+        spill_stores: number("stack frame, ", " bytes spill stores")?,
+        spill_loads: number("spill stores, ", " bytes spill loads")?,
+        serialised: serialised.map(|line| line.trim_start_matches("ptxas info    : ").to_string()),
+        ..Assembled::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_assemblers_words() {
+        let said = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
+                    insufficient register resources for the function 'k'\nptxas info    : Function properties for k\n    \
+                    96 bytes stack frame, 100 bytes spill stores, 104 bytes spill loads\nptxas info    : Used 255 registers, used 1 barriers";
+        let read = read(said).unwrap();
+        assert_eq!((read.registers, read.spill_stores, read.spill_loads), (255, 100, 104));
+        assert!(read.serialised.is_some_and(|why| why.contains("insufficient register")));
+        assert_eq!(super::read("nothing"), None);
+    }
+}

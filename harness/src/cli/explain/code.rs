@@ -1,0 +1,255 @@
+//! Which instructions a kernel is made of, from its disassembly or its PTX.
+
+use std::collections::BTreeMap;
+
+/// Kinds of instructions, with the mnemonics that begin so: those of the machine, and those of PTX.
+const CLASSES: &[(&str, &[&str], &[&str])] = &[
+    ("tensor core, warp group", &["HGMMA", "QGMMA", "IGMMA", "BGMMA"], &["wgmma.mma_async"]),
+    ("tensor core, warp", &["HMMA", "IMMA", "DMMA", "QMMA"], &["mma.sync"]),
+    ("bulk copy (TMA)", &["UTMA", "UBLKCP", "UBLKRED"], &["cp.async.bulk", "cp.reduce.async.bulk"]),
+    ("asynchronous copy", &["LDGSTS"], &["cp.async"]),
+    ("global load", &["LDG", "LD."], &["ld.global"]),
+    ("global store", &["STG", "ST."], &["st.global"]),
+    ("atomic", &["RED", "ATOM"], &["red.", "atom."]),
+    ("matrix load from shared memory", &["LDSM"], &["ldmatrix"]),
+    ("matrix store to shared memory", &["STSM"], &["stmatrix"]),
+    ("shared load", &["LDS"], &["ld.shared"]),
+    ("shared store", &["STS"], &["st.shared"]),
+    ("local memory (spills)", &["LDL", "STL"], &["ld.local", "st.local"]),
+    ("special function", &["MUFU"], &["ex2.", "lg2.", "rcp.", "rsqrt.", "sqrt.", "sin.", "cos.", "tanh."]),
+    ("multiply-add, f32", &["FFMA"], &["fma.rn.f32"]),
+    (
+        "other f32",
+        &["FADD", "FMUL", "FMNMX", "FSEL", "FSET", "FCHK"],
+        &[
+            "add.f32",
+            "add.rn.f32",
+            "sub.f32",
+            "sub.rn.f32",
+            "mul.f32",
+            "mul.rn.f32",
+            "max.f32",
+            "min.f32",
+            "max.NaN.f32",
+            "neg.f32",
+        ],
+    ),
+    ("f16 and bf16", &["HADD", "HMUL", "HFMA", "HMNMX"], &["fma.rn.bf16", "fma.rn.f16", "add.bf16", "add.f16"]),
+    ("conversion", &["F2F", "F2I", "I2F"], &["cvt."]),
+    ("shuffle", &["SHFL"], &["shfl."]),
+    ("barrier", &["BAR", "SYNCS", "WARPSYNC"], &["bar.", "barrier.", "mbarrier."]),
+    ("wait", &["WARPGROUP", "LDGDEPBAR", "DEPBAR"], &["wgmma.", "fence.", "membar."]),
+    ("branch", &["BRA", "BRX", "EXIT", "BSSY", "BSYNC", "CALL", "RET"], &["bra", "ret"]),
+    ("nothing", &["NOP"], &[]),
+];
+const REST: &str = "integers, addresses, predicates";
+
+/// Instructions in order, and where branches lead.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Code {
+    /// Class of each instruction.
+    classes: Vec<&'static str>,
+    /// First and last instruction of each loop, by place.
+    loops: Vec<(usize, usize)>,
+}
+
+/// How many instructions of each class.
+pub type Counts = BTreeMap<&'static str, usize>;
+
+/// The order in which classes are shown.
+pub fn classes() -> impl Iterator<Item = &'static str> {
+    CLASSES.iter().map(|(name, _, _)| *name).chain([REST])
+}
+
+impl Code {
+    /// From what `nvdisasm -c` prints.
+    pub fn of_sass(text: &str) -> Code {
+        let mut code = Reader::new(".L_", "BRA", |(_, machine, _)| machine);
+        for line in text.lines().map(str::trim) {
+            if !code.label(line)
+                && let Some(statement) = machine_instruction(line)
+            {
+                code.instruction(statement);
+            }
+        }
+        code.code
+    }
+
+    /// From PTX.
+    pub fn of_ptx(text: &str) -> Code {
+        let mut code = Reader::new("$L_", "bra", |(_, _, ptx)| ptx);
+        for line in text.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
+            if code.label(line) {
+                continue;
+            }
+            // Assembly of our own has several statements in a line, with declarations in a scope.
+            for statement in line.split(';').map(|part| part.trim_start_matches(['{', '}', ' ', '\t'])) {
+                let is_code = statement.starts_with(|c: char| c.is_ascii_lowercase() || c == '@');
+                if is_code && line.contains(';') {
+                    code.instruction(statement);
+                }
+            }
+        }
+        code.code
+    }
+
+    pub fn len(&self) -> usize {
+        self.classes.len()
+    }
+
+    /// All instructions, by class.
+    pub fn all(&self) -> Counts {
+        count(&self.classes)
+    }
+
+    /// The innermost loops, those with the most products first, then the longest.
+    pub fn innermost_loops(&self) -> Vec<Counts> {
+        let contains =
+            |outer: &(usize, usize), inner: &(usize, usize)| outer != inner && outer.0 <= inner.0 && inner.1 <= outer.1;
+        let mut found: Vec<Counts> = self
+            .loops
+            .iter()
+            .filter(|outer| !self.loops.iter().any(|inner| contains(outer, inner)))
+            .map(|&(first, last)| count(&self.classes[first..=last]))
+            .collect();
+        let weight = |counts: &Counts| (products(counts), counts.values().sum::<usize>());
+        found.sort_by_key(|counts| std::cmp::Reverse(weight(counts)));
+        found
+    }
+}
+
+/// Instructions of tensor cores.
+pub fn products(counts: &Counts) -> usize {
+    ["tensor core, warp group", "tensor core, warp"].iter().filter_map(|class| counts.get(class)).sum()
+}
+
+fn count(classes: &[&'static str]) -> Counts {
+    let mut counts = Counts::new();
+    for class in classes {
+        *counts.entry(class).or_default() += 1;
+    }
+    counts
+}
+
+type Class = (&'static str, &'static [&'static str], &'static [&'static str]);
+/// The mnemonics of a class in one of the two languages.
+type Mnemonics = fn(&Class) -> &'static [&'static str];
+
+/// The instruction in `/*0010*/  @!P0 FADD R1, R2, R3 ;`. Encodings stand in comments of their own.
+fn machine_instruction(line: &str) -> Option<&str> {
+    let (address, rest) = line.strip_prefix("/*")?.split_once("*/")?;
+    let rest = rest.trim_start();
+    (address.len() <= 6 && !rest.is_empty()).then_some(rest)
+}
+
+/// Makes code out of labels and instructions as they come.
+struct Reader {
+    code: Code,
+    labels: BTreeMap<String, usize>,
+    /// How labels begin.
+    label: &'static str,
+    /// The mnemonic of a jump.
+    branch: &'static str,
+    mnemonics: Mnemonics,
+}
+
+impl Reader {
+    fn new(label: &'static str, branch: &'static str, mnemonics: Mnemonics) -> Reader {
+        Reader { code: Code::default(), labels: BTreeMap::new(), label, branch, mnemonics }
+    }
+
+    /// Takes a label; whether the line is one.
+    fn label(&mut self, line: &str) -> bool {
+        let name = line.strip_suffix(':').filter(|name| name.starts_with(self.label));
+        if let Some(name) = name {
+            self.labels.insert(name.to_string(), self.code.classes.len());
+        }
+        name.is_some()
+    }
+
+    fn instruction(&mut self, text: &str) {
+        // A predicate comes first.
+        let word = match text.split_once([' ', '\t']) {
+            Some((first, rest)) if first.starts_with('@') => rest.trim_start(),
+            _ => text,
+        };
+        let mnemonic = word.split([' ', '\t', ';', ',']).next().unwrap_or_default();
+        if mnemonic.is_empty() {
+            return;
+        }
+        let place = self.code.classes.len();
+        if mnemonic.split('.').next() == Some(self.branch)
+            && let Some(start) = word.find(self.label)
+        {
+            let target: String =
+                word[start..].chars().take_while(|c| c.is_alphanumeric() || "._$".contains(*c)).collect();
+            // Only jumps back make loops; one to itself ends the code.
+            if let Some(&first) = self.labels.get(&target)
+                && first < place
+            {
+                self.code.loops.push((first, place));
+            }
+        }
+        let fits = |class: &&Class| (self.mnemonics)(class).iter().any(|begin| mnemonic.starts_with(begin));
+        self.code.classes.push(CLASSES.iter().find(fits).map_or(REST, |(name, _, _)| name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_and_classes_of_machine_code() {
+        let text = "
+.text.kernel:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P2 LDGSTS.E.BYPASS.128 [R1], desc[UR4][R2.64] ;
+.L_x_1:
+        /*0020*/                   LDS.128 R4, [R1] ;
+.L_x_2:
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
+                                                                  /* 0x00e00000081879f0 */
+        /*0040*/                   MUFU.EX2 R4, R4 ;
+        /*0050*/               @P0 BRA `(.L_x_2) ;
+        /*0060*/               @P1 BRA `(.L_x_1) ;
+        /*0070*/                   EXIT ;
+.L_x_3:
+        /*0080*/                   BRA `(.L_x_3);
+";
+        let code = Code::of_sass(text);
+        assert_eq!(code.len(), 9);
+        let all = code.all();
+        assert_eq!((all["asynchronous copy"], all["branch"], all[REST]), (1, 4, 1));
+        let loops = code.innermost_loops();
+        assert_eq!(loops.len(), 1, "the outer one contains another, and the last one is no loop");
+        assert_eq!(loops[0].values().sum::<usize>(), 3);
+        assert_eq!((products(&loops[0]), loops[0]["special function"]), (1, 1));
+    }
+
+    #[test]
+    fn loops_and_classes_of_ptx() {
+        let text = "
+.visible .entry kernel(
+\t.param .u64 x
+)
+{
+\t.reg .b32 %r<4>;
+// %bb.0:
+\tmov.u32 %r1, 7;
+$L__BB0_1:
+\t{.reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, add, 1, 1, 0, 0;}
+\twgmma.wait_group.sync.aligned 0;
+\tcp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r1];
+\tcp.async.cg.shared.global [%r1], [%rd1], 16;
+\t@%p1 bra \t$L__BB0_1;
+\tret;
+}
+";
+        let code = Code::of_ptx(text);
+        let all = code.all();
+        assert_eq!((all["bulk copy (TMA)"], all["asynchronous copy"], all["wait"]), (1, 1, 1), "{all:?}");
+        assert_eq!((code.len(), code.innermost_loops()[0].values().sum::<usize>()), (8, 6));
+        assert_eq!(products(&all), 1);
+    }
+}

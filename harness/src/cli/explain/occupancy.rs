@@ -1,0 +1,78 @@
+//! How many blocks of a kernel one multiprocessor runs at a time.
+//!
+//! Numbers: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; granularities: the occupancy
+//! calculator of Nsight Compute.
+
+use tilewright::codegen::target::GpuArch;
+
+/// What a multiprocessor has.
+#[derive(Clone, Copy, Debug)]
+struct Processor {
+    registers: u32,
+    threads: u32,
+    blocks: u32,
+    shared_bytes: u32,
+    /// Of each block's shared memory, for the system.
+    reserved_bytes: u32,
+}
+
+fn processor(arch: GpuArch) -> Processor {
+    let (registers, threads, blocks, reserved_bytes) = (65_536, 2048, 32, 1024);
+    let shared_bytes = match arch {
+        GpuArch::Sm80 => 164 * 1024,
+        GpuArch::Sm90a => 228 * 1024,
+    };
+    Processor { registers, threads, blocks, shared_bytes, reserved_bytes }
+}
+
+/// Registers are handed out to a warp in portions of this.
+const REGISTER_UNIT: u32 = 256;
+/// Shared memory is handed out in portions of this, in bytes.
+const SHARED_UNIT: u32 = 128;
+
+/// Blocks at a time, and what keeps it from more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Occupancy {
+    pub blocks: u32,
+    pub warps: u32,
+    /// The most warps that a multiprocessor has.
+    pub of: u32,
+    pub limit: &'static str,
+}
+
+/// Occupancy of blocks of `threads` threads with so many registers each and so much shared memory.
+pub fn occupancy(arch: GpuArch, threads: u32, registers: u32, shared_bytes: u32) -> Occupancy {
+    let p = processor(arch);
+    let warps = threads.div_ceil(32).max(1);
+    let per_warp = (registers.max(1) * 32).next_multiple_of(REGISTER_UNIT);
+    let shared = (shared_bytes + p.reserved_bytes).next_multiple_of(SHARED_UNIT);
+    let limits = [
+        (p.registers / per_warp / warps, "registers"),
+        (p.shared_bytes / shared, "shared memory"),
+        (p.threads / 32 / warps, "threads"),
+        (p.blocks, "blocks"),
+    ];
+    // The first of equals: what a kernel's author can change.
+    let (blocks, limit) = limits.into_iter().min_by_key(|(blocks, _)| *blocks).unwrap_or((0, "registers"));
+    Occupancy { blocks, warps: blocks * warps, of: p.threads / 32, limit }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_out_first_is_the_limit() {
+        let of = |threads, registers, shared| {
+            let found = occupancy(GpuArch::Sm90a, threads, registers, shared);
+            (found.blocks, found.warps, found.limit)
+        };
+        assert_eq!(of(128, 168, 40 << 10), (3, 12, "registers"));
+        assert_eq!(of(128, 32, 100 << 10), (2, 8, "shared memory"));
+        assert_eq!(of(1024, 32, 0), (2, 64, "registers"));
+        assert_eq!(of(1024, 16, 0), (2, 64, "threads"));
+        assert_eq!(of(32, 16, 0), (32, 32, "blocks"));
+        assert_eq!(of(256, 240, 227 << 10), (1, 8, "registers"));
+        assert_eq!(occupancy(GpuArch::Sm80, 128, 32, 100 << 10).blocks, 1);
+    }
+}

@@ -1,0 +1,322 @@
+//! Which variant of a kernel is explained: what the command line says, and for the rest what is usual.
+
+use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem, size_bucket};
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright::codegen::target::{GpuArch, Target};
+use tilewright::kernels::AUTOTUNED;
+
+use super::floors::{self, Work};
+use super::{Arguments, Row};
+use crate::cli::bind::{self, Extents};
+use crate::cli::compile::{Options, Request, assumptions};
+use crate::cli::{CliError, Result, choose, run};
+
+/// A variant of a kernel, and the problem that it is for.
+pub struct Subject {
+    pub request: Request,
+    /// What nobody said.
+    pub notes: Vec<String>,
+    extents: Extents,
+}
+
+impl Subject {
+    pub fn new(arguments: &Arguments, row: Option<&Row>) -> Result<Subject> {
+        let def = choose::kernel(&arguments.kernel)?;
+        let row_dtype = row.map(|row| vec![row.dtype.clone()]).unwrap_or_default();
+        let words = if arguments.dtype.is_empty() { &row_dtype } else { &arguments.dtype };
+        let dtypes = choose::dtypes(def, &complete_types(def, words))?;
+        let mut constants = choose::constants(def, &arguments.set)?;
+        let extents = extents(def, arguments, row)?;
+        let mut notes = Vec::new();
+        if let Some(case) = row.and_then(|row| row.case.as_deref()) {
+            take_case(def, case, &mut constants);
+        }
+        take_extents(def, &extents, &mut constants);
+        let mut assumed = Vec::new();
+        let config = match AUTOTUNED.iter().find(|autotune| std::ptr::eq(autotune.def, def)) {
+            Some(autotune) => {
+                usual_constants(def, autotune.tuned, &mut constants, &mut assumed);
+                let config = shipped(autotune, arguments.target, &dtypes, &constants, &extents);
+                for (name, value) in &config.constants {
+                    if !constants.iter().any(|(known, _)| known == name) {
+                        constants.push((name, value.clone()));
+                    }
+                }
+                config
+            }
+            None => {
+                usual_constants(def, &[], &mut constants, &mut assumed);
+                usual_config(&constants)
+            }
+        };
+        // Tensors that are multiples of the tiles: what the configurations are for.
+        for param in def.params.iter().filter(|p| p.name.starts_with("even_")) {
+            if !constants.iter().any(|(name, _)| *name == param.name) {
+                constants.push((param.name, ConstValue::Bool(true)));
+                assumed.push(format!("{}=true", param.name));
+            }
+        }
+        choose::check_complete(def, &constants)?;
+        if !assumed.is_empty() {
+            notes.push(format!("Assumed: {}; --set says otherwise.", assumed.join(", ")));
+        }
+        let options = Options::new(
+            arguments.num_warps.unwrap_or(config.num_warps),
+            arguments.num_stages.unwrap_or(config.num_stages),
+            arguments.max_registers.or(config.max_registers),
+        );
+        let specialization = match arguments.assume.is_empty() {
+            true => dense(def),
+            false => assumptions(def, &arguments.assume)?,
+        };
+        let target = Target::Nvptx(arguments.target);
+        let options = options.compile_options()?;
+        let request = Request { def, dtypes, constants, specialization, target, options };
+        Ok(Subject { request, notes, extents })
+    }
+
+    /// Kernel, type and target.
+    pub fn title(&self, arch: GpuArch) -> String {
+        let types: Vec<String> = self.request.dtypes.iter().map(DType::to_string).collect();
+        format!("{} {} for {}", self.request.def.name, types.join(" "), arch.name()).replace("  ", " ")
+    }
+
+    /// Constants, warps and stages.
+    pub fn configuration(&self) -> String {
+        let Request { constants, options, .. } = &self.request;
+        let mut words: Vec<String> = constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        words.push(format!("num_warps={}", options.num_warps));
+        words.push(format!("num_stages={}", options.num_stages));
+        words.extend(options.max_registers.map(|registers| format!("max_registers={registers}")));
+        words.join(" ")
+    }
+
+    /// The type of most of the memory.
+    pub fn main_type(&self) -> DType {
+        self.request.dtypes.first().copied().unwrap_or(DType::F32)
+    }
+
+    /// How f32 multiplies.
+    pub fn precision(&self) -> &str {
+        let found = self.request.constants.iter().find(|(name, _)| *name == "precision");
+        match found {
+            Some((_, ConstValue::Word(word))) => word,
+            _ => "ieee",
+        }
+    }
+
+    /// The least that a launch on these shapes does; nothing where no shape is known. Memory whose shape follows from no name
+    /// is left out, and a note says so.
+    pub fn work(&mut self) -> Work {
+        let Request { def, dtypes, constants, .. } = &self.request;
+        let strides = bind::strides(def);
+        let mut extents = self.extents.clone();
+        let (mut bytes, mut unknown) = (0.0, Vec::new());
+        for (param, elem) in run::memory_params(def) {
+            if extents.shape(param.name).is_none()
+                && let Ok(shape) = run::output_shape(def, param.name, strides.get(param.name), &extents)
+            {
+                extents.add_tensor(param.name, &shape, strides.get(param.name));
+            }
+            let size = elem.resolve(dtypes).map_or(4, DType::bytes);
+            let times = if matches!(param.kind, ParamKind::InOut(_)) { 2.0 } else { 1.0 };
+            match extents.shape(param.name) {
+                Some(shape) => bytes += times * size as f64 * shape.iter().map(|&n| n as f64).product::<f64>(),
+                None => unknown.push(param.name),
+            }
+        }
+        // With nothing said, nothing follows.
+        let known = run::memory_params(def).any(|(param, _)| self.extents.shape(param.name).is_some());
+        if !known {
+            return Work::default();
+        }
+        if !unknown.is_empty() {
+            let names = unknown.join(", ");
+            self.notes.push(format!(
+                "The shape of {names} follows from no name, so that it is not counted: --shape gives it."
+            ));
+        }
+        Work { flop: floors::flop(def, &extents, constants), bytes: Some(bytes) }
+    }
+}
+
+/// The words of `--dtype`, with a usual type for every parameter that they leave open.
+fn complete_types(def: &KernelDef, words: &[String]) -> Vec<String> {
+    let parts: Vec<&str> = words.iter().flat_map(|word| word.split(',')).map(str::trim).collect();
+    let for_all = parts.iter().find(|part| !part.contains('='));
+    let mut all: Vec<String> = parts.iter().filter(|part| part.contains('=')).map(|part| part.to_string()).collect();
+    for generic in def.generics {
+        if all.iter().any(|word| word.split('=').next().map(str::trim) == Some(generic.name)) {
+            continue;
+        }
+        let members = generic.members();
+        let usual = [DType::BF16, DType::I64].into_iter().find(|dtype| members.contains(dtype));
+        let given = for_all.filter(|word| DType::from_name(word).is_none_or(|dtype| members.contains(&dtype)));
+        match (given, usual) {
+            (Some(word), _) => all.push(format!("{}={word}", generic.name)),
+            (None, Some(dtype)) => all.push(format!("{}={dtype}", generic.name)),
+            (None, None) => {}
+        }
+    }
+    all
+}
+
+/// Shapes from `--shape`, else from a row.
+fn extents(def: &'static KernelDef, arguments: &Arguments, row: Option<&Row>) -> Result<Extents> {
+    let strides = bind::strides(def);
+    let mut extents = Extents::default();
+    let mut add = |name: &str, shape: &[usize]| -> Result<()> {
+        let memory: Vec<&'static str> = run::memory_params(def).map(|(param, _)| param.name).collect();
+        let Some(name) = memory.iter().copied().find(|known| *known == name) else {
+            let help = choose::suggest(name, &memory, "its memory is");
+            return Err(CliError::usage(format!("kernel `{}` has no tensor `{name}`", def.name), help));
+        };
+        bind::check_rank(def, name, shape.len(), strides.get(name))?;
+        extents.add_tensor(name, shape, strides.get(name));
+        Ok(())
+    };
+    for word in &arguments.shape {
+        let (name, shape) = choose::pair(word, "--shape")?;
+        let numbers: Option<Vec<usize>> = shape.split(',').map(|n| n.trim().parse().ok()).collect();
+        let numbers =
+            numbers.ok_or_else(|| CliError::usage(format!("--shape got `{word}`"), "write --shape q=1,16,16384,64"))?;
+        add(name, &numbers)?;
+    }
+    if let Some(row) = row.filter(|_| arguments.shape.is_empty()) {
+        match (def.name, &row.shape[..]) {
+            ("matmul", &[m, n, k]) => {
+                add("a", &[m, k])?;
+                add("b", &[k, n])?;
+            }
+            (_, shape) => {
+                if let Some((first, _)) = run::memory_params(def).next() {
+                    add(first.name, shape)?;
+                }
+            }
+        }
+    }
+    // Keys and values of attention are as many as queries unless told otherwise.
+    if let Some(shape) = extents.shape("q").map(<[usize]>::to_vec) {
+        for name in ["k", "v"] {
+            if extents.shape(name).is_none()
+                && let Some(strides) = strides.get(name)
+            {
+                let name = run::memory_params(def).map(|(param, _)| param.name).find(|known| *known == name);
+                if let Some(name) = name {
+                    extents.add_tensor(name, &shape, Some(strides));
+                }
+            }
+        }
+    }
+    Ok(extents)
+}
+
+/// What a row's case says of constants: `causal`, or a precision.
+fn take_case(def: &KernelDef, case: &str, constants: &mut Vec<(&'static str, ConstValue)>) {
+    for word in case.split_whitespace() {
+        let value = match word {
+            "causal" => ("causal", ConstValue::Bool(true)),
+            "full" => ("causal", ConstValue::Bool(false)),
+            "ieee" | "tf32" | "tf32x3" => ("precision", ConstValue::Word(word.to_string())),
+            _ => continue,
+        };
+        let exists = def.params.iter().any(|p| p.name == value.0);
+        if exists && !constants.iter().any(|(name, _)| *name == value.0) {
+            constants.push(value);
+        }
+    }
+}
+
+/// Constants that are extents of the shapes.
+fn take_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'static str, ConstValue)>) {
+    for name in choose::missing_constants(def, constants) {
+        if let Ok(Some(extent)) = extents.of_name(name) {
+            constants.push((name, ConstValue::Int(extent)));
+        }
+    }
+}
+
+/// Values for constants that nobody gave, as the host sides of the kernels that ship choose them for large tensors.
+fn usual_constants(
+    def: &KernelDef,
+    tuned: &[&str],
+    constants: &mut Vec<(&'static str, ConstValue)>,
+    assumed: &mut Vec<String>,
+) {
+    let missing = choose::missing_constants(def, constants);
+    for name in missing.into_iter().filter(|name| !tuned.contains(name)) {
+        let d = constants.iter().find(|(name, _)| *name == "d").and_then(|(_, value)| match value {
+            ConstValue::Int(n) => usize::try_from(*n).ok(),
+            _ => None,
+        });
+        let value = match name {
+            "d" | "q_tile" => ConstValue::Int(64),
+            "d_tile" => ConstValue::Int(d.map_or(1024, |d| d.next_power_of_two().max(16)) as i64),
+            "rows_tile" | "heads_tile" => ConstValue::Int(8),
+            "tokens_tile" => ConstValue::Int(32),
+            "tile" => ConstValue::Int(1024),
+            "whole_rows" => ConstValue::Bool(true),
+            _ => continue,
+        };
+        assumed.push(format!("{name}={value}"));
+        constants.push((name, value));
+    }
+}
+
+/// Warps for a tile of rows: 32 elements a thread.
+fn usual_config(constants: &[(&str, ConstValue)]) -> Config {
+    let tile: i64 = constants
+        .iter()
+        .filter(|(name, _)| name.ends_with("tile"))
+        .map(|(_, value)| if let ConstValue::Int(n) = value { *n } else { 1 })
+        .product();
+    let warps = u32::try_from(tile / 1024).unwrap_or(4).clamp(4, 16);
+    Config::default().num_warps(warps.next_power_of_two())
+}
+
+/// The shipped configuration for the problem, or the default.
+fn shipped(
+    autotune: &Autotune,
+    arch: GpuArch,
+    dtypes: &[DType],
+    constants: &[(&'static str, ConstValue)],
+    extents: &Extents,
+) -> Config {
+    let part = |&name: &&'static str| {
+        let constant = constants.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+        let default = || {
+            let param = autotune.def.params.iter().find(|p| p.name == name)?;
+            match param.kind {
+                ParamKind::Constexpr { default, .. } => default.map(ConstValue::from),
+                _ => None,
+            }
+        };
+        let value = match constant.or_else(default) {
+            Some(value) => KeyValue::Exact(value),
+            None => KeyValue::Size(size_bucket(extents.of_name(name).ok().flatten().unwrap_or(16384))),
+        };
+        KeyPart { name, value }
+    };
+    let parts = autotune.key.iter().map(part).collect();
+    let problem = Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts };
+    let capability = match arch {
+        GpuArch::Sm80 => "8.0",
+        GpuArch::Sm90a => "9.0",
+    };
+    autotune.shipped_for(capability, &problem)
+}
+
+/// What a launch on dense tensors with extents that are multiples of 16 may assume.
+fn dense(def: &'static KernelDef) -> Specialization {
+    let innermost: Vec<&str> = bind::strides(def).into_values().filter_map(|s| s.params.last().copied()).collect();
+    let multiple = ArgSpec { divisible_by: 16, equal_to: None };
+    let args = def.params.iter().filter_map(|p| match p.kind {
+        ParamKind::Constexpr { .. } => None,
+        _ if !p.specialize => Some(ArgSpec::default()),
+        ParamKind::Scalar(elem) if !elem.resolve(&[]).is_some_and(DType::is_int) => Some(ArgSpec::default()),
+        ParamKind::Scalar(_) if innermost.contains(&p.name) => Some(ArgSpec { divisible_by: 1, equal_to: Some(1) }),
+        _ => Some(multiple),
+    });
+    Specialization { args: args.collect() }
+}

@@ -1,0 +1,85 @@
+//! `tilewright explain`: with NVIDIA's tools where there are any, and without.
+
+use tempfile::TempDir;
+
+use crate::{tilewright, tilewright_with};
+
+/// No tool is found.
+const BARE: [(&str, &str); 2] = [("PATH", ""), ("TILEWRIGHT_PTXAS", "")];
+
+#[test]
+fn without_tools_the_ptx_is_explained_and_what_is_missing_is_said() {
+    let dir = TempDir::new().unwrap();
+    let arguments = ["explain", "flash_attention_fwd", "--set", "causal=true", "--shape", "q=1,16,16384,64"];
+    let measured = ["--time-ms", "1.293", "--peak-tflops", "687", "--markdown", "e.md"];
+    let out = tilewright_with(dir.path(), &[&arguments[..], &measured[..]].concat(), &BARE).ok();
+    for part in ["There is no ptxas here", "make cuda-tools", "PTX instructions", "tensor core, warp group", "loop 1"] {
+        // Notes are broken into lines.
+        let text = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(part), "{part}: {out}");
+    }
+    // The shipped configuration of an H200 for this problem.
+    assert!(out.contains("q_tile=64 k_tile=128 even_keys=true num_warps=4 num_stages=2"), "{out}");
+    // 4 · 16 · 16384² · 64 / 2 operations at 687 TFLOP/s take 800 µs, 61.9 % of the time.
+    let markdown = std::fs::read_to_string(dir.path().join("e.md")).unwrap();
+    let products = markdown.lines().find(|line| line.starts_with("| products")).expect("a floor");
+    for part in ["549.8", "GFLOP", "800.2", "61.9"] {
+        assert!(products.contains(part), "{part}: {products}");
+    }
+    // q, k, v and o of 32 MiB each.
+    let memory = markdown.lines().find(|line| line.starts_with("| memory")).expect("a floor");
+    assert!(memory.contains("134.2") && markdown.contains("The shape of lse follows from no name"), "{memory}");
+}
+
+#[test]
+fn the_assembler_tells_registers_and_the_disassembler_instructions() {
+    let dir = TempDir::new().unwrap();
+    let found = std::env::var("TILEWRIGHT_PTXAS").ok().filter(|path| !path.is_empty());
+    let Some(ptxas) = found else {
+        eprintln!("skipped: there is no ptxas: `make cuda-tools` fetches one");
+        return;
+    };
+    let variables = [("TILEWRIGHT_PTXAS", ptxas.as_str())];
+    let out = tilewright_with(dir.path(), &["explain", "matmul"], &variables).ok();
+    assert!(
+        out.contains("registers of a thread") && out.contains("spills of a thread") && out.contains("none"),
+        "{out}"
+    );
+    assert!(out.contains("a multiprocessor runs") && out.contains("products in flight"), "{out}");
+    if std::path::Path::new(&ptxas).with_file_name("nvdisasm").is_file() {
+        assert!(out.contains("machine instructions") && out.contains("tensor core, warp group"), "{out}");
+    }
+    for kernel in ["rms_norm_fwd", "embedding_bwd", "adamw", "flash_attention_bwd_preprocess", "rope_at"] {
+        let out = tilewright_with(dir.path(), &["explain", kernel, "--target", "sm_80"], &variables).ok();
+        assert!(out.contains("of 255"), "{kernel}: {out}");
+    }
+}
+
+#[test]
+fn a_record_gives_time_shape_and_peak() {
+    let dir = TempDir::new().unwrap();
+    let row = r#"{"kernel": "matmul", "shape": [1024, 512, 256], "case": "tf32", "dtype": "f32", "median_ms": 0.01, "tflops": 26.8, "fraction": 0.5}"#;
+    let peer = r#"{"peer": "other", "kernel": "matmul", "shape": [1, 1, 1], "dtype": "f32", "median_ms": 9.0}"#;
+    std::fs::write(dir.path().join("rows.jsonl"), format!("{row}\n{peer}\nnothing\n")).unwrap();
+    let out = tilewright_with(dir.path(), &["explain", "matmul", "--record", "rows.jsonl"], &BARE).ok();
+    assert!(out.contains("precision=tf32") && out.contains("A launch takes 0.01 ms"), "{out}");
+    // 2 · 1024 · 512 · 256 operations are half of what the peak allows in that time.
+    assert!(out.contains("0.2684") && out.contains("50.1"), "{out}");
+    let error = tilewright_with(dir.path(), &["explain", "softmax_rows", "--record", "rows.jsonl"], &BARE).fails(2);
+    assert!(error.contains("has no time of `softmax_rows`"), "{error}");
+}
+
+#[test]
+fn mistakes_are_said_with_the_remedy() {
+    let dir = TempDir::new().unwrap();
+    let refused = |arguments: &[&str], reason: &str| {
+        let message = tilewright(dir.path(), &[&["explain"], arguments].concat()).fails(2);
+        assert!(message.contains(reason), "{arguments:?}: {message}");
+    };
+    refused(&["matmull"], "did you mean `matmul`?");
+    refused(&["matmul", "--target", "sm_70"], "expected sm_80 or sm_90a");
+    refused(&["matmul", "--shape", "x=1,2"], "has no tensor `x`");
+    refused(&["matmul", "--shape", "a=1"], "2 strides");
+    refused(&["matmul", "--set", "tile=5"], "no constant `tile`");
+    refused(&["matmul", "--num-warps", "3"], "--num-warps cannot be 3");
+}
