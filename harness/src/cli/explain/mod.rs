@@ -267,8 +267,9 @@ fn record_name(kernel: &str) -> &str {
 fn last_row(path: &Path, kernel: &str) -> Result<Row> {
     let text = std::fs::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let rows = text.lines().filter_map(|line| serde_json::from_str::<Row>(line).ok());
-    let ours = rows.filter(|row| row.peer.is_none() && row.median_ms.is_some() && row.kernel == record_name(kernel));
-    ours.last().ok_or_else(|| {
+    let mut ours =
+        rows.filter(|row| row.peer.is_none() && row.median_ms.is_some() && row.kernel == record_name(kernel));
+    ours.next_back().ok_or_else(|| {
         CliError::usage(
             format!("{} has no time of `{}`", path.display(), record_name(kernel)),
             "a row is a line that `tilewright bench --json` wrote; --time-ms gives a time by hand",
