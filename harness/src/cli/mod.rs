@@ -21,6 +21,7 @@ mod list;
 mod manifest;
 mod model_options;
 mod numerics;
+mod ranks;
 pub(crate) mod run;
 mod tensors;
 mod train;

@@ -102,7 +102,8 @@ pub fn model_device(choice: Option<Choice>) -> Result<candle_core::Device> {
     match choice {
         Some(Choice::Cpu) => Ok(candle_core::Device::Cpu),
         Some(Choice::Cuda(ordinal)) => cuda(ordinal),
-        None => Ok(cuda(0).unwrap_or(candle_core::Device::Cpu)),
+        // Ranks of one host have a GPU each.
+        None => Ok(cuda(super::ranks::local_rank().unwrap_or(0)).unwrap_or(candle_core::Device::Cpu)),
     }
 }
 

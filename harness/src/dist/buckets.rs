@@ -118,7 +118,7 @@ mod tests {
             let shares = bucket.shares(world);
             assert_eq!((shares.main.start, shares.rest.end), (64, 384));
             assert_eq!((shares.of(0).start, shares.of(world - 1).end), (64, shares.rest.start));
-            assert!(shares.rest.len() < GRAIN * world && shares.each % GRAIN == 0, "{shares:?}");
+            assert!(shares.rest.len() < GRAIN * world && shares.each.is_multiple_of(GRAIN), "{shares:?}");
         }
     }
 }

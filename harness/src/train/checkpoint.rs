@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tilewright::{View, ViewMut};
 
-use super::{Error, Learner, LossScale, Result};
+use super::{Error, Learner, LossScale, Moments, Result};
 use crate::data::SamplerState;
 use crate::ops::memory::{self, Read, kernel_error};
 use crate::params::{Param, Params};
@@ -64,7 +64,7 @@ impl Header {
             model,
             training,
             step: learner.step(),
-            optimizer_steps: learner.optimizer().steps(),
+            optimizer_steps: learner.optimizer_steps(),
             scale: learner.scale(),
             sampler,
             data: data.0.to_string(),
@@ -83,9 +83,17 @@ pub fn hex(hash: &[u8; 32]) -> String {
 /// # Errors
 /// What the file system says (the checkpoint that was there before then stays), and errors of the device.
 pub fn save(path: &Path, header: &Header, tokenizer: &str, learner: &Learner) -> Result<()> {
-    let params: Vec<Param> = learner.params().iter().collect();
-    let (first, second) = learner.optimizer().moments();
-    let values = Read::<f32>::new(learner.params().values())?;
+    save_with(path, header, tokenizer, learner.params(), &learner.moments()?)
+}
+
+/// As [`save`], with moments that have been collected: by one rank of many.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_with(path: &Path, header: &Header, tokenizer: &str, params: &Params, moments: &Moments<'_>) -> Result<()> {
+    let values = Read::<f32>::new(params.values())?;
+    let params: Vec<Param> = params.iter().collect();
+    let (first, second) = moments.views()?;
     let values = values.view()?;
     let mut entries = Vec::new();
     for (prefix, flat) in [("", values), (FIRST, first), (SECOND, second)] {
@@ -215,11 +223,10 @@ impl Checkpoint {
         self.check_tensors(&params, &["", FIRST, SECOND])?;
         self.load_params(&params)?;
         let Header { step, scale, optimizer_steps, .. } = self.header;
-        learner.restoring(step, scale).restore(optimizer_steps, |first, second| -> tilewright::Result<()> {
+        learner.restore(step, scale, optimizer_steps, |first, second| {
             self.fill(FIRST, &params, first)?;
             self.fill(SECOND, &params, second)
-        })?;
-        Ok(())
+        })
     }
 
     fn tensors(&self) -> Result<SafeTensors<'_>> {

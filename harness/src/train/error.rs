@@ -18,6 +18,9 @@ pub enum Error {
     #[error("{0}")]
     Candle(#[from] candle_core::Error),
 
+    #[error(transparent)]
+    Ranks(#[from] crate::dist::error::Error),
+
     /// `what` reads as in "the loss", `first` as in "the parameter `x`".
     #[error("step {step}: {what} is not finite; the first that has NaN or infinity is {first}{}", hint(saved.as_deref()))]
     NotFinite { step: u64, what: &'static str, first: String, saved: Option<PathBuf> },

@@ -3,8 +3,10 @@
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
+use tilewright::{View, ViewMut};
 
 use super::{Error, LossScale, Result};
+use crate::dist::sharded::ShardedOptimizer;
 use crate::ops::memory::{self, Read, kernel_device, kernel_error};
 use crate::optim::{AdamW, AdamWOptions, Copy, Group, Schedule, clip, first_not_finite, merge_groups, norm};
 use crate::params::{Param, Params};
@@ -50,33 +52,65 @@ pub struct Learner {
     params: Params,
     options: LearnerOptions,
     groups: Vec<Group>,
-    adamw: AdamW,
+    engine: Engine,
     scale: LossScale,
     step: u64,
+}
+
+/// Who has the optimizer's state.
+enum Engine {
+    /// This process, all of it.
+    Whole(AdamW),
+    /// Each rank a part.
+    Shared(Box<ShardedOptimizer<AdamW>>),
+}
+
+/// First and second moments of all parameters.
+pub enum Moments<'a> {
+    /// Where the optimizer keeps them.
+    Here(View<'a, f32>, View<'a, f32>),
+    /// On the host, collected from all ranks.
+    Collected(Vec<f32>, Vec<f32>),
+}
+
+impl Moments<'_> {
+    /// Both, an element for each element of the flat tensors.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn views(&self) -> Result<(View<'_, f32>, View<'_, f32>)> {
+        let host = kernel_device(&candle_core::Device::Cpu)?;
+        match self {
+            Moments::Here(first, second) => Ok((*first, *second)),
+            Moments::Collected(first, second) => Ok((View::of_slice(host, first)?, View::of_slice(host, second)?)),
+        }
+    }
 }
 
 impl Learner {
     /// # Errors
     /// No memory for the moments on the parameters' device.
     pub fn new(params: &Params, options: LearnerOptions) -> Result<Learner> {
-        Learner::of_share(params, options, 0..params.flat_len())
+        let device = kernel_device(params.device())?;
+        let adamw = AdamW::new(device, 0..params.flat_len(), options.adamw)?;
+        Ok(Learner::with_engine(params, options, Engine::Whole(adamw)))
     }
 
-    /// As [`Learner::new`], for the parameters in `range` of the flat slice only: one process's share.
-    ///
-    /// # Errors
-    /// As [`Learner::new`].
-    pub fn of_share(params: &Params, options: LearnerOptions, range: std::ops::Range<usize>) -> Result<Learner> {
-        let device = kernel_device(params.device())?;
+    /// As [`Learner::new`], with an optimizer of which every rank has a part.
+    pub fn shared(params: &Params, options: LearnerOptions, optimizer: ShardedOptimizer<AdamW>) -> Learner {
+        Learner::with_engine(params, options, Engine::Shared(Box::new(optimizer)))
+    }
+
+    fn with_engine(params: &Params, options: LearnerOptions, engine: Engine) -> Learner {
         let f16 = params.copy().is_some_and(|copy| copy.dtype() == DType::F16);
-        Ok(Learner {
+        Learner {
             groups: groups(params, &options),
-            adamw: AdamW::new(device, range, options.adamw)?,
+            engine,
             scale: if f16 { LossScale::dynamic() } else { LossScale::NONE },
             params: params.clone(),
             options,
             step: 0,
-        })
+        }
     }
 
     pub fn params(&self) -> &Params {
@@ -92,8 +126,42 @@ impl Learner {
         &self.groups
     }
 
-    pub fn optimizer(&self) -> &AdamW {
-        &self.adamw
+    /// Steps that the optimizer made: without those that an f16 overflow left out.
+    pub fn optimizer_steps(&self) -> u64 {
+        match &self.engine {
+            Engine::Whole(adamw) => adamw.steps(),
+            Engine::Shared(shared) => shared.steps(),
+        }
+    }
+
+    /// Bytes of the optimizer's state in this process.
+    pub fn optimizer_bytes(&self) -> usize {
+        match &self.engine {
+            Engine::Whole(adamw) => adamw.bytes(),
+            Engine::Shared(shared) => shared.bytes(),
+        }
+    }
+
+    /// Whether every rank has a part of the optimizer's state, so that [`Learner::moments`] is for all ranks to call.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.engine, Engine::Shared(_))
+    }
+
+    /// The moments of all parameters.
+    ///
+    /// # Errors
+    /// Those of communication, where they are on many ranks.
+    pub fn moments(&self) -> Result<Moments<'_>> {
+        match &self.engine {
+            Engine::Whole(adamw) => {
+                let (first, second) = adamw.moments();
+                Ok(Moments::Here(first, second))
+            }
+            Engine::Shared(shared) => {
+                let mut state = shared.gather_state()?.into_iter();
+                Ok(Moments::Collected(state.next().unwrap_or_default(), state.next().unwrap_or_default()))
+            }
+        }
     }
 
     /// Steps made, those included that an f16 overflow left out.
@@ -105,10 +173,26 @@ impl Learner {
         self.scale
     }
 
-    /// For a checkpoint that was read: the optimizer, to fill, after the number of steps and the loss scale are set.
-    pub(super) fn restoring(&mut self, step: u64, scale: LossScale) -> &mut AdamW {
+    /// Sets what a checkpoint has: `read` fills the first and the second moments of all parameters.
+    pub(super) fn restore(
+        &mut self,
+        step: u64,
+        scale: LossScale,
+        optimizer_steps: u64,
+        read: impl FnOnce(ViewMut<'_, f32>, ViewMut<'_, f32>) -> tilewright::Result<()>,
+    ) -> Result<()> {
         (self.step, self.scale) = (step, scale);
-        &mut self.adamw
+        match &mut self.engine {
+            Engine::Whole(adamw) => Ok(adamw.restore(optimizer_steps, read)?),
+            Engine::Shared(shared) => {
+                let host = kernel_device(&candle_core::Device::Cpu)?;
+                let mut state = vec![vec![0.0_f32; self.params.flat_len()]; 2];
+                if let [first, second] = state.as_mut_slice() {
+                    read(ViewMut::of_slice(host, first)?, ViewMut::of_slice(host, second)?)?;
+                }
+                Ok(shared.load_state(optimizer_steps, &state)?)
+            }
+        }
     }
 
     /// Begins a step: all gradients are zero.
@@ -151,7 +235,11 @@ impl Learner {
         let _phase = phase(Phase::Optimizer);
         let device = kernel_device(self.params.device())?;
         let gradients = Read::<f32>::new(self.params.grads())?;
-        Ok(norm(device, gradients.view()?)? / self.scale.factor())
+        let norm = match &self.engine {
+            Engine::Whole(_) => norm(device, gradients.view()?)?,
+            Engine::Shared(shared) => shared.gradient_norm(gradients.view()?)?,
+        };
+        Ok(norm / self.scale.factor())
     }
 
     /// As [`Learner::update`], for a gradient whose norm is known already, as it is where each process has a share of it.
@@ -174,10 +262,19 @@ impl Learner {
 
     fn apply(&mut self, rate: f64, gradient_scale: f64) -> Result<()> {
         let _phase = phase(Phase::Optimizer);
-        let (adamw, groups) = (&mut self.adamw, &self.groups);
+        let (engine, groups) = (&mut self.engine, &self.groups);
         let gradients = Read::<f32>::new(self.params.grads())?;
         let copy = self.params.copy();
         let copy_dtype = copy.as_ref().map(Tensor::dtype);
+        let adamw = match engine {
+            Engine::Whole(adamw) => adamw,
+            Engine::Shared(shared) => {
+                memory::write::<f32, _>(self.params.values(), |_, values| {
+                    Ok(shared.step(values, gradients.view()?, groups, rate, gradient_scale)?)
+                })?;
+                return Ok(self.params.refresh_copy()?);
+            }
+        };
         memory::write::<f32, _>(self.params.values(), |_, values| {
             let gradients = gradients.view()?;
             let go = |copy: Copy<'_>| {

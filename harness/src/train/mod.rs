@@ -4,6 +4,7 @@
 //!   losses, and no model, so that whoever trains on several devices can put work between the pieces.
 //! - [`checkpoint`] keeps all that a run is on disk.
 //! - [`Run`] is the loop: batches, steps, evaluations, checkpoints, the log. It asks [`LanguageModel`] of a model.
+//! - [`Team`] is a run's other ranks, where there are any.
 //! - [`generate`] lets a model write.
 
 pub mod checkpoint;
@@ -16,12 +17,14 @@ mod model;
 mod peak;
 pub mod run;
 mod scale;
+mod team;
 mod transformer;
 
 pub use error::{Error, Result, is_out_of_memory};
 pub use generate::{Sampling, generate};
-pub use learner::{Learner, LearnerOptions, Update};
+pub use learner::{Learner, LearnerOptions, Moments, Update};
 pub use model::LanguageModel;
 pub use peak::peak;
 pub use run::{Ending, Observer, Run, RunOptions};
 pub use scale::LossScale;
+pub use team::{Team, TeamOptions};

@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::checkpoint::{self, Checkpoint, Header};
 use super::learner::first_in;
 use super::log::{self, Line, Log, StepLine};
-use super::{Error, LanguageModel, Learner, LearnerOptions, Result};
+use super::team::Vote;
+use super::{Error, LanguageModel, Learner, LearnerOptions, Result, Team, TeamOptions};
 use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
 use crate::params::no_grad;
 use crate::profile::{Phase, phase};
@@ -70,7 +71,9 @@ pub struct Run<'a> {
     learner: Learner,
     sampler: Sampler,
     folder: PathBuf,
-    log: Log,
+    /// Of the rank that leads.
+    log: Option<Log>,
+    team: Option<Team>,
     /// Peak rate of the device in FLOP/s, where it is known.
     pub peak: Option<f64>,
     /// Ends the run when it is over.
@@ -89,17 +92,42 @@ impl<'a> Run<'a> {
         folder: &Path,
         from: Option<&Checkpoint>,
     ) -> Result<Run<'a>> {
+        Run::begin_with(model, data, options, folder, from, None)
+    }
+
+    /// As [`Run::begin`], as one rank of many. They share the batch; all see the folder, and rank 0 writes into it.
+    ///
+    /// # Errors
+    /// As [`Run::begin`] and [`Team::form`].
+    pub fn begin_with(
+        model: &'a dyn LanguageModel,
+        data: &'a Dataset,
+        options: RunOptions,
+        folder: &Path,
+        from: Option<&Checkpoint>,
+        team: Option<&TeamOptions>,
+    ) -> Result<Run<'a>> {
         data.check_context(options.context)?;
         std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
-        let mut learner = Learner::new(model.params(), options.learner)?;
+        let (team, mut learner) = match team {
+            None => (None, Learner::new(model.params(), options.learner)?),
+            Some(team) => {
+                let (team, learner) = Team::form(team, model.params(), options.learner, options.batch)?;
+                (Some(team), learner)
+            }
+        };
         let mut sampler = Sampler::new(options.seed);
         if let Some(checkpoint) = from {
             checkpoint.load(&mut learner)?;
             sampler = Sampler::from_state(checkpoint.header.sampler);
         }
-        let log = Log::after(&folder.join(LOG), learner.step())?;
+        if let Some(team) = &team {
+            team.check_start(learner.step(), sampler.state())?;
+        }
+        let leads = team.as_ref().is_none_or(Team::leads);
+        let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;
         let folder = folder.to_path_buf();
-        Ok(Run { model, data, options, learner, sampler, folder, log, peak: None, time_limit: None })
+        Ok(Run { model, data, options, learner, sampler, folder, log, team, peak: None, time_limit: None })
     }
 
     pub fn learner(&self) -> &Learner {
@@ -112,18 +140,34 @@ impl<'a> Run<'a> {
     /// A loss or gradient that is not finite (the state before that step is saved beside the checkpoint), lack of memory, and
     /// files that cannot be written.
     pub fn go(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
+        let outcome = self.go_on(stop, observer);
+        if let (Err(error), Some(team)) = (&outcome, &self.team) {
+            // The others must not wait for us.
+            team.communicator().give_up(&error.to_string());
+        }
+        outcome
+    }
+
+    fn go_on(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
         let start = Instant::now();
         let mut ending = Ending::Done;
         while self.learner.step() < self.options.steps {
             let line = self.step()?;
-            observer.step(&line);
+            let out_of_time = self.time_limit.is_some_and(|limit| start.elapsed() >= limit);
+            let own = Vote { loss: line.loss, stop: stop.load(Ordering::Relaxed), out_of_time };
+            let vote = self.team.as_ref().map_or(Ok(own), |team| team.count(own))?;
+            let line = StepLine { loss: vote.loss, ..line };
             let step = line.step;
-            self.log.push(&Line::Step(line))?;
-            if stop.load(Ordering::Relaxed) {
+            if let Some(log) = &mut self.log {
+                observer.step(&line);
+                log.push(&Line::Step(line))?;
+            }
+            // Whoever is alone may be told by what has just been shown; ranks all have to hear of it before they stop.
+            if vote.stop || (self.team.is_none() && stop.load(Ordering::Relaxed)) {
                 ending = Ending::Stopped;
                 break;
             }
-            if self.time_limit.is_some_and(|limit| start.elapsed() >= limit) {
+            if vote.out_of_time {
                 ending = Ending::OutOfTime;
                 break;
             }
@@ -140,11 +184,13 @@ impl<'a> Run<'a> {
             self.evaluate(observer)?;
         }
         self.save()?;
-        self.draw()?;
+        if self.log.is_some() {
+            self.draw()?;
+        }
         Ok(ending)
     }
 
-    /// One training step.
+    /// One training step. The loss is that of this rank's windows.
     ///
     /// # Errors
     /// As [`Run::go`].
@@ -154,13 +200,16 @@ impl<'a> Run<'a> {
         let before = self.sampler.state();
         let batch = {
             let _phase = phase(Phase::Data);
-            self.sampler.draw(&self.data.train(), windows, context, Shard::WHOLE)
+            let shard = self.team.as_ref().map_or(Shard::WHOLE, Team::shard);
+            self.sampler.draw(&self.data.train(), windows, context, shard)
         };
         self.learner.begin()?;
         let mut mean = 0.0;
+        let mut rest = batch.windows;
         for micro in batch.split(micro_batch) {
             let (inputs, targets) = tensors(&micro, self.model.params().device())?;
             let share = micro.windows as f64 / batch.windows as f64;
+            rest -= micro.windows;
             let (loss, value) = {
                 let _phase = phase(Phase::Forward);
                 let loss = self.model.loss(&inputs, &targets)?;
@@ -172,7 +221,13 @@ impl<'a> Run<'a> {
                 return Err(self.save_before(error, before));
             }
             mean += share * value;
-            self.learner.backward(&loss, share)?;
+            match &self.team {
+                Some(team) if rest > 0 => team.ddp().no_sync(|| self.learner.backward(&loss, share))?,
+                _ => self.learner.backward(&loss, share)?,
+            }
+        }
+        if let Some(team) = &self.team {
+            team.ddp().finish_gradient_synchronization()?;
         }
         let update = match self.learner.update() {
             Ok(update) => update,
@@ -189,8 +244,12 @@ impl<'a> Run<'a> {
             norm: update.applied.then_some(update.norm),
             seconds,
             tokens_per_second: tokens / seconds,
-            mfu: self.peak.map(|peak| flop / seconds / peak),
+            mfu: self.peak.map(|peak| flop / seconds / (peak * self.world() as f64)),
         })
+    }
+
+    fn world(&self) -> usize {
+        self.team.as_ref().map_or(1, |team| team.communicator().world())
     }
 
     /// Finds the first tensor that is not finite, when the loss of `inputs` is not.
@@ -221,7 +280,11 @@ impl<'a> Run<'a> {
     /// Saves the state before a step that failed, and says so in the error.
     fn save_before(&self, error: Error, sampler: SamplerState) -> Error {
         let path = self.folder.join(NOT_FINITE);
-        let saved = match self.save_to(&path, sampler) {
+        if self.learner.is_shared() {
+            // The others may not know yet, and would have to help.
+            return error;
+        }
+        let saved = match self.write(&path, sampler) {
             Ok(()) => Some(path),
             Err(error) => {
                 tracing::warn!("the state before the failed step was not saved: {error}");
@@ -236,21 +299,37 @@ impl<'a> Run<'a> {
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let RunOptions { evaluate_windows, micro_batch, context, .. } = self.options;
-        let loss = evaluate(self.model, &self.data.validation(), evaluate_windows, micro_batch, context)?;
+        let (model, part) = (self.model, self.data.validation());
+        let loss = match &self.team {
+            None => evaluate(model, &part, evaluate_windows, micro_batch, context)?,
+            Some(team) => {
+                team.sum(evaluate_share(model, &part, evaluate_windows, micro_batch, context, team.shard())?)?
+            }
+        };
         let step = self.learner.step();
-        observer.evaluated(step, loss);
-        self.log.push(&Line::Evaluation { step, loss })
+        match &mut self.log {
+            None => Ok(()),
+            Some(log) => {
+                observer.evaluated(step, loss);
+                log.push(&Line::Evaluation { step, loss })
+            }
+        }
     }
 
-    /// Saves the run's state as its checkpoint.
+    /// Saves the run's state as its checkpoint. All ranks call it, and the first one writes.
     ///
     /// # Errors
     /// What the file system says; the last checkpoint then stays.
     pub fn save(&self) -> Result<()> {
-        self.save_to(&self.folder.join(CHECKPOINT), self.sampler.state())
+        match (&self.log, self.learner.is_shared()) {
+            (None, false) => Ok(()),
+            // The others need this rank's part of the state.
+            (None, true) => self.learner.moments().map(drop),
+            (Some(_), _) => self.write(&self.folder.join(CHECKPOINT), self.sampler.state()),
+        }
     }
 
-    fn save_to(&self, path: &Path, sampler: SamplerState) -> Result<()> {
+    fn write(&self, path: &Path, sampler: SamplerState) -> Result<()> {
         let training = serde_json::to_value(self.options).unwrap_or(Value::Null);
         let data = (self.data.name.as_str(), self.data.tokens.text_hash());
         let header = Header::new(self.model.hyperparameters(), training, &self.learner, sampler, data);
@@ -275,9 +354,22 @@ pub fn evaluate(
     micro_batch: usize,
     context: usize,
 ) -> Result<f64> {
+    evaluate_share(model, part, windows, micro_batch, context, Shard::WHOLE)
+}
+
+/// What one rank's micro-batches add to the mean of [`evaluate`].
+fn evaluate_share(
+    model: &dyn LanguageModel,
+    part: &Part<'_>,
+    windows: usize,
+    micro_batch: usize,
+    context: usize,
+    shard: Shard,
+) -> Result<f64> {
     let batch = consecutive(part, windows, context);
     let mut mean = 0.0;
-    for micro in batch.split(micro_batch) {
+    let ours = |(number, _): &(usize, Batch)| number % shard.world == shard.rank;
+    for (_, micro) in batch.split(micro_batch).enumerate().filter(ours) {
         let (inputs, targets) = tensors(&micro, model.params().device())?;
         let loss = no_grad(|| model.loss(&inputs, &targets))?.to_scalar::<f32>()?;
         mean += f64::from(loss) * micro.windows as f64 / batch.windows as f64;

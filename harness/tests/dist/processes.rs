@@ -144,3 +144,142 @@ fn a_program_that_does_not_exist_is_named() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("cannot start /no/such/program") && output.status.code() == Some(1), "{text}");
 }
+
+/// `tilewright train` of a small model under `tilewright launch`, or alone.
+fn train(folder: &std::path::Path, ranks: Option<usize>, out: &str, more: &[&str]) -> (i32, String) {
+    let program = env!("CARGO_BIN_EXE_tilewright");
+    let mut command = Command::new(program);
+    if let Some(ranks) = ranks {
+        command.args(["launch", "--nproc", &ranks.to_string(), "--", program]);
+    }
+    let model = ["--layers", "2", "--width", "32", "--hidden", "64", "--heads", "2", "--vocab", "300"];
+    let steps =
+        ["--context", "16", "--batch", "12", "--evaluate-windows", "6", "--evaluate-every", "0", "--save-every", "2"];
+    command.args(["train", "--out", out]).args(model).args(steps).args(more).current_dir(folder);
+    command.env("TILEWRIGHT_DEVICE", "cpu").env("TILEWRIGHT_CACHE", folder.join("cache"));
+    command.env("TILEWRIGHT_COMM_TIMEOUT", "120");
+    for name in ["MASTER_ADDR", "MASTER_PORT", "TILEWRIGHT_COMM", "TILEWRIGHT_JOB", "RANK", "WORLD_SIZE"] {
+        command.env_remove(name);
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output.status.code().unwrap_or(-1), text)
+}
+
+/// The parameters of a run's checkpoint, by name.
+fn parameters(folder: &std::path::Path, out: &str) -> Vec<(String, Vec<f32>)> {
+    let bytes = std::fs::read(folder.join(out).join("checkpoint.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |data: &[u8]| data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let mut all: Vec<(String, Vec<f32>)> =
+        tensors.tensors().iter().map(|(n, t)| (n.clone(), floats(t.data()))).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+/// Largest distance of a tensor of one run from the other's.
+#[track_caller]
+fn compare(folder: &std::path::Path, found: &str, expected: &str) -> f64 {
+    let (found, expected) = (parameters(folder, found), parameters(folder, expected));
+    assert_eq!(found.iter().map(|t| &t.0).collect::<Vec<_>>(), expected.iter().map(|t| &t.0).collect::<Vec<_>>());
+    let flat = |all: &[(String, Vec<f32>)]| {
+        all.iter().filter(|t| !t.0.starts_with("optimizer")).flat_map(|t| t.1.clone()).collect::<Vec<_>>()
+    };
+    crate::model::distance(&flat(&found), &flat(&expected))
+}
+
+/// Whole runs of the command line: on 2 ranks with every form, with state shared out, with micro-batches; and a run whose rank is killed
+/// goes on in a world of another size.
+#[test]
+fn runs_on_many_ranks_are_the_run_on_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let eps = ["--eps", "1e-4", "--steps", "6"];
+    let run = |ranks, out: &str, more: &[&str]| {
+        let (code, text) = train(folder, ranks, out, &[&eps, more].concat());
+        assert_eq!(code, 0, "{text}");
+        text
+    };
+    run(None, "alone", &[]);
+    let text = run(Some(2), "bucketed", &["--ddp", "bucketed", "--bucket-mb", "0.01"]);
+    assert!(text.contains("ranks: 2 over tcp, gradients bucketed, optimizer state whole"), "{text}");
+    assert_eq!(text.matches("wrote bucketed/checkpoint").count(), 1, "one rank writes: {text}");
+    run(Some(3), "flat", &["--ddp", "flat", "--micro-batch", "3"]);
+    run(Some(2), "zero1", &["--shard", "zero1", "--bucket-mb", "0.02"]);
+    run(Some(3), "broadcast", &["--shard", "broadcast", "--ddp", "overlap"]);
+    for found in ["bucketed", "flat", "zero1", "broadcast"] {
+        let distance = compare(folder, found, "alone");
+        assert!(distance <= 2e-6, "{found}: {distance:e}");
+    }
+
+    // Three ranks make four steps; two go on, then one alone.
+    let part = |ranks, steps: &str, more: &[&str]| {
+        let arguments = [&["--eps", "1e-4", "--steps", steps], more].concat();
+        let (code, text) = train(folder, ranks, "resumed", &arguments);
+        assert_eq!(code, 0, "{text}");
+    };
+    // The schedule is that of all six steps.
+    let schedule = ["--lr", "0.003", "--min-lr", "0.003", "--warmup", "0"];
+    part(Some(3), "2", &[&["--shard", "zero1"], schedule.as_slice()].concat());
+    part(Some(2), "4", &[&["--shard", "broadcast", "--resume"], schedule.as_slice()].concat());
+    part(None, "6", &[&["--resume"], schedule.as_slice()].concat());
+    run(None, "level", &schedule);
+    let distance = compare(folder, "resumed", "level");
+    assert!(distance <= 2e-6, "{distance:e}");
+}
+
+#[test]
+fn batches_that_do_not_divide_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, text) = train(folder.path(), Some(5), "run", &["--steps", "2"]);
+    assert_eq!(code, 1, "{text}");
+    assert!(
+        text.contains("a batch of 12 windows does not divide into 5 ranks") && text.contains("--batch 10 or 15"),
+        "{text}"
+    );
+}
+
+/// A rank that is killed in the middle leaves a whole checkpoint, from which one rank fewer goes on.
+#[test]
+fn a_run_survives_a_killed_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let checkpoint = path.join("run/checkpoint.safetensors");
+    let killed = std::thread::scope(|scope| {
+        let training = scope.spawn(|| train(path, Some(3), "run", &["--steps", "100000", "--shard", "zero1"]));
+        let began = Instant::now();
+        while !checkpoint.exists() && !training.is_finished() && began.elapsed() < Duration::from_secs(120) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // The ranks are those processes that have this folder as theirs, and a rank that is not the first.
+        let pid = rank_process(path, 2).expect("rank 2 runs");
+        // SAFETY: a process of this test.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        training.join().unwrap()
+    });
+    let (code, text) = killed;
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("rank 2 failed first: it ended by signal 9 (SIGKILL)"), "{text}");
+    for rank in [0, 1] {
+        let prefix = format!("[rank {rank}] ");
+        let said: String = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        assert!(said.contains("rank 2 has ended") || said.contains("gave up: rank 2 has ended"), "{text}");
+    }
+    let (code, text) = train(path, Some(2), "run", &["--resume", "--minutes", "0", "--steps", "100000"]);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("going on after step"), "{text}");
+}
+
+/// The process of a rank whose working directory is `folder`.
+fn rank_process(folder: &std::path::Path, rank: usize) -> Option<i32> {
+    let folder = folder.canonicalize().ok()?;
+    let is_rank = |pid: &str| {
+        let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+        let wanted = format!("RANK={rank}");
+        let named = environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes());
+        (cwd == folder && named).then(|| pid.parse().ok())?
+    };
+    let entries = std::fs::read_dir("/proc").ok()?.flatten();
+    entries.filter_map(|entry| is_rank(entry.file_name().to_str()?)).next()
+}

@@ -14,11 +14,13 @@ use clap::Args;
 use self::plan::Plan;
 use self::progress::Progress;
 use super::model_options::{ModelOptions, device_info, model_device, peak};
+use super::ranks::RankOptions;
 use super::run::{Choice, device};
 use super::{CliError, Result};
+use crate::dist::sharded::Mode;
 use crate::model::Transformer;
 use crate::train::run::{CHECKPOINT, CURVE, LOG};
-use crate::train::{self, Ending, LanguageModel, Run};
+use crate::train::{self, Ending, LanguageModel, Run, TeamOptions};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -43,6 +45,8 @@ pub struct Arguments {
     steps: Steps,
     #[command(flatten)]
     rates: Rates,
+    #[command(flatten)]
+    ranks: RankOptions,
 }
 
 /// What the steps are.
@@ -112,17 +116,34 @@ struct Rates {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let Some(team) = arguments.ranks.team()? else { return train(arguments, None, out) };
+    let mut nobody = std::io::sink();
+    let outcome = train(arguments, Some(&team), if team.comm.rank() == 0 { out } else { &mut nobody });
+    if let Err(error) = &outcome {
+        // The other ranks hear of it instead of waiting.
+        team.comm.give_up(&error.to_string());
+    }
+    outcome
+}
+
+fn train(arguments: &Arguments, team: Option<&TeamOptions>, out: &mut dyn Write) -> Result<()> {
     let device = model_device(arguments.device)?;
     let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
     let name = device_info(&device)?.name;
     let millions = config.parameters() as f64 / 1e6;
     writeln!(out, "text: {}, {} tokens of {}", data.name, data.tokens.len(), config.vocabulary)?;
     writeln!(out, "model: {millions:.2} M parameters, {}, on {name}", config.precision)?;
+    if let Some(TeamOptions { comm, ddp, shard }) = team {
+        let state = shard.map_or("whole", |mode| if mode == Mode::Zero1 { "ZeRO-1" } else { "shared out" });
+        let (world, name) = (comm.world(), comm.back_end());
+        writeln!(out, "ranks: {world} over {name}, gradients {}, optimizer state {state}", ddp.form.name())?;
+    }
     out.flush()?;
 
     let fail = |error: train::Error| explain(error, &device, &options, &config);
     let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
-    let mut run = Run::begin(&model, &data, options, &arguments.out, checkpoint.as_ref()).map_err(fail)?;
+    let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), team);
+    let mut run = begun.map_err(fail)?;
     // The file is not needed any more, and may be large.
     drop(checkpoint);
     let begun = run.learner().step();
@@ -141,7 +162,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     }
     out.flush()?;
     let stop = watch_for_ctrl_c()?;
-    let mut progress = Progress::new(begun, options.steps);
+    let leads = team.is_none_or(|team| team.comm.rank() == 0);
+    let mut progress = Progress::new(begun, options.steps, leads);
     let ending = run.go(&stop, &mut progress);
     progress.finish();
     let ending = ending.map_err(fail)?;

@@ -22,9 +22,9 @@ pub struct Progress {
 const PAUSE: Duration = Duration::from_secs(10);
 
 impl Progress {
-    /// For a run that has made `begun` of `steps` steps.
-    pub fn new(begun: u64, steps: u64) -> Progress {
-        let terminal = std::io::stderr().is_terminal();
+    /// For a run that has made `begun` of `steps` steps. Of many ranks one has a bar.
+    pub fn new(begun: u64, steps: u64, leads: bool) -> Progress {
+        let terminal = leads && std::io::stderr().is_terminal();
         let target = if terminal { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(begun);
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}<{eta}  {msg}");

@@ -1,0 +1,74 @@
+//! Arguments that say how ranks work together: what `train` and the benchmarks of ranks share.
+
+use std::sync::Arc;
+
+use clap::Args;
+
+use super::{CliError, Result};
+use crate::dist;
+use crate::dist::comm::{Communicator, Dtype};
+use crate::dist::ddp::{BUCKET_BYTES, DdpOptions, Form};
+use crate::dist::rank::Environment;
+use crate::dist::sharded::Mode;
+use crate::train::TeamOptions;
+
+/// How ranks work together. They are started by `tilewright launch`, torchrun, mpirun or srun.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Ranks (tilewright launch, torchrun, mpirun, srun)")]
+pub struct RankOptions {
+    /// How gradients travel; bucketed
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub ddp: Option<Form>,
+    /// Most megabytes (10⁶ bytes) of a bucket; 25
+    #[arg(long, value_name = "MB")]
+    pub bucket_mb: Option<f64>,
+    /// Round gradients to this type on their way: bf16 or f16. Sums are f32
+    #[arg(long, value_name = "TYPE", value_parser = wire)]
+    pub wire: Option<Dtype>,
+    /// Give each rank a part of the optimizer's state only
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub shard: Option<Mode>,
+}
+
+fn wire(word: &str) -> Result<Dtype, String> {
+    match word {
+        "bf16" => Ok(Dtype::Bf16),
+        "f16" => Ok(Dtype::F16),
+        _ => Err("expected bf16 or f16".into()),
+    }
+}
+
+impl RankOptions {
+    /// What a [`dist::ddp::Ddp`] does.
+    ///
+    /// # Errors
+    /// A bucket size that makes no sense.
+    pub fn ddp_options(&self) -> Result<DdpOptions> {
+        let bytes = self.bucket_mb.map_or(BUCKET_BYTES as f64, |mb| mb * 1e6);
+        if !(0.0..1e15).contains(&bytes) {
+            return Err(CliError::usage("--bucket-mb makes no sense", "a number of megabytes from 0"));
+        }
+        let form = self.ddp.unwrap_or(Form::Bucketed);
+        Ok(DdpOptions { form, bucket_bytes: bytes as usize, wire: self.wire, ..DdpOptions::default() })
+    }
+
+    /// The other ranks, if somebody started any or the options ask for a world of one.
+    ///
+    /// # Errors
+    /// Ranks that do not find each other.
+    pub fn team(&self) -> Result<Option<TeamOptions>> {
+        let environment = Environment::get().map_err(|error| CliError::Failure(error.to_string()))?;
+        if environment.place.is_none() && self.ddp.is_none() && self.shard.is_none() {
+            return Ok(None);
+        }
+        let ddp = self.ddp_options()?;
+        let comm: Communicator =
+            dist::connect_to(&environment).map_err(|error| CliError::Failure(error.to_string()))?;
+        Ok(Some(TeamOptions { comm: Arc::new(comm), ddp, shard: self.shard }))
+    }
+}
+
+/// This process's number among those of this host, which is that of its GPU.
+pub fn local_rank() -> Option<usize> {
+    Environment::get().ok()?.place.map(|place| place.local_rank)
+}

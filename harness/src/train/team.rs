@@ -1,0 +1,141 @@
+//! A run's other ranks: each has the whole model and its share of every batch.
+
+use std::sync::Arc;
+
+use super::{Learner, LearnerOptions, Result};
+use crate::data::{SamplerState, Shard};
+use crate::dist::comm::{Communicator, Reduce};
+use crate::dist::ddp::{Ddp, DdpOptions, Exchange};
+use crate::dist::error::Error;
+use crate::dist::sharded::{Mode, ShardedOptimizer};
+use crate::ops::memory::kernel_device;
+use crate::params::{Param, Params};
+
+/// How ranks work together.
+#[derive(Clone)]
+pub struct TeamOptions {
+    pub comm: Arc<Communicator>,
+    pub ddp: DdpOptions,
+    /// Whether each rank has a part of the optimizer's state only.
+    pub shard: Option<Mode>,
+}
+
+/// All ranks of a run, as one of them sees them.
+pub struct Team {
+    ddp: Ddp,
+    comm: Arc<Communicator>,
+}
+
+/// What all ranks say after a step's backward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Vote {
+    /// Mean loss over the rank's windows; over all windows after the count.
+    pub loss: f64,
+    /// The rank was told to stop, or its time is over: after the count, some rank.
+    pub stop: bool,
+    pub out_of_time: bool,
+}
+
+impl Team {
+    /// Gives all ranks rank 0's parameters, and makes the learner of this one.
+    ///
+    /// # Errors
+    /// A batch that the ranks do not divide, ranks with other models, no memory.
+    pub fn form(
+        options: &TeamOptions,
+        params: &Params,
+        learner: LearnerOptions,
+        batch: usize,
+    ) -> Result<(Team, Learner)> {
+        let comm = options.comm.clone();
+        let world = comm.world();
+        if !batch.is_multiple_of(world) {
+            let (below, above) = (batch / world * world, batch.next_multiple_of(world));
+            let fits = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
+            return Err(Error::Misuse(format!(
+                "a batch of {batch} windows does not divide into {world} ranks\n  help: --batch {fits} does"
+            ))
+            .into());
+        }
+        let exchange = if options.shard == Some(Mode::Zero1) { Exchange::ReduceScatter } else { Exchange::AllReduce };
+        let ddp = Ddp::new(params, comm.clone(), DdpOptions { exchange, ..options.ddp })?;
+        let device = kernel_device(params.device())?;
+        let learner = match options.shard {
+            None => Learner::new(params, learner)?,
+            Some(mode) => {
+                let len = params.flat_len();
+                let trained: Vec<_> = params.iter().filter(Param::requires_grad).map(|param| param.range()).collect();
+                let optimizer = match mode {
+                    Mode::Broadcast => {
+                        ShardedOptimizer::by_parameters(device, comm.clone(), &trained, len, learner.adamw)?
+                    }
+                    Mode::Zero1 => {
+                        ShardedOptimizer::by_buckets(device, comm.clone(), ddp.buckets(), len, learner.adamw)?
+                    }
+                };
+                Learner::shared(params, learner, optimizer)
+            }
+        };
+        Ok((Team { ddp, comm }, learner))
+    }
+
+    pub fn ddp(&self) -> &Ddp {
+        &self.ddp
+    }
+
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// Whether this rank writes files and speaks.
+    pub fn leads(&self) -> bool {
+        self.comm.rank() == 0
+    }
+
+    /// This rank's share of a batch.
+    pub fn shard(&self) -> Shard {
+        Shard { rank: self.comm.rank(), world: self.comm.world() }
+    }
+
+    /// Fails unless all ranks go on from the same place.
+    ///
+    /// # Errors
+    /// Names the ranks that read another checkpoint than rank 0.
+    pub fn check_start(&self, step: u64, sampler: SamplerState) -> Result<()> {
+        let own = [step, sampler.seed, sampler.drawn];
+        let mut all = vec![0_u64; own.len() * self.comm.world()];
+        all[own.len() * self.comm.rank()..][..own.len()].copy_from_slice(&own);
+        self.comm.all_gather(&mut all).map_err(Error::from)?;
+        let others: Vec<usize> =
+            (0..self.comm.world()).filter(|&r| all[own.len() * r..][..own.len()] != all[..own.len()]).collect();
+        match others.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Misuse(format!(
+                "{} went on from another step than rank 0\n  help: all ranks have to see the same folder --out",
+                crate::dist::comm::error::ranks(&others)
+            ))
+            .into()),
+        }
+    }
+
+    /// Counts what all ranks say.
+    ///
+    /// # Errors
+    /// Those of communication.
+    pub fn count(&self, vote: Vote) -> Result<Vote> {
+        let mut all = [vote.loss, f64::from(u8::from(vote.stop)), f64::from(u8::from(vote.out_of_time))];
+        self.comm.all_reduce(&mut all, Reduce::Sum).map_err(Error::from)?;
+        let [loss, stop, out_of_time] = all;
+        Ok(Vote { loss: loss / self.comm.world() as f64, stop: stop > 0.0, out_of_time: out_of_time > 0.0 })
+    }
+
+    /// The sum of a number over all ranks.
+    ///
+    /// # Errors
+    /// Those of communication.
+    pub fn sum(&self, number: f64) -> Result<f64> {
+        let mut sum = [number];
+        self.comm.all_reduce(&mut sum, Reduce::Sum).map_err(Error::from)?;
+        Ok(sum[0])
+    }
+}
