@@ -19,10 +19,13 @@ mod generate;
 mod launch;
 mod list;
 mod manifest;
+mod memory;
 mod model_options;
 mod numerics;
+mod profile;
 mod ranks;
 pub(crate) mod run;
+mod step;
 mod tensors;
 mod train;
 mod tune;
@@ -61,6 +64,8 @@ enum Command {
     Generate(generate::Arguments),
     /// Start the ranks of a program on this host, and end all of them when one fails
     Launch(launch::Arguments),
+    /// Say what the memory of a training step is for: peaks, largest allocations, a timeline
+    Memory(memory::Arguments),
     /// Show by experiment what 16-bit numbers do to sums, layer norms and gradients
     Numerics(numerics::Arguments),
     /// Compute what training on many devices costs: memory, communication, batch sizes
@@ -69,6 +74,8 @@ enum Command {
     Explain(explain::Arguments),
     /// Find the best configurations of kernels for this device, and write them to a table
     Tune(tune::Arguments),
+    /// Say where the time of a training step goes: phases, kernels, a trace, a flame graph
+    Profile(profile::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
@@ -112,10 +119,12 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Train(arguments) => train::run(&arguments, out),
         Command::Generate(arguments) => generate::run(&arguments, out),
         Command::Launch(arguments) => launch::run(&arguments, out),
+        Command::Memory(arguments) => memory::run(&arguments, out),
         Command::Numerics(arguments) => numerics::run(&arguments, out),
         Command::Account(arguments) => account::run(&arguments, out),
         Command::Explain(arguments) => explain::run(&arguments, out),
         Command::Tune(arguments) => tune::run(&arguments, out),
+        Command::Profile(arguments) => profile::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),

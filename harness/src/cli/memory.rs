@@ -1,0 +1,175 @@
+//! `tilewright memory`: what the memory of a step is for.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use tilewright::trace::{Options, Phase, Recording, Trace};
+
+use super::profile::described;
+use super::step::{Step, StepOptions, Work, is_out_of_memory};
+use super::{CliError, Result};
+use crate::files;
+use crate::memory::snapshot::Snapshot;
+use crate::memory::{Timeline, by_phase, largest, timeline_plot};
+use crate::model::Config;
+use crate::ops::memory::kernel_device;
+use crate::profile::{STEP, span};
+use crate::report::{Cell, Column, Outputs, Part, Report, Table};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Tokens of a window, several with commas; details are about the last that fits
+    #[arg(long, value_delimiter = ',', default_value = "128", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Vec<u32>,
+    /// How much of a step runs, several with commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "forward,train-step")]
+    pub work: Vec<Work>,
+    /// Smallest allocation that gets an event of its own, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
+    pub from_bytes: usize,
+    /// Rows of the table of largest allocations
+    #[arg(long, default_value_t = 12)]
+    pub top: usize,
+    /// Write a snapshot of the last kind of work that PyTorch's memory viewer (pytorch.org/memory_viz) opens
+    #[arg(long, value_name = "FILE")]
+    pub snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    pub step: StepOptions,
+    #[command(flatten)]
+    pub outputs: Outputs,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    arguments.outputs.check()?;
+    if let Some(path) = &arguments.snapshot {
+        files::check_writable(path).map_err(|error| CliError::file("write", path, error))?;
+    }
+    let (report, snapshots) = memory(arguments)?;
+    arguments.outputs.write(report, out)?;
+    let folder = arguments.outputs.out.as_ref();
+    let mut files: Vec<(PathBuf, &[u8])> = Vec::new();
+    for (work, pickle) in &snapshots {
+        files.extend(folder.map(|folder| (folder.join(format!("memory-{}.pickle", work.name())), pickle.as_slice())));
+    }
+    if let (Some(path), Some((_, pickle))) = (&arguments.snapshot, snapshots.last()) {
+        files.push((path.clone(), pickle));
+    }
+    for (path, bytes) in files {
+        files::replace(&path, |file| file.write_all(bytes)).map_err(|error| CliError::file("write", &path, error))?;
+        writeln!(out, "wrote {}", path.display())?;
+    }
+    Ok(())
+}
+
+/// Snapshots by the work that they are of.
+type Snapshots = Vec<(Work, Vec<u8>)>;
+
+/// Tables, plots and snapshots.
+///
+/// # Errors
+/// A model that does not exist; one that does not fit is a row of the table.
+pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
+    let device = arguments.step.device()?;
+    let peaks = arguments.work.iter().map(|work| {
+        let name = format!("peak of {}", work.name());
+        Column::number(&name).unit("MiB").decimals(2)
+    });
+    let mut table = Table::new(
+        "memory-contexts",
+        "Most memory that lived at once",
+        [Column::integer("context"), Column::number("parameters").unit("MiB").decimals(2)].into_iter().chain(peaks),
+    )
+    .note("Peaks are of everything: parameters, gradients, the optimizer's state where there is one, and what a step makes.");
+    let mut details: Vec<(Work, Config, Trace)> = Vec::new();
+    for &context in &arguments.context {
+        let config = arguments.step.config(context as usize)?;
+        let mut row = vec![Cell::from(u64::from(context)), Cell::from(mib(4 * config.parameters() as u64))];
+        let mut found = Vec::new();
+        for &work in &arguments.work {
+            match record(arguments, &config, &device, work) {
+                Ok(trace) => {
+                    row.push(Cell::from(mib(Timeline::new(&trace).peak().bytes)));
+                    found.push((work, config.clone(), trace));
+                }
+                Err(error) if is_out_of_memory(&error) => row.push(Cell::OutOfMemory),
+                Err(error) => return Err(error),
+            }
+        }
+        table.push(row);
+        if !found.is_empty() {
+            details = found;
+        }
+    }
+    let last = details.last().map(|(_, config, _)| config.clone());
+    let Some(config) = last else {
+        return Ok((Report::new("memory", "Memory").table(table), Vec::new()));
+    };
+    let batch = arguments.step.batch as usize;
+    let sizes = arguments.step.sizes(&config);
+    let mut report = Report::new("memory", &format!("Memory of {}", described(&config, batch)))
+        .table(table)
+        .text(format!(
+            "The residual stream of this model is batch × context × width numbers of {} bytes: {} · {} · {} · {} = {:.3} MiB.",
+            sizes.bytes,
+            sizes.batch,
+            sizes.context,
+            sizes.width,
+            sizes.bytes,
+            sizes.residual_mib()
+        ))
+        .table(sizes.table());
+    let mut snapshots = Vec::new();
+    for (work, _, trace) in &details {
+        let timeline = Timeline::new(trace);
+        report.parts.extend(parts(*work, &timeline, arguments.top));
+        let pickle = Snapshot::new(&timeline).to_pickle();
+        snapshots.push((*work, pickle.map_err(|error| CliError::Failure(format!("cannot make a snapshot: {error}")))?));
+    }
+    Ok((report, snapshots))
+}
+
+/// What one kind of work says, its names told apart.
+fn parts(work: Work, timeline: &Timeline<'_>, top: usize) -> Vec<Part> {
+    let named = |mut table: Table| {
+        table.name = format!("{}-{}", table.name, work.name());
+        table.title = format!("{}: {}", work.name(), table.title);
+        Part::Table(table)
+    };
+    let mut plot = timeline_plot(timeline);
+    plot.name = format!("{}-{}", plot.name, work.name());
+    plot.title = format!("{}: {}", work.name(), plot.title);
+    vec![named(by_phase(timeline)), named(largest(timeline, top)), Part::Plot(plot)]
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// Records a model that is made and runs once. It has run before, so that kernels are compiled and pools are filled.
+fn record(arguments: &Arguments, config: &Config, device: &candle_core::Device, work: Work) -> Result<Trace> {
+    Step::new(&arguments.step, config, device, work)?.run()?;
+    device.synchronize()?;
+    let gpu = if device.is_cuda() { Some(kernel_device(device)?.clone()) } else { None };
+    let options = Options { spans: true, memory_from_bytes: Some(arguments.from_bytes), gpu, nvtx: false };
+    let recording = Recording::start(options)?;
+    let mut step = Step::new(&arguments.step, config, device, work)?;
+    {
+        let _span = span(STEP);
+        step.run()?;
+    }
+    let trace = recording.finish()?;
+    check(&trace)?;
+    Ok(trace)
+}
+
+/// A recording without an allocation in the forward pass is none.
+fn check(trace: &Trace) -> Result<()> {
+    let timeline = Timeline::new(trace);
+    match timeline.peak_of(Phase::Forward) {
+        Some(peak) if peak.bytes > 0 => Ok(()),
+        _ => Err(CliError::Failure(
+            "no allocation was seen: this program runs with another allocator than tilewright's".to_string(),
+        )),
+    }
+}

@@ -1,0 +1,123 @@
+//! `tilewright profile`: where the time of a training step goes.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use tilewright::trace::{Options, Recording, Trace};
+
+use super::step::{Step, StepOptions, Work};
+use super::{CliError, Result};
+use crate::files;
+use crate::model::Config;
+use crate::ops::memory::kernel_device;
+use crate::profile::tables::{self, AttentionFlop};
+use crate::profile::{Profile, STEP, chrome, flame, span};
+use crate::report::{Outputs, Report};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// How much of a step runs
+    #[arg(long, value_enum, default_value_t = Work::TrainStep)]
+    pub work: Work,
+    /// Tokens of a window
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: u32,
+    /// Steps before the measurement: kernels are compiled, memory is there
+    #[arg(long, default_value_t = 2)]
+    pub warmup: u32,
+    /// Steps that are measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Names in the tables, for each phase
+    #[arg(long, default_value_t = 10)]
+    pub top: usize,
+    /// Write a trace for Perfetto (ui.perfetto.dev) and Chrome; with --out it is there as trace.json
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Write a flame graph as SVG; with --out it is there as flame-graph.svg
+    #[arg(long, value_name = "FILE")]
+    pub flame_graph: Option<PathBuf>,
+    /// Show spans to Nsight Systems or Nsight Compute, which must run this program
+    #[arg(long)]
+    pub nvtx: bool,
+    #[command(flatten)]
+    pub step: StepOptions,
+    #[command(flatten)]
+    pub outputs: Outputs,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let check = |path: &PathBuf| files::check_writable(path).map_err(|error| CliError::file("write", path, error));
+    arguments.outputs.check()?;
+    [&arguments.trace, &arguments.flame_graph].into_iter().flatten().try_for_each(check)?;
+    let (report, trace) = profile(arguments)?;
+    let in_folder = arguments.outputs.out.as_ref().map(|folder| folder.join("trace.json"));
+    let flame_graph = flame::svg(&Profile::new(&trace));
+    arguments.outputs.write(report, out)?;
+    let chrome = chrome::trace(&trace).to_string();
+    let mut files: Vec<(PathBuf, &str)> =
+        [arguments.trace.clone(), in_folder].into_iter().flatten().map(|path| (path, chrome.as_str())).collect();
+    if let (Some(path), Some(svg)) = (&arguments.flame_graph, &flame_graph) {
+        files.push((path.clone(), svg));
+    }
+    for (path, text) in files {
+        files::replace(&path, |file| file.write_all(text.as_bytes()))
+            .map_err(|error| CliError::file("write", &path, error))?;
+        writeln!(out, "wrote {}", path.display())?;
+    }
+    Ok(())
+}
+
+/// The tables and plots, and the recording behind them.
+///
+/// # Errors
+/// A model that does not exist or does not fit, or a tool that is not there.
+pub fn profile(arguments: &Arguments) -> Result<(Report, Trace)> {
+    let config = arguments.step.config(arguments.context as usize)?;
+    let trace = record(arguments, &config)?;
+    let profile = Profile::new(&trace);
+    let batch = arguments.step.batch as usize;
+    let flop = AttentionFlop::new(config.layers, batch, config.heads, config.context, config.width / config.heads);
+    let title = format!("Profile of {} ({})", described(&config, batch), arguments.work.name());
+    let mut report = Report::new("profile", &title).table(tables::phases(&profile)).table(tables::classes(&profile));
+    if let Some(table) = tables::attention(&profile, flop) {
+        report = report.table(table);
+    }
+    report = report.table(tables::names(&profile, arguments.top)).plot(tables::plot(&profile, 16));
+    if let Some(svg) = flame::svg(&profile) {
+        report = report.image("flame-graph", "Flame graph", svg);
+    }
+    if trace.dropped > 0 {
+        report =
+            report.text(format!("CUPTI had no room for {} records: the times above leave them out.", trace.dropped));
+    }
+    Ok((report, trace))
+}
+
+/// A model in a few words.
+pub fn described(config: &Config, batch: usize) -> String {
+    let size = match config.size_name() {
+        Some(name) => name.to_string(),
+        None => format!("{} layers of {}", config.layers, config.width),
+    };
+    format!(
+        "{size}, batch {batch}, context {}, {}, attention {}, fusion {}",
+        config.context, config.precision, config.attention, config.fusion
+    )
+}
+
+fn record(arguments: &Arguments, config: &Config) -> Result<Trace> {
+    let device = arguments.step.device()?;
+    let mut step = Step::new(&arguments.step, config, &device, arguments.work)?;
+    for _ in 0..arguments.warmup {
+        step.run()?;
+    }
+    let gpu = if device.is_cuda() { Some(kernel_device(&device)?.clone()) } else { None };
+    let recording = Recording::start(Options { spans: true, memory_from_bytes: None, gpu, nvtx: arguments.nvtx })?;
+    for _ in 0..arguments.steps {
+        let _span = span(STEP);
+        step.run()?;
+    }
+    Ok(recording.finish()?)
+}
