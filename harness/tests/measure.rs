@@ -67,3 +67,93 @@ fn numerics_runs_what_is_named() {
     assert!(fails(&["numerics", "--steps", "0"], 2).contains("--steps"));
     assert!(fails(&["numerics", "--json", "/no/such/folder/x.json"], 1).contains("/no/such/folder/x.json"));
 }
+
+/// A model that runs in moments.
+const TINY: [&str; 10] = ["--layers", "1", "--width", "32", "--hidden", "64", "--heads", "2", "--vocabulary", "100"];
+
+#[test]
+fn memory_accounts_for_the_allocators_peak() {
+    let folder = tempfile::tempdir().unwrap();
+    let out_folder = folder.path().to_string_lossy().into_owned();
+    let arguments = ["memory", "--context", "16,32", "--batch", "2", "--out", &out_folder, "--from-bytes", "1"];
+    let out = succeeds(&[&arguments[..], &TINY].concat());
+    let report = json(&folder.path().join("memory.json"));
+    let contexts = rows(&report, "memory-contexts");
+    let peak = |row: usize, work: &str| contexts[row][format!("peak_of_{work}_mib")].as_f64().unwrap();
+    assert_eq!((&contexts[0]["context"], &contexts[1]["context"]), (&Value::from(16), &Value::from(32)));
+    assert!(
+        peak(0, "forward") < peak(0, "train_step") && peak(0, "train_step") < peak(1, "train_step"),
+        "{contexts:?}"
+    );
+    // The events' peak against the allocator's own count, in the note below each table of peaks.
+    let explained: Vec<f64> =
+        out.split("explain ").skip(1).filter_map(|rest| rest.split_whitespace().next()?.parse().ok()).collect();
+    assert_eq!(explained.len(), 2, "{out}");
+    assert!(explained.iter().all(|percent| (99.0..=100.0).contains(percent)), "{explained:?}");
+    // Parameters, gradients and two moments are what a step keeps; nothing of forward is left in the optimizer.
+    let step = rows(&report, "memory-peaks-train-step");
+    let setup = step.iter().find(|row| row["during"] == "setup").unwrap()["peak_mib"].as_f64().unwrap();
+    let parameters = contexts[1]["parameters_mib"].as_f64().unwrap();
+    assert!((setup / (4.0 * parameters) - 1.0).abs() < 0.2, "{setup} {parameters}");
+    let largest = rows(&report, "largest-allocations-train-step");
+    assert!(
+        largest.iter().any(|row| row["place"].as_str().unwrap_or_default().contains("matrix product")),
+        "{largest:?}"
+    );
+    for file in ["memory-timeline-forward.svg", "memory-train-step.pickle", "memory.html"] {
+        assert!(folder.path().join(file).is_file(), "{file}");
+    }
+    assert!(fails(&["memory", "--size", "huge"], 2).contains("huge"));
+    assert!(fails(&["memory", "--width", "30", "--heads", "4"], 2).contains("divide"));
+    assert!(fails(&["memory", "--snapshot", "/no/such/folder/x"], 1).contains("/no/such/folder/x"));
+}
+
+#[test]
+fn profile_adds_up_to_the_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let out_folder = folder.path().to_string_lossy().into_owned();
+    let arguments = ["profile", "--context", "32", "--steps", "3", "--attention", "naive", "--out", &out_folder];
+    succeeds(&[&arguments[..], &TINY].concat());
+    let report = json(&folder.path().join("profile.json"));
+    let phases = rows(&report, "phases");
+    let row =
+        |name: &str| phases.iter().find(|row| row["phase"] == name).unwrap_or_else(|| panic!("{name}: {phases:?}"));
+    let time = |name: &str| row(name)["time_ms"].as_f64().unwrap();
+    let parts = time("forward") + time("backward") + time("optimizer");
+    assert!((parts - time("sum")).abs() < 1e-6);
+    assert!((parts / time("step, measured") - 1.0).abs() < 0.03, "{phases:?}");
+    let attention = rows(&report, "attention");
+    assert_eq!(attention.len(), 3);
+    assert!(attention.iter().all(|row| row["time_ms"].as_f64() > Some(0.0)), "{attention:?}");
+    let names = rows(&report, "names");
+    assert!(names.iter().any(|row| row["name"] == "adamw" && row["phase"] == "optimizer"), "{names:?}");
+    let trace = json(&folder.path().join("trace.json"));
+    assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["name"] == "softmax"));
+    let flame = std::fs::read_to_string(folder.path().join("flame-graph.svg")).unwrap();
+    assert!(flame.contains("backward") && flame.contains("adamw"));
+
+    let nvtx = fails(&[&["profile", "--nvtx", "--context", "8"][..], &TINY].concat(), 1);
+    assert!(nvtx.contains("NVTX") && nvtx.contains("nsys"), "{nvtx}");
+    assert!(fails(&["profile", "--steps", "0"], 2).contains("--steps"));
+}
+
+#[test]
+fn a_report_is_one_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let (page, json) = (folder.path().join("page.html"), folder.path().join("numerics.json"));
+    let (page_name, json_name) = (page.to_string_lossy().into_owned(), json.to_string_lossy().into_owned());
+    succeeds(&["numerics", "accumulation", "--json", &json_name]);
+    let arguments = ["report", "memory", "profile", "--context", "16", "--steps", "1", "--page", &page_name];
+    let out = succeeds(&[&arguments[..], &["--include", &json_name], &TINY].concat());
+    assert!(out.contains("measuring: memory") && out.contains("wrote "), "{out}");
+    let html = std::fs::read_to_string(&page).unwrap();
+    for expected in
+        ["<h2 id=\"memory\">", "<h2 id=\"profile\">", "9.9531", "Measured on ", "data:image/svg+xml", "<th>CPU</th>"]
+    {
+        assert!(html.contains(expected), "{expected}");
+    }
+    assert!(!html.contains("src=\"http") && !html.contains("href=\"http"), "the page needs no other file");
+    std::fs::write(&json, "{}").unwrap();
+    let message = fails(&["report", "--include", &json_name, "--page", &page_name], 1);
+    assert!(message.contains("numerics.json") && message.contains("title"), "{message}");
+}

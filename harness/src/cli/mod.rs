@@ -24,6 +24,7 @@ mod model_options;
 mod numerics;
 mod profile;
 mod ranks;
+mod report;
 pub(crate) mod run;
 mod step;
 mod tensors;
@@ -76,6 +77,8 @@ enum Command {
     Tune(tune::Arguments),
     /// Say where the time of a training step goes: phases, kernels, a trace, a flame graph
     Profile(profile::Arguments),
+    /// Measure a chosen set of all this, and write one page with tables and plots
+    Report(report::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
@@ -125,6 +128,7 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Explain(arguments) => explain::run(&arguments, out),
         Command::Tune(arguments) => tune::run(&arguments, out),
         Command::Profile(arguments) => profile::run(&arguments, out),
+        Command::Report(arguments) => report::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Version => version(out),

@@ -11,7 +11,7 @@ use crate::model::{Config, Transformer};
 use crate::numerics::autocast::uniform;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::no_grad;
-use crate::profile::{Phase, phase};
+use crate::profile::{Phase, phase, span};
 use crate::train::{Learner, LearnerOptions};
 
 /// Which step, and of which model.
@@ -98,7 +98,10 @@ impl Step {
     /// # Errors
     /// No memory for them.
     pub fn new(options: &StepOptions, config: &Config, device: &Device, work: Work) -> Result<Step> {
-        let model = Transformer::new(config, device, 0).map_err(explained)?;
+        let model = {
+            let _span = span("model");
+            Transformer::new(config, device, 0).map_err(explained)?
+        };
         let rates = LearnerOptions {
             adamw: AdamWOptions::default(),
             schedule: Schedule::constant(1e-4),
@@ -108,7 +111,10 @@ impl Step {
         };
         let learner = match work {
             Work::Forward => None,
-            Work::ForwardBackward | Work::TrainStep => Some(Learner::new(model.params(), rates).map_err(stopped)?),
+            Work::ForwardBackward | Work::TrainStep => {
+                let _span = span("optimizer state");
+                Some(Learner::new(model.params(), rates).map_err(stopped)?)
+            }
         };
         let shape = (options.batch as usize, config.context);
         let tokens = |seed: u64| -> Result<Tensor> {
@@ -119,11 +125,15 @@ impl Step {
         Ok(Step { tokens: tokens(1)?, targets: tokens(2)?, model, learner, work })
     }
 
-    /// Runs it once, in phases, and waits for the device.
+    /// Runs it once, in phases, and waits for the device. Setting gradients to zero counts as the optimizer's, since the
+    /// learner says so.
     ///
     /// # Errors
     /// No memory, or whatever else a kernel says.
     pub fn run(&mut self) -> Result<()> {
+        if let Some(learner) = &self.learner {
+            learner.begin().map_err(stopped)?;
+        }
         let loss = {
             let _phase = phase(Phase::Forward);
             match self.work {
@@ -133,14 +143,9 @@ impl Step {
             .map_err(explained)?
         };
         if let Some(learner) = &mut self.learner {
-            {
-                let _phase = phase(Phase::Backward);
-                learner.begin().map_err(stopped)?;
-                learner.backward(&loss, 1.0).map_err(stopped)?;
-                drop(loss);
-            }
+            learner.backward(&loss, 1.0).map_err(stopped)?;
+            drop(loss);
             if self.work == Work::TrainStep {
-                let _phase = phase(Phase::Optimizer);
                 learner.update().map_err(stopped)?;
             }
         }

@@ -9,7 +9,7 @@ mod tables;
 
 use std::collections::HashMap;
 
-use tilewright::trace::{NodeId, Phase, Trace};
+use tilewright::trace::{NodeId, Phase, ROOT, Trace};
 
 pub use tables::{by_phase, largest, timeline_plot};
 
@@ -103,7 +103,7 @@ impl<'a> Timeline<'a> {
 
     /// The peak while a phase was open, over all times that it was. None where it never was.
     pub fn peak_of(&self, phase: Phase) -> Option<Peak> {
-        let open = self.trace.spans.iter().filter(|span| self.trace.nodes[span.node as usize].phase == Some(phase));
+        let open = self.trace.spans.iter().filter(|span| self.trace.begins_phase(span.node) == Some(phase));
         open.map(|span| self.peak_between(span.start_ns, span.end_ns)).max_by_key(|peak| peak.bytes)
     }
 
@@ -133,11 +133,13 @@ pub const SETUP: &str = "setup";
 
 /// The names inside of the phase, for people: `block > attention`.
 pub fn place(trace: &Trace, node: NodeId) -> String {
-    let path = trace.path(node);
-    let names: Vec<&str> = match trace.phase(node) {
-        Some(phase) => path.into_iter().skip_while(|name| *name != phase.name()).skip(1).collect(),
-        None => path,
-    };
+    let mut at = node;
+    let mut names = Vec::new();
+    while at != ROOT && trace.begins_phase(at).is_none() {
+        names.push(trace.nodes[at as usize].name.as_str());
+        at = trace.nodes[at as usize].parent;
+    }
+    names.reverse();
     names.join(" > ")
 }
 

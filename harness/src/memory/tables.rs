@@ -103,7 +103,11 @@ pub fn timeline_plot(timeline: &Timeline<'_>) -> Plot {
     let names = std::iter::once(SETUP).chain(Phase::ALL.map(Phase::name));
     let series = names.filter_map(|name| {
         let changes = changes_of(timeline, name);
-        let points = shown.iter().map(|&time| Point::from((time as f64 / 1e6, mib(live(&changes, time)))));
+        // Memory changes in steps: each time has what lived before it and what lived from it on.
+        let points = shown.iter().flat_map(|&time| {
+            [live(&changes, time.saturating_sub(1)), live(&changes, time)]
+                .map(|b| Point::from((time as f64 / 1e6, mib(b))))
+        });
         (!changes.is_empty()).then(|| Series::new(name, points))
     });
     Plot::stack(

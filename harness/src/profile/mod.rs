@@ -57,7 +57,7 @@ impl<'a> Profile<'a> {
     /// Spans of a phase that lie inside a step, in order.
     pub fn phase_spans(&self, phase: Phase) -> impl Iterator<Item = &SpanEvent> {
         self.trace.spans.iter().filter(move |span| {
-            self.trace.nodes[span.node as usize].phase == Some(phase)
+            self.trace.begins_phase(span.node) == Some(phase)
                 && self.steps.iter().any(|step| step.start_ns <= span.start_ns && span.end_ns <= step.end_ns)
         })
     }

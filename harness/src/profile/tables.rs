@@ -43,7 +43,7 @@ impl Class {
             (Class::Softmax, &["softmax"]),
             (Class::Norm, &["norm"]),
             (Class::Loss, &["cross_entropy", "loss"]),
-            (Class::Optimizer, &["adam"]),
+            (Class::Optimizer, &["adam", "sum_squares", "clip"]),
             (Class::Memory, &["copy", "fill", "memcpy", "memset", "ucopy", "const_set"]),
             (
                 Class::Elementwise,
@@ -54,7 +54,6 @@ impl Class {
             ),
         ];
         let name = name.to_lowercase();
-        // Kernels end with `.sum` where they only finish another one's work.
         let found = WORDS.iter().find(|(_, words)| words.iter().any(|word| name.contains(word)));
         found.map_or(Class::Other, |(class, _)| *class)
     }
@@ -145,7 +144,7 @@ pub fn names(profile: &Profile<'_>, count: usize) -> Table {
             ]);
         }
     }
-    table
+    table.note("What is not named is the phase's own: in the backward pass, what candle's own ops do in its walk.")
 }
 
 /// The phase's own time is what no span inside it names.

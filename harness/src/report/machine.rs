@@ -1,10 +1,10 @@
 //! The machine behind a measurement.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tilewright::probe;
 
 /// What a reader must know to repeat a measurement.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The vendor's name of the CPU.
     pub cpu: String,
@@ -27,7 +27,7 @@ pub struct Machine {
 }
 
 /// A GPU that our kernels can use.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
     pub name: String,
     pub memory_bytes: u64,

@@ -112,6 +112,14 @@ impl Report {
         format::data::json(self)
     }
 
+    /// Reads what [`Report::to_json`] gave: the tables and the machine.
+    ///
+    /// # Errors
+    /// What is missing in it.
+    pub fn from_json(value: &serde_json::Value) -> Result<Report, String> {
+        format::data::from_json(value)
+    }
+
     pub fn to_markdown(&self) -> String {
         format::markdown::report(self)
     }

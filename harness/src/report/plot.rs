@@ -139,6 +139,7 @@ const WIDTH: u32 = 860;
 const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Divided, Divided>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// Colours that people with any colour vision tell apart (after Okabe and Ito), then shades of them.
@@ -361,6 +362,12 @@ fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
             drawn.label(*group).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
         }
     }
+    // The chart tells places of the whole picture, the area below the title takes its own.
+    let (area_left, area_top) = area.get_base_pixel();
+    let place = |chart: &Chart<'_>, x: f64, row: f64| {
+        let (x, y) = chart.backend_coord(&(x, row));
+        (x - area_left, y - area_top)
+    };
     for (i, bar) in bars.iter().enumerate() {
         let row = i as f64;
         if let Some(error) = bar.error.filter(|_| bar.value.is_finite()) {
@@ -373,11 +380,11 @@ fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
                 6,
             )])?;
         }
-        let (left, middle) = chart.backend_coord(&(0.0, row));
+        let (left, middle) = place(&chart, 0.0, row);
         let name = (FONT, 13).into_text_style(area).pos(Pos::new(HPos::Right, VPos::Center));
         area.draw_text(&bar.name, &name, (left - 6, middle))?;
         let end = match bar.value.is_finite() {
-            true => chart.backend_coord(&(bar.value.max(0.0) + bar.error.unwrap_or(0.0), row)).0,
+            true => place(&chart, bar.value.max(0.0) + bar.error.unwrap_or(0.0), row).0,
             false => left,
         };
         let value = (FONT, 12).into_text_style(area).pos(Pos::new(HPos::Left, VPos::Center));
@@ -425,11 +432,7 @@ fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
 }
 
 /// Names of the series; one series needs none.
-fn legend<'a>(
-    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<Divided, Divided>>,
-    entries: usize,
-    position: SeriesLabelPosition,
-) -> Drawn {
+fn legend<'a>(chart: &mut Chart<'a>, entries: usize, position: SeriesLabelPosition) -> Drawn {
     if entries < 2 {
         return Ok(());
     }

@@ -88,6 +88,16 @@ fn json() {
 }
 
 #[test]
+fn json_is_read_back() {
+    let report = report();
+    let read = Report::from_json(&report.to_json()).unwrap();
+    assert_eq!((&read.name, &read.title, &read.machine), (&report.name, &report.title, &report.machine));
+    let cells = |report: &Report| report.tables().map(|t| t.rows.clone()).collect::<Vec<_>>();
+    assert_eq!(cells(&read), cells(&report));
+    assert!(Report::from_json(&serde_json::json!({ "title": "x" })).unwrap_err().contains("tables"));
+}
+
+#[test]
 fn csv_is_read_back_by_its_own_rules() {
     let text = format::data::csv(&sample());
     insta::assert_snapshot!(text);

@@ -137,16 +137,21 @@ impl Trace {
         names
     }
 
-    /// The innermost phase around a node.
+    /// The outermost phase around a node.
     pub fn phase(&self, node: NodeId) -> Option<Phase> {
-        let mut at = node;
-        loop {
+        let (mut at, mut found) = (node, None);
+        while at != ROOT {
             let here = &self.nodes[at as usize];
-            if at == ROOT || here.phase.is_some() {
-                return here.phase;
-            }
+            found = here.phase.or(found);
             at = here.parent;
         }
+        found
+    }
+
+    /// The phase that begins with a node: none for other names, and for a phase inside of another.
+    pub fn begins_phase(&self, node: NodeId) -> Option<Phase> {
+        let here = &self.nodes[node as usize];
+        here.phase.filter(|_| self.phase(here.parent).is_none())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::report::table::Precision;
 use crate::report::{Cell, Column, Report, Table};
 
 /// Title, machine, and every table as a list of objects.
@@ -11,7 +12,14 @@ pub fn json(report: &Report) -> Value {
 }
 
 fn json_table(table: &Table) -> Value {
-    let column = |column: &Column| json!({ "key": column.key, "name": column.name, "unit": column.unit });
+    let column = |column: &Column| {
+        let (decimals, significant) = match column.precision {
+            Precision::Decimals(digits) => (Some(digits), None),
+            Precision::Significant(digits) => (None, Some(digits)),
+        };
+        let Column { key, name, unit, .. } = column;
+        json!({ "key": key, "name": name, "unit": unit, "decimals": decimals, "significant": significant })
+    };
     let columns: Vec<Value> = table.columns.iter().map(column).collect();
     let rows: Vec<Value> = table.rows.iter().map(|row| json_row(table, row)).collect();
     json!({ "name": table.name, "title": table.title, "columns": columns, "rows": rows, "notes": table.notes })
@@ -33,6 +41,51 @@ fn json_row(table: &Table, row: &[Cell]) -> Value {
         }
     }
     Value::Object(object)
+}
+
+/// What [`json`] wrote, without plots and texts, which it leaves out.
+pub fn from_json(value: &Value) -> Result<Report, String> {
+    let title = value["title"].as_str().ok_or("it has no title")?;
+    let mut report = Report::new(value["name"].as_str().unwrap_or(title), title);
+    report.machine = serde_json::from_value(value["machine"].clone()).unwrap_or(None);
+    for table in value["tables"].as_array().ok_or("it has no tables")? {
+        report = report.table(table_from_json(table)?);
+    }
+    Ok(report)
+}
+
+fn table_from_json(value: &Value) -> Result<Table, String> {
+    let text = |value: &Value, key: &str| -> Result<String, String> {
+        value[key].as_str().map(str::to_string).ok_or_else(|| format!("a table has no `{key}`"))
+    };
+    let rows = value["rows"].as_array().ok_or("a table has no `rows`")?;
+    let mut table = Table::new(&text(value, "name")?, &text(value, "title")?, []);
+    for column in value["columns"].as_array().ok_or("a table has no `columns`")? {
+        let key = text(column, "key")?;
+        let numeric = rows.iter().any(|row| row[&key].is_number());
+        let name = text(column, "name")?;
+        let read = if numeric { Column::number(&name) } else { Column::text(&name) };
+        let digits = |key: &str| column[key].as_u64().and_then(|n| usize::try_from(n).ok());
+        let read = digits("decimals").map_or(read.clone(), |n| read.decimals(n));
+        let read = digits("significant").map_or(read.clone(), |n| read.significant(n));
+        let read = column["unit"].as_str().map_or(read.clone(), |unit| read.unit(unit));
+        table.columns.push(read.key(&key));
+    }
+    for row in rows {
+        let cell = |column: &Column| match (&row[&column.key], row[deviation_key(column)].as_f64()) {
+            (Value::Number(n), Some(std)) => Cell::MeanStd(n.as_f64().unwrap_or(f64::NAN), std),
+            (Value::Number(n), None) => n.as_i64().map_or(Cell::Number(n.as_f64().unwrap_or(f64::NAN)), Cell::Integer),
+            (Value::String(text), _) if text == "OOM" => Cell::OutOfMemory,
+            (Value::String(text), _) if text == "N/A" => Cell::NotApplicable,
+            (Value::String(text), _) => Cell::Text(text.clone()),
+            _ => Cell::Empty,
+        };
+        let cells: Vec<Cell> = table.columns.iter().map(cell).collect();
+        table.push(cells);
+    }
+    let notes = value["notes"].as_array().into_iter().flatten();
+    table.notes = notes.filter_map(|note| note.as_str().map(str::to_string)).collect();
+    Ok(table)
 }
 
 /// JSON has no infinities and no NaN: those are strings.

@@ -1,0 +1,140 @@
+//! `tilewright report`: a chosen set of measurements on one page.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use super::step::{StepOptions, Work};
+use super::{CliError, Result, memory, numerics, profile};
+use crate::files;
+use crate::report::{Outputs, Part, Report, to_html_page};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// What to measure; all of it unless some are named
+    #[arg(value_enum)]
+    sections: Vec<Section>,
+    /// The page
+    #[arg(long, value_name = "FILE", default_value = "tilewright-report.html")]
+    page: PathBuf,
+    /// JSON files of other commands (their --json), whose tables go onto the page too
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    include: Vec<PathBuf>,
+    /// Tokens of a window, several with commas, for the memory of a step; the profile takes the first
+    #[arg(long, value_delimiter = ',', default_value = "64,128,256", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Vec<u32>,
+    /// Steps that the profile measures
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    #[command(flatten)]
+    step: StepOptions,
+    /// The commit that this program was built from; without it, that of the repository that the program lies in
+    #[arg(long, value_name = "ID")]
+    commit: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Section {
+    /// Experiments with precision
+    Numerics,
+    /// Where the time of a training step goes
+    Profile,
+    /// The same with attention by its definition, so that softmax and products can be told apart
+    NaiveProfile,
+    /// What the memory of a step is for
+    Memory,
+}
+
+impl Section {
+    const ALL: [Section; 4] = [Section::Numerics, Section::Profile, Section::NaiveProfile, Section::Memory];
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let cannot_write = |error| CliError::file("write", &arguments.page, error);
+    files::check_writable(&arguments.page).map_err(cannot_write)?;
+    let included = arguments.include.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
+    let chosen = Section::ALL.into_iter().filter(|s| arguments.sections.is_empty() || arguments.sections.contains(s));
+    let mut reports = Vec::new();
+    for section in chosen {
+        writeln!(out, "measuring: {}", word(section))?;
+        out.flush()?;
+        reports.push(measure(section, arguments)?);
+    }
+    reports.extend(included);
+    let outputs = Outputs { commit: arguments.commit.clone(), ..Outputs::default() };
+    // One machine at the top; included files keep theirs in a line of text.
+    if let Some(first) = reports.first_mut() {
+        *first = outputs.with_machine(std::mem::take(first));
+    }
+    let page = to_html_page("Tilewright: measurements", &reports);
+    files::replace(&arguments.page, |file| file.write_all(page.as_bytes())).map_err(cannot_write)?;
+    writeln!(out, "wrote {}", arguments.page.display())?;
+    Ok(())
+}
+
+fn word(section: Section) -> String {
+    section.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
+}
+
+fn measure(section: Section, arguments: &Arguments) -> Result<Report> {
+    let step = |naive: bool| {
+        let mut step = arguments.step.clone();
+        if naive {
+            step.model.attention = Some(crate::model::Attention::Naive);
+            step.model.fusion = None;
+        }
+        step
+    };
+    let first = arguments.context.first().copied().unwrap_or(128);
+    let profile = |naive: bool, name: &str| -> Result<Report> {
+        let arguments = profile::Arguments {
+            work: Work::TrainStep,
+            context: first,
+            warmup: 2,
+            steps: arguments.steps,
+            top: 8,
+            trace: None,
+            flame_graph: None,
+            nvtx: false,
+            step: step(naive),
+            outputs: Outputs::default(),
+        };
+        let (mut report, _) = profile::profile(&arguments)?;
+        report.name = name.to_string();
+        Ok(report)
+    };
+    match section {
+        Section::Numerics => numerics::report(&[], numerics::ADDEND, numerics::STEPS),
+        Section::Profile => profile(false, "profile"),
+        Section::NaiveProfile => profile(true, "profile-naive"),
+        Section::Memory => {
+            let arguments = memory::Arguments {
+                context: arguments.context.clone(),
+                work: vec![Work::Forward, Work::TrainStep],
+                from_bytes: 1024,
+                top: 10,
+                snapshot: None,
+                step: step(false),
+                outputs: Outputs::default(),
+            };
+            Ok(memory::memory(&arguments)?.0)
+        }
+    }
+}
+
+/// A report that another command wrote as JSON.
+fn read(path: &Path) -> Result<Report> {
+    let bytes = std::fs::read(path).map_err(|error| CliError::file("read", path, error))?;
+    let value = serde_json::from_slice(&bytes).map_err(|error| CliError::file("read", path, error))?;
+    let mut report = Report::from_json(&value).map_err(|reason| {
+        CliError::Failure(format!(
+            "{} is not what --json writes: {reason}\n  help: bench, memory, numerics and profile write such files",
+            path.display()
+        ))
+    })?;
+    if let Some(machine) = report.machine.take() {
+        report.parts.insert(0, Part::Text(format!("Measured on {}", machine.line())));
+    }
+    Ok(report)
+}
