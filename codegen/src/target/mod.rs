@@ -21,6 +21,10 @@ pub enum Target {
 pub enum GpuArch {
     /// Ampere: `mma.sync`, `cp.async`.
     Sm80,
+    /// Ampere of workstations and desktops: as `Sm80`, with less shared memory.
+    Sm86,
+    /// Ada: as `Sm86`, with conversions of 8-bit floats.
+    Sm89,
     /// Hopper with its architecture-specific instructions: `wgmma`, TMA, `setmaxnreg`.
     Sm90a,
 }
@@ -41,6 +45,8 @@ impl GpuArch {
     pub fn name(self) -> &'static str {
         match self {
             GpuArch::Sm80 => "sm_80",
+            GpuArch::Sm86 => "sm_86",
+            GpuArch::Sm89 => "sm_89",
             GpuArch::Sm90a => "sm_90a",
         }
     }
@@ -49,16 +55,31 @@ impl GpuArch {
     pub fn max_shared_bytes(self) -> u32 {
         match self {
             GpuArch::Sm80 => 163 * 1024,
+            GpuArch::Sm86 | GpuArch::Sm89 => 99 * 1024,
             GpuArch::Sm90a => 227 * 1024,
         }
     }
 
-    /// The best pipeline for a device of this compute capability, or `None` where there is none.
+    /// The best pipeline for a device of this compute capability, or `None` where there is none. Later devices run code for
+    /// earlier ones; those for desktops have the shared memory of `Sm89`.
     pub fn for_compute_capability(major: i32, minor: i32) -> Option<GpuArch> {
         match (major, minor) {
+            (8, 6) => Some(GpuArch::Sm86),
+            (8, 9) | (12.., _) => Some(GpuArch::Sm89),
             (9, _) => Some(GpuArch::Sm90a),
             (8.., _) => Some(GpuArch::Sm80),
             _ => None,
+        }
+    }
+
+    /// Whether a device of this compute capability can run code for the architecture: architecture-specific code on its
+    /// own alone, other code on everything later (PTX ISA, `.target`).
+    pub fn runs_on(self, (major, minor): (i32, i32)) -> bool {
+        match self {
+            GpuArch::Sm80 => (major, minor) >= (8, 0),
+            GpuArch::Sm86 => (major, minor) >= (8, 6),
+            GpuArch::Sm89 => (major, minor) >= (8, 9),
+            GpuArch::Sm90a => (major, minor) == (9, 0),
         }
     }
 }
@@ -78,8 +99,10 @@ impl FromStr for GpuArch {
     fn from_str(s: &str) -> Result<Self, String> {
         match s {
             "sm_80" => Ok(GpuArch::Sm80),
+            "sm_86" => Ok(GpuArch::Sm86),
+            "sm_89" => Ok(GpuArch::Sm89),
             "sm_90a" | "sm_90" => Ok(GpuArch::Sm90a),
-            other => Err(format!("unknown GPU target `{other}`: expected sm_80 or sm_90a")),
+            other => Err(format!("unknown GPU target `{other}`: expected sm_80, sm_86, sm_89 or sm_90a")),
         }
     }
 }
@@ -189,7 +212,7 @@ pub struct Manifest {
     pub kernel: String,
     /// Symbol of the entry point.
     pub entry: String,
-    /// `sm_80`, `sm_90a` or `host`.
+    /// `sm_80`, `sm_86`, `sm_89`, `sm_90a` or `host`.
     pub target: String,
     pub args: Vec<ArgDesc>,
     /// Threads of one block (GPU); 1 on the host.
@@ -243,4 +266,30 @@ pub struct HostHooks {
         unsafe extern "C" fn(prefix: *const std::ffi::c_char, values: *const f64, len: u64, pid: *const [i32; 3]),
     /// A failed `device_assert`: a zero-terminated message that already names the source place.
     pub assert_failed: unsafe extern "C" fn(message: *const std::ffi::c_char, pid: *const [i32; 3]),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
+
+    #[test]
+    fn names_read_back() {
+        for arch in ALL {
+            assert_eq!(arch.name().parse(), Ok(arch));
+        }
+        assert!("sm_70".parse::<GpuArch>().is_err());
+    }
+
+    #[test]
+    fn code_runs_on_the_device_that_it_was_chosen_for() {
+        for capability in [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)] {
+            let (major, minor) = capability;
+            let arch = GpuArch::for_compute_capability(major, minor).expect("these devices are supported");
+            assert!(arch.runs_on(capability), "{arch:?} on {capability:?}");
+        }
+        assert_eq!(GpuArch::for_compute_capability(7, 5), None);
+        assert!(!GpuArch::Sm90a.runs_on((10, 0)) && !GpuArch::Sm89.runs_on((8, 6)));
+    }
 }

@@ -22,7 +22,7 @@ use super::{CliError, Result, choose};
 pub struct Arguments {
     /// The kernel, as `tilewright list` names it
     kernel: String,
-    /// What to compile for: sm_80, sm_90a, or host (this machine's CPU)
+    /// What to compile for: sm_80, sm_86, sm_89, sm_90a, or host (this machine's CPU)
     #[arg(long)]
     target: String,
     /// Element type of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`
@@ -205,7 +205,10 @@ fn parse_target(word: &str) -> Result<Target> {
     match word {
         "host" => Ok(Target::Host(HostCpu::native())),
         other => other.parse::<GpuArch>().map(Target::Nvptx).map_err(|_| {
-            CliError::usage(format!("there is no target `{other}`"), "the targets are sm_80, sm_90a and host")
+            CliError::usage(
+                format!("there is no target `{other}`"),
+                "the targets are sm_80, sm_86, sm_89, sm_90a and host",
+            )
         }),
     }
 }

@@ -78,6 +78,8 @@ pub fn d_tile(d: usize) -> usize {
 /// The tiles that are used where the caller names none.
 pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target) -> Tiles {
     let wide = element_bytes > 2;
+    // The GPUs of desktops have 99 KB of shared memory in a block, others 163 and more.
+    let little_memory = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 128 << 10);
     match (target, pass) {
         (Target::Host(_), _) => Tiles::new(64, 64, 1, 1),
         // Products of f32 keep their operands in shared memory in twice the room.
@@ -96,12 +98,14 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         (Target::Nvptx(_), Pass::Forward) => match d_tile(d) {
             ..=64 => Tiles::new(64, 128, 4, 2),
             128 => Tiles::new(128, 128, 8, 2),
+            _ if little_memory => Tiles::new(128, 32, 8, 2),
             _ => Tiles::new(128, 64, 8, 2),
         },
         (Target::Nvptx(_), Pass::Keys) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),
             // Four warps and 64 × 64 spill.
             128 => Tiles::new(32, 128, 8, 2),
+            _ if little_memory => Tiles::new(32, 32, 8, 2),
             _ => Tiles::new(32, 64, 8, 2),
         },
         (Target::Nvptx(_), Pass::Queries) => match d_tile(d) {

@@ -206,18 +206,17 @@ impl Drop for Function {
     }
 }
 
-/// `sm_90a` code runs on compute capability 9.0 alone; `sm_80` code on 8.0 and everything later.
+/// Whether the code's architecture runs on this device.
 fn check_target(cuda: &Cuda, manifest: &Manifest, label: &str) -> Result<()> {
-    let wrong = || Error::WrongTarget {
-        kernel: label.to_string(),
-        device: cuda.label.clone(),
-        expected: cuda.arch.name().to_string(),
-        found: manifest.target.clone(),
-    };
-    let arch: GpuArch = manifest.target.parse().map_err(|_| wrong())?;
-    match (arch, cuda.arch) {
-        (GpuArch::Sm80, GpuArch::Sm80 | GpuArch::Sm90a) | (GpuArch::Sm90a, GpuArch::Sm90a) => Ok(()),
-        (GpuArch::Sm90a, GpuArch::Sm80) => Err(wrong()),
+    let capability = cuda.info.compute_capability.unwrap_or((0, 0));
+    match manifest.target.parse::<GpuArch>() {
+        Ok(arch) if arch.runs_on(capability) => Ok(()),
+        _ => Err(Error::WrongTarget {
+            kernel: label.to_string(),
+            device: cuda.label.clone(),
+            expected: cuda.arch.name().to_string(),
+            found: manifest.target.clone(),
+        }),
     }
 }
 

@@ -2,3 +2,4 @@
 
 mod interpreted;
 mod native;
+mod tiles;

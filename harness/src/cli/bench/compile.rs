@@ -30,7 +30,7 @@ pub struct Arguments {
     /// Head dimensions, several with commas
     #[arg(long, value_delimiter = ',', default_value = "64,128", value_parser = clap::value_parser!(u16).range(1..=256))]
     dim: Vec<u16>,
-    /// sm_80 or sm_90a; without it, that of the GPU that is here, else sm_90a
+    /// sm_80, sm_86, sm_89 or sm_90a; without it, that of the GPU that is here, else sm_90a
     #[arg(long)]
     target: Option<GpuArch>,
     /// How often to compile after the first time

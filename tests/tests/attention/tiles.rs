@@ -1,0 +1,57 @@
+//! The tiles that a launch takes where nobody chose any.
+
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
+use tilewright::codegen::lower::nvptx;
+use tilewright::codegen::pipeline::gpu_ir;
+use tilewright::codegen::target::{CompileOptions, GpuArch, Target};
+use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright::kernels::attention::config::{Pass, d_tile, default_tiles};
+use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright_tests::consts;
+
+/// What dense tensors let the compiler assume: the wide copies into shared memory need it.
+fn dense(def: &KernelDef) -> Specialization {
+    let fact = |name: &str| match name.ends_with("_stride_dim") {
+        true => ArgSpec { divisible_by: 1, equal_to: Some(1) },
+        false => ArgSpec { divisible_by: 16, equal_to: None },
+    };
+    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    let args = passed
+        .map(|p| match p.kind {
+            ParamKind::Scalar(_) if !p.name.contains("_stride_") => ArgSpec::default(),
+            _ => fact(p.name),
+        })
+        .collect();
+    Specialization { args }
+}
+
+#[test]
+fn default_tiles_fit_into_the_shared_memory_of_every_target() {
+    let kernels = [
+        (Pass::Forward, &FLASH_ATTENTION_FWD),
+        (Pass::Keys, &FLASH_ATTENTION_BWD_DKDV),
+        (Pass::Queries, &FLASH_ATTENTION_BWD_DQ),
+    ];
+    for arch in [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a] {
+        for (pass, def) in kernels {
+            for (dtype, d) in [(DType::BF16, 128), (DType::BF16, 256), (DType::F32, 128), (DType::F32, 256)] {
+                let tiles = default_tiles(pass, d, dtype.bytes(), &Target::Nvptx(arch));
+                let constants = consts! {
+                    d = d, d_tile = d_tile(d), q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
+                };
+                let func = def.record(&[dtype], constants, &dense(def)).unwrap_or_else(|e| panic!("{e}"));
+                let options = CompileOptions {
+                    num_warps: tiles.num_warps,
+                    num_stages: tiles.num_stages,
+                    ..CompileOptions::default()
+                };
+                let laid = gpu_ir(&func, arch, &options, &mut ());
+                let module = nvptx::lower(&laid, arch, &options)
+                    .unwrap_or_else(|e| panic!("{} of {dtype}, head dimension {d}: {e:?}", def.name));
+                assert!(module.shared_bytes <= arch.max_shared_bytes());
+                assert!(module.shared_bytes > 32 << 10, "{}: the tiles are not in shared memory", def.name);
+            }
+        }
+    }
+}
