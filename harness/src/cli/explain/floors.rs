@@ -23,10 +23,12 @@ pub struct Peaks {
     pub whose: String,
 }
 
-/// Rates of a GPU of that architecture from NVIDIA's data sheets (H200 SXM; A100 SXM 80 GB), dense.
+/// Rates of a GPU of that architecture from NVIDIA's data sheets (H200 SXM; A100 SXM 80 GB; A40; L40S), dense.
 pub fn data_sheet(arch: GpuArch, dtype: DType, precision: &str) -> Peaks {
     let (name, half, tf32, single, bytes) = match arch {
         GpuArch::Sm80 => ("A100", 312e12, 156e12, 19.5e12, 2.039e12),
+        GpuArch::Sm86 => ("A40", 149.7e12, 74.8e12, 37.4e12, 0.696e12),
+        GpuArch::Sm89 => ("L40S", 362e12, 183e12, 91.6e12, 0.864e12),
         GpuArch::Sm90a => ("H200", 989e12, 494e12, 67e12, 4.8e12),
     };
     let flop = match (dtype.bytes(), precision) {

@@ -17,10 +17,12 @@ struct Processor {
 }
 
 fn processor(arch: GpuArch) -> Processor {
-    let (registers, threads, blocks, reserved_bytes) = (65_536, 2048, 32, 1024);
-    let shared_bytes = match arch {
-        GpuArch::Sm80 => 164 * 1024,
-        GpuArch::Sm90a => 228 * 1024,
+    let (registers, reserved_bytes) = (65_536, 1024);
+    let (threads, blocks, shared_bytes) = match arch {
+        GpuArch::Sm80 => (2048, 32, 164 * 1024),
+        GpuArch::Sm86 => (1536, 16, 100 * 1024),
+        GpuArch::Sm89 => (1536, 24, 100 * 1024),
+        GpuArch::Sm90a => (2048, 32, 228 * 1024),
     };
     Processor { registers, threads, blocks, shared_bytes, reserved_bytes }
 }

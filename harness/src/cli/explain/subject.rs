@@ -302,6 +302,8 @@ fn shipped(
     let problem = Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts };
     let capability = match arch {
         GpuArch::Sm80 => "8.0",
+        GpuArch::Sm86 => "8.6",
+        GpuArch::Sm89 => "8.9",
         GpuArch::Sm90a => "9.0",
     };
     autotune.shipped_for(capability, &problem)
