@@ -27,7 +27,7 @@ pub fn multiply<T: Elem, C: Elem>(
     }
     let (a_op, a_ld) = leading(a.strides(), a.shape())?;
     let (b_op, b_ld) = leading(b.strides(), b.shape())?;
-    let compute = match (T::DTYPE, candle_core::cuda::gemm_reduced_precision_f32()) {
+    let compute = match (<T as WithDType>::DTYPE, candle_core::cuda::gemm_reduced_precision_f32()) {
         (candle_core::DType::F32, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
         _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
     };
@@ -77,7 +77,7 @@ fn int(n: usize) -> Result<c_int> {
 }
 
 fn data_type<T: WithDType>() -> Result<sys::cudaDataType> {
-    match T::DTYPE {
+    match <T as WithDType>::DTYPE {
         candle_core::DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
         candle_core::DType::BF16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
         candle_core::DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),

@@ -11,6 +11,7 @@ use tilewright::kernels::attention::reference::Problem;
 use tilewright::kernels::attention::{Options, Tiles};
 
 use super::attention_check::{Attention, Expected, small};
+use super::attention_peer as peer;
 use super::data::Number;
 use super::record::{Measured, Recorder, Row, Trouble, Work};
 use super::{Common, tiles};
@@ -135,6 +136,7 @@ impl<'a, T: Number> Bench<'a, T> {
             self.record(recorder, "attention_fwd", tiles::text(forward), 1.0, &measured)?;
             keep_better(&mut best, &mut forward_ms, choice, &measured);
         }
+        self.peer(recorder)?;
         if self.arguments.forward_only || forward_ms.is_infinite() {
             return Ok(());
         }
@@ -158,6 +160,18 @@ impl<'a, T: Number> Bench<'a, T> {
         let measured = self.both(best);
         let tiles = [best.forward, best.keys, best.queries].map(tiles::text).join(" ");
         self.record(recorder, "attention_fwd_bwd", tiles, 3.5, &measured)
+    }
+
+    /// On the CPU and in f32, candle's own products and softmax on the same inputs, in the same run.
+    fn peer(&mut self, recorder: &mut Recorder) -> Result<()> {
+        if self.device.is_cuda() || T::dtype().name() != "f32" {
+            return Ok(());
+        }
+        let measured = peer::Peer::new(&self.full).and_then(|peer| {
+            let timing = self.arguments.common.time(self.device, || peer.run().map(drop))?;
+            Ok((timing, peer.difference(&self.full)?))
+        });
+        self.record(recorder, "candle_fwd", "matmul softmax matmul".to_string(), 1.0, &measured)
     }
 
     /// The tiles to try for one pass: those of the command line, else the default, and more for a sweep.

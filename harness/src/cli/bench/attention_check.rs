@@ -12,14 +12,14 @@ use crate::cli::demo::case::{relative_error, tolerance};
 /// Everything that the forward and the backward pass read and write, allocated once.
 pub struct Attention<T: Number> {
     device: Device,
-    problem: Problem,
+    pub(super) problem: Problem,
     /// Largest error that rounding explains.
     limit: f64,
-    q: Buffer<T>,
-    k: Buffer<T>,
-    v: Buffer<T>,
+    pub(super) q: Buffer<T>,
+    pub(super) k: Buffer<T>,
+    pub(super) v: Buffer<T>,
     d_o: Buffer<T>,
-    o: Buffer<T>,
+    pub(super) o: Buffer<T>,
     lse: Buffer<f32>,
     dq: Buffer<T>,
     dk: Buffer<T>,

@@ -6,6 +6,7 @@
 
 mod attention;
 pub(crate) mod attention_check;
+mod attention_peer;
 mod comm;
 mod compile;
 mod copy;

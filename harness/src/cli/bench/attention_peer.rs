@@ -1,0 +1,63 @@
+//! The attention of candle on the CPU, which `bench attention` times beside ours: matmul, softmax, matmul.
+
+use candle_core::{Device, Tensor};
+use tilewright::Error;
+
+use super::attention_check::Attention;
+use super::data::{Number, values};
+use super::record::Trouble;
+use crate::cli::demo::case::relative_error;
+
+/// Inputs of an attention as candle's tensors.
+pub struct Peer {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: f64,
+    /// −∞ where a row does not see a key.
+    mask: Option<Tensor>,
+}
+
+impl Peer {
+    /// The same inputs, copied, in f32.
+    pub fn new<T: Number>(ours: &Attention<T>) -> Result<Peer, Trouble> {
+        let p = &ours.problem;
+        let tensor = |values: Vec<f64>| {
+            let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
+            Tensor::from_vec(values, (p.batch, p.heads_q, p.n_q, p.d), &Device::Cpu).map_err(trouble)
+        };
+        let hidden = |at: usize| if at % p.n_k + p.n_q <= at / p.n_k + p.n_k { 0.0 } else { f32::NEG_INFINITY };
+        let mask = p.causal.then(|| {
+            Tensor::from_iter((0..p.n_q * p.n_k).map(hidden), &Device::Cpu)
+                .and_then(|mask| mask.reshape((p.n_q, p.n_k)))
+                .map_err(trouble)
+        });
+        let (q, k, v) = (tensor(values(&ours.q)?)?, tensor(values(&ours.k)?)?, tensor(values(&ours.v)?)?);
+        Ok(Peer { q, k, v, scale: p.scale, mask: mask.transpose()? })
+    }
+
+    /// softmax(scale · Q Kᵀ) V.
+    pub fn run(&self) -> Result<Tensor, Error> {
+        self.compute().map_err(|error| Error::Kernel(error.to_string()))
+    }
+
+    fn compute(&self) -> candle_core::Result<Tensor> {
+        let scores = ((&self.q * self.scale)?).matmul(&self.k.t()?)?;
+        let scores = match &self.mask {
+            None => scores,
+            Some(mask) => scores.broadcast_add(mask)?,
+        };
+        candle_nn::ops::softmax_last_dim(&scores)?.matmul(&self.v)
+    }
+
+    /// How far candle's result is from ours, which has been checked.
+    pub fn difference<T: Number>(&self, ours: &Attention<T>) -> Result<f64, Trouble> {
+        let found = self.run()?.flatten_all().and_then(|o| o.to_vec1::<f32>()).map_err(trouble)?;
+        let found: Vec<f64> = found.into_iter().map(f64::from).collect();
+        Ok(relative_error(&found, &values(&ours.o)?))
+    }
+}
+
+fn trouble(error: candle_core::Error) -> Trouble {
+    Trouble::Cannot(error.to_string())
+}
