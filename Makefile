@@ -14,7 +14,7 @@ help:
 	@echo 'make fuzz      fuzz the parser and the passes for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
 	@echo 'make gpu-package  build build/gpu, the GPU tests and benchmarks to carry to a GPU machine (docs/gpu-testing.md)'
-	@echo 'make cuda-setup  fetch what `cargo build --features cuda` needs where no CUDA toolkit is installed'
+	@echo 'make cuda-setup  fetch what a build with --features tilewright-harness/cuda needs where no CUDA toolkit is installed'
 	@echo 'make setup     install what a build needs (demo and test do this first)'
 
 setup:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes build/cuda-toolkit: what `cargo build --features cuda` needs of a CUDA toolkit, from the packages that NVIDIA publishes
+# Makes build/cuda-toolkit: what `cargo build --features tilewright-harness/cuda` needs of a CUDA toolkit, from the packages that NVIDIA publishes
 # for Python. No driver, no GPU and no root are involved; an installed toolkit does as well, and then this is not needed.
 #
 # The feature builds candle's own CUDA back end, whose kernels nvcc compiles. Tilewright's kernels need none of it.
@@ -68,11 +68,11 @@ if ! { [ -e "$stamp" ] && [ "$(cat "$stamp")" = "${wheels[*]}" ]; }; then
 fi
 
 cat >"$home/env.sh" <<END
-# source build/cuda-toolkit/env.sh, then: cargo build --release --features cuda
+# source build/cuda-toolkit/env.sh, then: cargo build --release --features tilewright-harness/cuda
 export CUDA_HOME="$home" CUDA_PATH="$home" CUDA_ROOT="$home" CUDA_TOOLKIT_ROOT_DIR="$home" CUDA_COMPUTE_CAP="$capability"
 export PATH="$home/bin:\$PATH"
 export LIBRARY_PATH="$home/lib\${LIBRARY_PATH:+:\$LIBRARY_PATH}"
 # At run time the real driver is found first, by its versioned name; the rest is here.
 export LD_LIBRARY_PATH="\${LD_LIBRARY_PATH:+\$LD_LIBRARY_PATH:}$home/lib"
 END
-echo "cuda-setup: done. Now: source build/cuda-toolkit/env.sh && cargo build --release --features cuda"
+echo "cuda-setup: done. Now: source build/cuda-toolkit/env.sh && cargo build --release --features tilewright-harness/cuda"

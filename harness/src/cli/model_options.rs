@@ -111,7 +111,7 @@ pub fn model_device(choice: Option<Choice>) -> Result<candle_core::Device> {
 fn cuda(ordinal: usize) -> Result<candle_core::Device> {
     // Asks in our own words first: candle panics where there is no driver.
     tilewright::Device::cuda(ordinal)?;
-    candle_core::Device::new_cuda_with_stream(ordinal).map_err(|error| CliError::Failure(error.to_string()))
+    crate::ops::memory::open_cuda(ordinal).map_err(|error| CliError::Failure(error.to_string()))
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -127,6 +127,21 @@ pub fn kernel_device(device: &Device) -> Result<&'static KernelDevice> {
     }
 }
 
+/// GPU `ordinal` for candle and our kernels, with a stream of its own.
+///
+/// cudarc would record events around every use of every slice, in case streams share memory. All work of ours on this
+/// device goes to its one stream; whoever uses another one (collectives do) orders it with events of their own.
+///
+/// # Errors
+/// No such GPU.
+#[cfg(feature = "cuda")]
+pub fn open_cuda(ordinal: usize) -> Result<Device> {
+    let device = Device::new_cuda_with_stream(ordinal)?;
+    // SAFETY: nothing was allocated yet, and memory of this device is used on its stream alone, or ordered explicitly.
+    unsafe { device.as_cuda_device()?.disable_event_tracking() };
+    Ok(device)
+}
+
 /// A tensor's elements, borrowed for kernels that read them.
 pub struct Read<'t, T: Elem> {
     storage: StorageRef<'t>,
@@ -391,7 +406,6 @@ mod cuda {
 
     use candle_core::cuda::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
     use candle_core::{CudaDevice, CudaStorage, Result};
-    use half::slice::HalfFloatSliceExt;
     use tilewright::{Device as KernelDevice, View, ViewMut};
 
     use super::{Elem, kernel_error};
