@@ -231,6 +231,19 @@ fn parameters_are_complete_once_and_backwards() {
     }
 }
 
+/// Every node costs a walk, an addition to zeros and, on a GPU, launches.
+#[test]
+fn blocks_are_few_nodes() {
+    let nodes = |fusion, layers| {
+        let config = Config { fusion, layers, ..small() };
+        let model = Transformer::new(&config, &Device::Cpu, 0).unwrap();
+        model.loss(&tokens(&config, 1, 8, 1), &tokens(&config, 1, 8, 2)).unwrap().sorted_nodes().len()
+    };
+    let per_block = [Fusion::None, Fusion::Ops, Fusion::Blocks].map(|fusion| nodes(fusion, 3) - nodes(fusion, 2));
+    assert_eq!((per_block[1], per_block[2]), (10, 1), "{per_block:?}");
+    assert!(per_block[0] > 40, "{per_block:?}");
+}
+
 #[test]
 fn sizes_have_their_parameters() {
     let millions = |name: &str| (Config::named(name, 128).unwrap().parameters() as f64 / 1e5).round() / 10.0;
