@@ -92,6 +92,64 @@ fn compilation_is_timed_by_phase_without_a_gpu() {
     assert!((rows[6]["median_ms"].as_f64().unwrap_or(f64::NAN) - total).abs() < 1e-6, "{rows:?}");
 }
 
+/// A benchmark that writes through the report: its rows as JSON objects, and what it printed.
+fn report_rows(name: &str, table: &str, arguments: &[&str]) -> (String, Vec<Value>) {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{name}.json"));
+    let path = file.to_string_lossy();
+    let output = bench(&[arguments, &["--json", &*path]].concat());
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let tables = report["tables"].as_array().unwrap();
+    let table = tables.iter().find(|found| found["name"] == table).unwrap_or_else(|| panic!("{table}: {report}"));
+    (text(&output.stdout), table["rows"].as_array().unwrap().clone())
+}
+
+fn positive(row: &Value, key: &str) -> bool {
+    row[key].as_f64().is_some_and(|x| x > 0.0)
+}
+
+const TINY: &[&str] = &["--layers", "1", "--width", "32", "--hidden", "64", "--heads", "2", "--vocab", "100"];
+
+#[test]
+fn models_are_timed_by_mode_and_attention() {
+    let arguments = ["model", "--contexts", "16,32", "--modes", "forward,forward-backward,train-step", "--steps", "2"];
+    let more = ["--attentions", "naive,flash", "--warmup", "0"];
+    let (out, rows) = report_rows("model", "model", &[&arguments[..], TINY, &more].concat());
+    assert_eq!(rows.len(), 12);
+    for row in &rows {
+        assert!(positive(row, "step_ms") && positive(row, "forward_ms") && positive(row, "median_ms"), "{row}");
+        let mode = row["mode"].as_str().unwrap();
+        assert_eq!(positive(row, "backward_ms"), mode != "forward", "{row}");
+        assert_eq!(positive(row, "optimizer_ms"), mode == "train-step", "{row}");
+    }
+    assert_eq!((&rows[0]["attention"], &rows[0]["fusion"]), (&Value::from("naive"), &Value::from("ops")));
+    assert_eq!((&rows[3]["attention"], &rows[3]["fusion"]), (&Value::from("flash"), &Value::from("blocks")));
+    assert!(out.contains("2 steps"), "{out}");
+}
+
+#[test]
+fn each_warm_up_begins_in_a_process_of_its_own() {
+    let arguments = [&["model", "--contexts", "16", "--steps", "2", "--warmup", "0,2"], TINY].concat();
+    let (_, rows) = report_rows("warmup", "model", &arguments);
+    let warmups: Vec<u64> = rows.iter().map(|row| row["warm_up"].as_u64().unwrap()).collect();
+    assert_eq!(warmups, [0, 2]);
+    let step = |row: &Value| row["step_ms"].as_f64().unwrap();
+    assert!(step(&rows[0]) > step(&rows[1]), "kernels are compiled in the first step: {rows:?}");
+}
+
+#[test]
+fn a_model_without_room_is_a_row_and_the_sweep_goes_on() {
+    let arguments = [
+        &["model", "--contexts", "16,4096", "--batches", "8192", "--attentions", "naive", "--modes", "forward"],
+        &["--steps", "1", "--warmup", "0"][..],
+        &["--layers", "1", "--width", "8", "--hidden", "8", "--heads", "2", "--vocab", "16"][..],
+    ]
+    .concat();
+    let (out, rows) = report_rows("room", "model", &arguments);
+    assert_eq!((rows.len(), &rows[1]["step_ms"]), (2, &Value::from("OOM")));
+    assert!(positive(&rows[0], "step_ms") && out.contains("GiB are needed"), "{out}");
+}
+
 #[test]
 fn mistakes_are_refused_with_the_remedy() {
     let refused = |arguments: &[&str], reason: &str| {
@@ -109,6 +167,8 @@ fn mistakes_are_refused_with_the_remedy() {
     refused(&["kernels", "--rows", "0"], "at least 1");
     refused(&["compile", "--target", "sm_70"], "expected sm_80 or sm_90a");
     refused(&["copy", "--mib", "0"], "0");
+    refused(&["model", "--sizes", "smal"], "did you mean `small`?");
+    refused(&["model", "--modes", "backward"], "forward-backward");
     let output = bench(&["copy", "--mib", "1", "--json", "/no/such/folder/rows.jsonl"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("/no/such/folder/rows.jsonl"), "{}", text(&output.stderr));
@@ -118,7 +178,7 @@ fn mistakes_are_refused_with_the_remedy() {
 fn help_names_every_benchmark() {
     let help = bench(&["--help"]);
     let help = text(&help.stdout);
-    for subject in ["attention", "kernels", "copy", "launch", "compile"] {
+    for subject in ["attention", "model", "kernels", "copy", "launch", "compile"] {
         assert!(help.lines().any(|line| line.trim_start().starts_with(subject)), "{subject}: {help}");
     }
 }

@@ -60,7 +60,7 @@ enum Command {
     /// Time kernels, launches and compilations, and check what is timed
     Bench(bench::Arguments),
     /// Train a Transformer on a text: on the book that ships, unless told otherwise
-    Train(train::Arguments),
+    Train(Box<train::Arguments>),
     /// Let a trained model write
     Generate(generate::Arguments),
     /// Start the ranks of a program on this host, and end all of them when one fails

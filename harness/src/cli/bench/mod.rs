@@ -14,8 +14,10 @@ pub(crate) mod data;
 mod kernels;
 mod launch;
 mod matmul;
+mod model;
 pub(crate) mod record;
 pub(crate) mod tiles;
+mod wall;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -38,6 +40,8 @@ pub struct Arguments {
 enum Subject {
     /// FlashAttention-2: forward, backward, and both, with the tiles that you name or a sweep over many
     Attention(attention::Arguments),
+    /// Transformers, end to end: forward, backward, optimizer
+    Model(Box<model::Arguments>),
     /// Weighted sum, softmax, RMSNorm and matrix products
     Kernels(kernels::Arguments),
     /// A copy within the device's memory: the most that a memory-bound kernel can reach
@@ -85,6 +89,7 @@ impl Common {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     match &arguments.subject {
         Subject::Attention(arguments) => attention::run(arguments, out),
+        Subject::Model(arguments) => model::run(arguments, out),
         Subject::Kernels(arguments) => kernels::run(arguments, out),
         Subject::Copy(arguments) => copy::run(arguments, out),
         Subject::Comm(arguments) => comm::run(arguments, out),

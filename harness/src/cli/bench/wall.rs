@@ -1,0 +1,103 @@
+//! What benchmarks of models and ops share: times by the clock, and what to do without memory.
+
+use std::time::Instant;
+
+use candle_core::Device;
+
+use crate::cli::Result;
+use crate::report::Cell;
+use crate::train;
+
+/// Times that were taken, in milliseconds.
+#[derive(Clone, Debug, Default)]
+pub struct Times(pub Vec<f64>);
+
+impl Times {
+    /// Runs `f` and waits for the device; keeps the time of both.
+    pub fn take<R>(&mut self, device: &Device, f: impl FnOnce() -> train::Result<R>) -> train::Result<R> {
+        let start = Instant::now();
+        let result = f()?;
+        device.synchronize()?;
+        self.0.push(1e3 * start.elapsed().as_secs_f64());
+        Ok(result)
+    }
+
+    pub fn mean_std(&self) -> Cell {
+        Cell::statistics(&self.0)
+    }
+
+    pub fn median(&self) -> Cell {
+        match self.0.is_empty() {
+            true => Cell::Empty,
+            false => Cell::Number(tilewright::bench::Timing::from_samples(self.0.clone()).median),
+        }
+    }
+}
+
+/// What a measurement gave, or that it did not fit.
+pub enum Fitted<R> {
+    Yes(R),
+    /// Out of memory, with what there is to say about it.
+    No(String),
+}
+
+/// Takes lack of memory as a finding; other errors end the command.
+pub fn fitted<R>(measured: train::Result<R>) -> Result<Fitted<R>> {
+    match measured {
+        Ok(result) => Ok(Fitted::Yes(result)),
+        Err(error) if error.is_out_of_memory() => {
+            Ok(Fitted::No(error.to_string().lines().next().unwrap_or_default().to_string()))
+        }
+        Err(error) => Err(crate::cli::CliError::Failure(error.to_string())),
+    }
+}
+
+/// Fails as a device without memory does where the CPU has less than `bytes` left: it would hand out memory that it does not have, and
+/// end the program when it is used. GPUs say so themselves.
+pub fn check_room(device: &Device, bytes: f64) -> train::Result<()> {
+    if !device.is_cpu() {
+        return Ok(());
+    }
+    match available_bytes() {
+        Some(available) if bytes > available => {
+            let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
+            let message =
+                format!("out of memory: about {:.1} GiB are needed, {:.1} are available", gib(bytes), gib(available));
+            Err(candle_core::Error::Msg(message).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Memory that the system can give without swapping, where it says so.
+fn available_bytes() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: f64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(1024.0 * kib)
+}
+
+/// Gives memory of the last measurement back, so that the next one finds what there is.
+pub fn release(device: &Device) {
+    if let Ok(device) = crate::ops::memory::kernel_device(device) {
+        // Only a courtesy to the next measurement.
+        let _ = device.synchronize();
+        let _ = device.release_unused_memory();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_there_is_counts_as_lack_of_memory() {
+        check_room(&Device::Cpu, 1e6).unwrap();
+        if available_bytes().is_some() {
+            let lack = check_room(&Device::Cpu, 1e18).unwrap_err();
+            assert!(lack.is_out_of_memory(), "{lack}");
+            assert!(matches!(fitted::<()>(Err(lack)), Ok(Fitted::No(why)) if why.contains("GiB")));
+        }
+        assert!(fitted::<()>(Err(candle_core::Error::Msg("shape".into()).into())).is_err());
+    }
+}
