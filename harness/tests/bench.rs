@@ -151,6 +151,47 @@ fn a_model_without_room_is_a_row_and_the_sweep_goes_on() {
 }
 
 #[test]
+fn attention_is_timed_as_models_use_it() {
+    let arguments = ["attention", "--kinds", "naive,tiled,flash", "--lengths", "32,64", "--dim", "16", "--runs", "2"];
+    let (out, rows) = report_rows("kinds", "attention", &arguments);
+    assert_eq!(rows.len(), 6);
+    for row in &rows {
+        assert!(positive(row, "forward_ms") && positive(row, "backward_ms"), "{row}");
+        assert_eq!((&row["batch"], &row["mask"], &row["dtype"]), (&8.into(), &"causal".into(), &"f32".into()));
+    }
+    let held = |row: &Value| row["held_for_backward_mib"].as_f64().unwrap();
+    // Queries, keys, values and output; naive attention keeps matrices of scores beside them.
+    let least = 4.0 * 8.0 * 64.0 * 16.0 * 4.0 / f64::from(1 << 20);
+    assert!(held(&rows[5]) >= least && held(&rows[5]) < 1.5 * least, "{} for {least}", rows[5]);
+    assert!(held(&rows[1]) > 2.0 * held(&rows[5]), "{}", rows[1]);
+    assert!(out.contains("matrices of scores"), "{out}");
+}
+
+#[test]
+fn attention_without_room_is_accounted_for() {
+    let arguments = ["attention", "--kinds", "naive", "--lengths", "32,1000000", "--dim", "16", "--runs", "1"];
+    let (out, rows) = report_rows("no-room", "attention", &arguments);
+    assert!(positive(&rows[0], "forward_ms") && rows[1]["forward_ms"] == "OOM", "{rows:?}");
+    let text = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("length 1000000") && text.contains("8 · 1000000² · 4 B = 29802.32 GiB"), "{text}");
+}
+
+#[test]
+fn norms_and_fusion_are_timed() {
+    let (_, rows) = report_rows("norm", "norm", &["norm", "--rows", "20", "--widths", "64,100", "--runs", "2"]);
+    assert_eq!(rows.len(), 8);
+    assert!(rows.iter().all(|row| positive(row, "forward_ms") && positive(row, "backward_ms")), "{rows:?}");
+    let arguments = ["fused", "--dims", "16", "--lengths", "32", "--contexts", "16", "--runs", "2"];
+    let more = ["--steps", "2", "--warmup", "1"];
+    let (out, rows) = report_rows("fused", "fused-model", &[&arguments[..], &more].concat());
+    let forms: Vec<&str> = rows.iter().map(|row| row["form"].as_str().unwrap()).collect();
+    assert_eq!(forms, ["tensor ops", "a kernel per part", "whole blocks"]);
+    let gain = |row: &Value| row["whole_step_gain"].as_f64().unwrap();
+    assert!(gain(&rows[0]) == 1.0 && rows.iter().all(|row| gain(row) > 0.0), "{rows:?}");
+    assert!(out.contains("unfused forward"), "{out}");
+}
+
+#[test]
 fn mistakes_are_refused_with_the_remedy() {
     let refused = |arguments: &[&str], reason: &str| {
         let output = bench(arguments);
@@ -178,7 +219,7 @@ fn mistakes_are_refused_with_the_remedy() {
 fn help_names_every_benchmark() {
     let help = bench(&["--help"]);
     let help = text(&help.stdout);
-    for subject in ["attention", "model", "kernels", "copy", "launch", "compile"] {
+    for subject in ["attention", "model", "norm", "fused", "kernels", "copy", "launch", "compile"] {
         assert!(help.lines().any(|line| line.trim_start().starts_with(subject)), "{subject}: {help}");
     }
 }

@@ -61,6 +61,43 @@ fn paths_exist() {
     assert!(absent.is_empty(), "{}", absent.join("\n"));
 }
 
+/// Every command in the blocks of shell of the pages about training and the assignment exists, with all its options.
+#[test]
+fn commands_exist() {
+    let mut count = 0;
+    for (page, text) in pages() {
+        if !["training.md", "assignment.md"].iter().any(|name| page.ends_with(name)) {
+            continue;
+        }
+        let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+        for line in blocks.flat_map(str::lines) {
+            let line = line.split("  #").next().unwrap_or_default();
+            let mut words = words(line);
+            let program = match words.first().map(String::as_str) {
+                Some("tilewright") => env!("CARGO_BIN_EXE_tilewright"),
+                Some("leaderboard") => env!("CARGO_BIN_EXE_leaderboard"),
+                _ => panic!("{}: what is `{line}`?", page.display()),
+            };
+            words.remove(0);
+            // Options before --help are read, so that one that does not exist is an error.
+            let output = std::process::Command::new(program).args(&words).arg("--help").output().unwrap();
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: `{line}`: {error}", page.display());
+            count += 1;
+        }
+    }
+    assert!(count > 25, "{count} commands were found");
+}
+
+/// The words of a line of shell, with double quotes.
+fn words(line: &str) -> Vec<String> {
+    let quoted = |(i, part): (usize, &str)| match i % 2 {
+        0 => part.split_whitespace().map(str::to_string).collect::<Vec<_>>(),
+        _ => vec![part.to_string()],
+    };
+    line.split('"').enumerate().flat_map(quoted).collect()
+}
+
 /// ARCHITECTURE.md's table of passes is the pipeline's list.
 #[test]
 fn the_table_of_passes_is_complete() {

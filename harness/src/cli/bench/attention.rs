@@ -14,30 +14,31 @@ use super::attention_check::{Attention, Expected, small};
 use super::attention_peer as peer;
 use super::data::Number;
 use super::record::{Measured, Recorder, Row, Trouble, Work};
-use super::{Common, tiles};
+use super::{Common, attention_kinds, tiles};
 use crate::cli::{CliError, Result};
 
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
-    common: Common,
-    #[arg(long, default_value_t = 1)]
-    batch: usize,
+    pub(super) common: Common,
+    /// 1, and 8 with --kinds
+    #[arg(long)]
+    pub(super) batch: Option<usize>,
     /// Heads; 16, and 4 on the CPU
     #[arg(long)]
     heads: Option<usize>,
     /// Queries, and as many keys; 16384, and 1024 on the CPU
     #[arg(long)]
-    length: Option<usize>,
+    pub(super) length: Option<usize>,
     /// Head dimensions, several with commas; 64 and 128, and 64 on the CPU
     #[arg(long, value_delimiter = ',')]
-    dim: Vec<usize>,
+    pub(super) dim: Vec<usize>,
     /// Whether row i sees the keys up to i only; `true,false` measures both
     #[arg(long, value_delimiter = ',', default_value = "true,false", action = clap::ArgAction::Set)]
-    causal: Vec<bool>,
+    pub(super) causal: Vec<bool>,
     /// bf16, f16 or f32, several with commas; bf16, and f32 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
-    dtype: Vec<String>,
+    pub(super) dtype: Vec<String>,
     /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. Given several times, each is measured and the best one kept
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     forward: Vec<Tiles>,
@@ -53,9 +54,15 @@ pub struct Arguments {
     /// Leave the backward pass out
     #[arg(long)]
     forward_only: bool,
+    #[command(flatten)]
+    pub(super) kinds: attention_kinds::Kinds,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    if !arguments.kinds.kinds.is_empty() {
+        return attention_kinds::run(arguments, out);
+    }
+    let batch = arguments.batch.unwrap_or(1);
     let (device, mut recorder) = arguments.common.open()?;
     let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cuda()) {
         ([], true) => gpu.to_vec(),
@@ -67,7 +74,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let default_dtype = [if device.is_cuda() { "bf16" } else { "f32" }.to_string()];
     let dtypes = if arguments.dtype.is_empty() { &default_dtype[..] } else { &arguments.dtype };
     for d in or(&arguments.dim, &[64, 128], &[64]) {
-        if arguments.batch * heads * length == 0 || !(1..=256).contains(&d) {
+        if batch * heads * length == 0 || !(1..=256).contains(&d) {
             return Err(CliError::usage(
                 "there is no attention of this shape",
                 "batch, heads and length are at least 1, head dimensions from 1 to 256",
@@ -75,16 +82,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         }
         for &causal in &arguments.causal {
             let scale = f64::from(1.0 / (d as f32).sqrt());
-            let problem = Problem {
-                batch: arguments.batch,
-                heads_q: heads,
-                heads_kv: heads,
-                n_q: length,
-                n_k: length,
-                d,
-                causal,
-                scale,
-            };
+            let problem =
+                Problem { batch, heads_q: heads, heads_kv: heads, n_q: length, n_k: length, d, causal, scale };
             for dtype in dtypes {
                 match dtype.as_str() {
                     "f32" => Bench::<f32>::new(arguments, &device, problem)?.run(&mut recorder)?,

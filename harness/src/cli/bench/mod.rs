@@ -6,15 +6,18 @@
 
 mod attention;
 pub(crate) mod attention_check;
+mod attention_kinds;
 mod attention_peer;
 mod comm;
 mod compile;
 mod copy;
 pub(crate) mod data;
+mod fused;
 mod kernels;
 mod launch;
 mod matmul;
 mod model;
+mod norm;
 pub(crate) mod record;
 pub(crate) mod tiles;
 mod wall;
@@ -38,10 +41,15 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Subject {
-    /// FlashAttention-2: forward, backward, and both, with the tiles that you name or a sweep over many
+    /// FlashAttention-2: forward, backward, and both, with the tiles that you name or a sweep over many; with --kinds, attention
+    /// as models use it
     Attention(attention::Arguments),
     /// Transformers, end to end: forward, backward, optimizer
     Model(Box<model::Arguments>),
+    /// Norms, forward and backward: in tensor ops and by our kernels
+    Norm(norm::Arguments),
+    /// What fusing is worth: attention and whole models in tensor ops, and by our kernels
+    Fused(fused::Arguments),
     /// Weighted sum, softmax, RMSNorm and matrix products
     Kernels(kernels::Arguments),
     /// A copy within the device's memory: the most that a memory-bound kernel can reach
@@ -90,6 +98,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     match &arguments.subject {
         Subject::Attention(arguments) => attention::run(arguments, out),
         Subject::Model(arguments) => model::run(arguments, out),
+        Subject::Norm(arguments) => norm::run(arguments, out),
+        Subject::Fused(arguments) => fused::run(arguments, out),
         Subject::Kernels(arguments) => kernels::run(arguments, out),
         Subject::Copy(arguments) => copy::run(arguments, out),
         Subject::Comm(arguments) => comm::run(arguments, out),

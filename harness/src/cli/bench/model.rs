@@ -99,7 +99,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Mode::Forward => "forward",
             Mode::ForwardBackward => "forward-backward",
@@ -154,10 +154,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 /// What is measured: a name for people, the model, and the windows of a step.
-struct Case {
-    size: String,
-    config: Config,
-    batch: usize,
+pub(super) struct Case {
+    pub size: String,
+    pub config: Config,
+    pub batch: usize,
 }
 
 fn cases(arguments: &Arguments, device: &Device) -> Result<Vec<Case>> {
@@ -259,12 +259,12 @@ fn measure_all(arguments: &Arguments, device: &Device, cases: &[Case], warmup: u
 }
 
 /// The times of a case.
-struct Parts {
-    step: Times,
-    forward: Times,
-    backward: Times,
-    optimizer: Times,
-    memory: Option<f64>,
+pub(super) struct Parts {
+    pub step: Times,
+    pub forward: Times,
+    pub backward: Times,
+    pub optimizer: Times,
+    pub memory: Option<f64>,
 }
 
 /// Bytes that a case takes at least: parameters with what training keeps for each, the logits, and what the blocks keep for backward.
@@ -286,7 +286,11 @@ fn bytes_needed(config: &Config, batch: usize, mode: Mode) -> f64 {
     state * config.parameters() as f64 + logits + kept
 }
 
-fn measure(case: &Case, device: &Device, mode: Mode, warmup: usize, steps: usize) -> train::Result<Parts> {
+/// Times a case in one mode.
+///
+/// # Errors
+/// Lack of memory above all.
+pub(super) fn measure(case: &Case, device: &Device, mode: Mode, warmup: usize, steps: usize) -> train::Result<Parts> {
     check_room(device, bytes_needed(&case.config, case.batch, mode))?;
     let model = Transformer::new(&case.config, device, 0)?;
     let (inputs, targets) = random_batch(&case.config, case.batch, device)?;

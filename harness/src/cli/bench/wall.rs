@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use candle_core::Device;
+use tilewright::trace::{MemoryEvent, Options, Recording};
 
 use crate::cli::Result;
 use crate::report::Cell;
@@ -76,6 +77,31 @@ fn available_bytes() -> Option<f64> {
     let kib: f64 = line.split_whitespace().next()?.parse().ok()?;
     Some(1024.0 * kib)
 }
+
+/// Runs `f`; says how many bytes of what it allocated are alive after it, and what it returned with them. `None` where allocations
+/// cannot be listened to.
+pub fn held<R>(device: &Device, f: impl FnOnce() -> train::Result<R>) -> train::Result<(R, Option<f64>)> {
+    let gpu = match device.is_cpu() {
+        true => None,
+        false => Some(crate::ops::memory::kernel_device(device)?.clone()),
+    };
+    let options = Options { memory_from_bytes: Some(SMALLEST_BLOCK), gpu, ..Options::default() };
+    let recording = match Recording::start(options) {
+        Ok(recording) => recording,
+        Err(error) => {
+            tracing::warn!("memory is not measured: {error}");
+            return Ok((f()?, None));
+        }
+    };
+    let result = f();
+    device.synchronize()?;
+    let trace = recording.finish()?;
+    let signed = |event: &MemoryEvent| if event.allocated { event.bytes as f64 } else { -(event.bytes as f64) };
+    Ok((result?, Some(trace.memory.iter().map(signed).sum())))
+}
+
+/// Smaller blocks hold no tensors that matter.
+const SMALLEST_BLOCK: usize = 1024;
 
 /// Gives memory of the last measurement back, so that the next one finds what there is.
 pub fn release(device: &Device) {

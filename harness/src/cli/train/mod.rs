@@ -62,7 +62,7 @@ struct Steps {
     /// Windows that run at a time, where a whole batch does not fit into memory: gradients are added up
     #[arg(long, value_name = "WINDOWS")]
     micro_batch: Option<usize>,
-    /// Steps in all; 600
+    /// Steps in all; 500
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
     /// Stop after so many minutes, with the state saved

@@ -100,7 +100,7 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
 
 /// What a run does that was told nothing more.
 fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
-    let steps = arguments.steps.steps.unwrap_or(600);
+    let steps = arguments.steps.steps.unwrap_or(500);
     let peak = arguments.rates.lr.unwrap_or(if sized { 6e-4 } else { 3e-3 });
     let batch = arguments.steps.batch.unwrap_or(16);
     RunOptions {

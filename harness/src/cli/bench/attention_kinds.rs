@@ -1,0 +1,251 @@
+//! `tilewright bench attention --kinds`: attention as models use it, with a tape, in three kinds.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use candle_core::{DType, Device, Tensor, Var};
+
+use super::attention;
+use super::wall::{Fitted, Times, check_room, fitted, held, release};
+use crate::cli::model_options::{device_info, model_device};
+use crate::cli::{CliError, Result};
+use crate::model::Attention;
+use crate::ops::attention::{Tiling, flash_attention, naive_attention, tiled_attention};
+use crate::report::{Axis, Cell, Column, Outputs, Plot, Point, Report, Series, Table};
+use crate::train;
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Attention as models use it")]
+pub struct Kinds {
+    /// Time these instead, forward and backward with a tape: naive, tiled or flash
+    #[arg(long, value_delimiter = ',')]
+    pub kinds: Vec<Attention>,
+    /// With --kinds: queries, and as many keys; 256 to 16384, and 256 to 1024 on the CPU
+    #[arg(long, value_name = "LENGTHS", value_delimiter = ',')]
+    lengths: Vec<usize>,
+    /// With --kinds: measured runs; 100, and 5 on the CPU
+    #[arg(long, value_name = "N")]
+    runs: Option<usize>,
+    /// With --kinds: a folder for the table in all formats and the plots; --json then names a file for the whole report
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+/// One attention without heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub kind: Attention,
+    pub batch: usize,
+    pub length: usize,
+    pub d: usize,
+    pub causal: bool,
+    pub dtype: DType,
+}
+
+/// What was measured of it.
+pub struct Found {
+    pub forward: Times,
+    pub backward: Times,
+    /// Bytes in use between forward and backward: inputs, output, and what backward needs.
+    pub held: Option<f64>,
+}
+
+impl Case {
+    /// Bytes of one matrix of scores, which are f32.
+    pub fn score_bytes(&self) -> f64 {
+        4.0 * self.batch as f64 * (self.length as f64).powi(2)
+    }
+
+    fn run(&self, [q, k, v]: &[Var; 3]) -> candle_core::Result<Tensor> {
+        let [q, k, v] = [q, k, v].map(Var::as_tensor);
+        match self.kind {
+            Attention::Naive => naive_attention(q, k, v, self.causal, None),
+            Attention::Tiled => tiled_attention(q, k, v, self.causal, None, Tiling::default()),
+            Attention::Flash => flash_attention(q, k, v, self.causal, None),
+        }
+    }
+
+    fn inputs(&self, device: &Device) -> candle_core::Result<[Var; 3]> {
+        let one = || {
+            let shape = (self.batch, 1, self.length, self.d);
+            Var::from_tensor(&Tensor::randn(0.0_f32, 1.0, shape, device)?.to_dtype(self.dtype)?)
+        };
+        Ok([one()?, one()?, one()?])
+    }
+
+    /// Times forward and backward `runs` times after `warmup`.
+    ///
+    /// # Errors
+    /// Lack of memory above all.
+    pub fn measure(&self, device: &Device, warmup: usize, runs: usize) -> train::Result<Found> {
+        if self.kind == Attention::Naive {
+            // Six matrices of scores live at the end of forward, and two more in backward.
+            check_room(device, 8.0 * self.score_bytes())?;
+        }
+        // What only the first run allocates, such as compiled kernels, is not what is held.
+        drop(self.run(&self.inputs(device)?)?);
+        let ((inputs, o), held) = held(device, || {
+            let inputs = self.inputs(device)?;
+            let o = self.run(&inputs)?;
+            Ok((inputs, o))
+        })?;
+        drop(o);
+        let (mut forward, mut backward) = (Times::default(), Times::default());
+        for _ in 0..warmup {
+            self.run(&inputs)?.backward()?;
+            device.synchronize()?;
+        }
+        for _ in 0..runs {
+            let o = forward.take(device, || Ok(self.run(&inputs)?))?;
+            backward.take(device, || Ok(o.backward().map(drop)?))?;
+        }
+        Ok(Found { forward, backward, held })
+    }
+}
+
+/// What stands in a table of cases, and the reasons of those without room.
+pub struct Rows {
+    pub cases: Vec<(Case, Option<Found>)>,
+    pub notes: Vec<String>,
+}
+
+/// Measures each case; one that does not fit is a finding.
+///
+/// # Errors
+/// Everything but lack of memory.
+pub fn measure_all(cases: Vec<Case>, device: &Device, warmup: usize, runs: usize) -> Result<Rows> {
+    let mut rows = Rows { cases: Vec::new(), notes: Vec::new() };
+    let mut told = Vec::new();
+    for case in cases {
+        let found = match fitted(case.measure(device, warmup, runs))? {
+            Fitted::Yes(found) => Some(found),
+            Fitted::No(why) => {
+                if !told.contains(&case.kind) {
+                    told.push(case.kind);
+                    rows.notes.push(accounting(&case, &why));
+                }
+                None
+            }
+        };
+        release(device);
+        rows.cases.push((case, found));
+    }
+    Ok(rows)
+}
+
+/// Why a case does not fit: the arithmetic for the first one.
+fn accounting(case: &Case, why: &str) -> String {
+    let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
+    let Case { kind, batch, length, d, .. } = case;
+    let scores = gib(case.score_bytes());
+    let inputs = gib(4.0 * (batch * length * d * case.dtype.size_in_bytes()) as f64);
+    format!(
+        "First without room: {kind}, d {d}, length {length} ({why}). One matrix of scores takes {batch} · {length}² · 4 B = \
+         {scores:.2} GiB, and naive attention holds six of them between forward and backward (scores, scaled, masked, less their \
+         maximum, exponentials, weights): {:.2} GiB, beside {inputs:.2} GiB of inputs and output.",
+        6.0 * scores
+    )
+}
+
+pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
+    let arguments = &all.kinds;
+    let (json, commit) = (all.common.json.clone(), all.common.commit.clone());
+    let outputs = Outputs { json, commit, out: arguments.out.clone(), ..Outputs::default() };
+    outputs.check()?;
+    let device = model_device(all.common.device)?;
+    let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cpu()) {
+        ([], true) => cpu.to_vec(),
+        ([], false) => gpu.to_vec(),
+        (given, _) => given.to_vec(),
+    };
+    let dims = or(&all.dim, &[16, 32, 64, 128], &[16, 32, 64, 128]);
+    let given: Vec<usize> = arguments.lengths.iter().copied().chain(all.length).collect();
+    let lengths = or(&given, &[256, 1024, 4096, 8192, 16384], &[256, 1024]);
+    let batch = all.batch.unwrap_or(8);
+    if batch == 0 || lengths.contains(&0) || dims.iter().any(|d| !(1..=256).contains(d)) {
+        return Err(CliError::usage(
+            "there is no attention of this shape",
+            "batch and lengths are at least 1, head dimensions from 1 to 256",
+        ));
+    }
+    let dtype = match all.dtype.first().map(String::as_str) {
+        Some("bf16") => DType::BF16,
+        Some("f16") => DType::F16,
+        _ => DType::F32,
+    };
+    let causal = all.causal.first().copied().unwrap_or(true);
+    let mut cases = Vec::new();
+    for &kind in &arguments.kinds {
+        for &d in &dims {
+            cases.extend(lengths.iter().map(|&length| Case { kind, batch, length, d, causal, dtype }));
+        }
+    }
+    let (warmup, default_runs) = if device.is_cpu() { (1, 5) } else { (5, 100) };
+    let runs = arguments.runs.unwrap_or(default_runs).max(1);
+    let rows = measure_all(cases, &device, warmup, runs)?;
+    Ok(outputs.write(report(&rows, &device_info(&device)?.name, runs), out)?)
+}
+
+fn report(rows: &Rows, device: &str, runs: usize) -> Report {
+    let columns = [
+        Column::text("attention"),
+        Column::integer("batch"),
+        Column::integer("d"),
+        Column::integer("length"),
+        Column::text("dtype"),
+        Column::text("mask"),
+        Column::number("forward").unit("ms"),
+        Column::number("backward").unit("ms"),
+        Column::number("held for backward").unit("MiB"),
+        Column::number("matrices of scores").decimals(2),
+    ];
+    let mut table = Table::new("attention", "Attention, forward and backward", columns);
+    for (case, found) in &rows.cases {
+        let mask = if case.causal { "causal" } else { "none" };
+        let mut cells: Vec<Cell> = vec![case.kind.to_string().into(), case.batch.into(), case.d.into()];
+        cells.extend([case.length.into(), case.dtype.as_str().into(), mask.into()]);
+        cells.extend(match found {
+            None => [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory, Cell::Empty],
+            Some(found) => {
+                let mib = found.held.map_or(Cell::Empty, |bytes| Cell::Number(bytes / (1u64 << 20) as f64));
+                let matrices = found.held.map_or(Cell::Empty, |bytes| Cell::Number(bytes / case.score_bytes()));
+                [found.forward.mean_std(), found.backward.mean_std(), mib, matrices]
+            }
+        });
+        table.push(cells);
+    }
+    table.notes = rows.notes.clone();
+    table.notes.push(format!(
+        "On {device}, without heads. Mean ± standard deviation of {runs} runs, each waited for. Held for backward is what forward \
+         leaves in memory, inputs and output included; the last column is the same in matrices of scores (batch · length², f32)."
+    ));
+    let mut report = Report::new("attention", "Attention as models use it").table(table);
+    for (name, title, pick) in [
+        ("forward", "Forward", (|found: &Found| found.forward.mean_std()) as fn(&Found) -> Cell),
+        ("backward", "Backward", |found: &Found| found.backward.mean_std()),
+    ] {
+        let series = series(rows, pick);
+        let axes = (Axis::log2("length"), Axis::log10("ms"));
+        report = report.plot(Plot::lines(&format!("attention-{name}"), title, axes.0, axes.1, series));
+    }
+    report
+}
+
+/// A line for each kind and d, over lengths.
+fn series(rows: &Rows, pick: fn(&Found) -> Cell) -> Vec<Series> {
+    let mut names: Vec<(Attention, usize)> = Vec::new();
+    for (case, _) in &rows.cases {
+        if !names.contains(&(case.kind, case.d)) {
+            names.push((case.kind, case.d));
+        }
+    }
+    let line = |(kind, d): (Attention, usize)| {
+        let of_line = rows.cases.iter().filter(|(case, _)| (case.kind, case.d) == (kind, d));
+        let points = of_line.filter_map(|(case, found)| {
+            let cell = pick(found.as_ref()?);
+            Some(Point { x: case.length as f64, y: cell.value()?, error: cell.deviation() })
+        });
+        Series::new(&format!("{kind}, d {d}"), points)
+    };
+    names.into_iter().map(line).collect()
+}

@@ -1,0 +1,210 @@
+//! `tilewright bench fused`: what it is worth to compute more at once, for attention and for whole models.
+
+use std::io::Write;
+
+use candle_core::{DType, Device};
+use clap::{Args, ValueEnum};
+
+use super::attention_kinds::{self, Found};
+use super::model::{self, Mode};
+use super::wall::{Fitted, Times, fitted, release};
+use crate::cli::model_options::{device_info, model_device};
+use crate::cli::run::{Choice, device};
+use crate::cli::{CliError, Result};
+use crate::model::{Attention, Config, Fusion, Precision, SIZES};
+use crate::report::{Cell, Column, Outputs, Report, Table};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// attention, model, or both
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "attention,model")]
+    subjects: Vec<Subject>,
+    /// Head dimensions of attention
+    #[arg(long, value_name = "DIMS", value_delimiter = ',', default_value = "16,32,64,128")]
+    dims: Vec<usize>,
+    /// Lengths of attention; 256 to 16384, and 256 to 1024 on the CPU
+    #[arg(long, value_name = "LENGTHS", value_delimiter = ',')]
+    lengths: Vec<usize>,
+    /// Sizes of models; all of the assignment's on a GPU, and on the CPU one that fits it
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    sizes: Vec<String>,
+    /// Tokens of a model's window
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
+    contexts: Vec<usize>,
+    /// What models compute in
+    #[arg(long, default_value = "f32")]
+    precision: Precision,
+    /// Steps before the measured ones
+    #[arg(long, value_name = "STEPS", default_value_t = 5)]
+    warmup: usize,
+    /// Measured runs of attention; 100, and 5 on the CPU
+    #[arg(long, value_name = "N")]
+    runs: Option<usize>,
+    /// Measured steps of models
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    steps: usize,
+    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    #[arg(long, value_parser = device)]
+    device: Option<Choice>,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Subject {
+    /// Materialised in tensor ops, and FlashAttention-2 by our kernels
+    Attention,
+    /// Every part in tensor ops, a kernel for each part, and whole blocks
+    Model,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    arguments.outputs.check()?;
+    if arguments.steps == 0 || arguments.runs == Some(0) {
+        return Err(CliError::usage("nothing is measured", "--steps and --runs are at least 1"));
+    }
+    let device = model_device(arguments.device)?;
+    let name = device_info(&device)?.name;
+    let mut report = Report::new("fused", "Fused and unfused");
+    if arguments.subjects.contains(&Subject::Attention) {
+        report = report.table(attention(arguments, &device, &name)?);
+    }
+    if arguments.subjects.contains(&Subject::Model) {
+        report = report.table(models(arguments, &device, &name)?);
+    }
+    Ok(arguments.outputs.write(report, out)?)
+}
+
+/// How many times faster the second is.
+fn gain(slow: &Cell, fast: &Cell) -> Cell {
+    match (slow.value(), fast.value()) {
+        (Some(slow), Some(fast)) => Cell::Number(slow / fast),
+        _ => Cell::Empty,
+    }
+}
+
+fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
+    let lengths = match (arguments.lengths.as_slice(), device.is_cpu()) {
+        ([], true) => vec![256, 1024],
+        ([], false) => vec![256, 1024, 4096, 8192, 16384],
+        (lengths, _) => lengths.to_vec(),
+    };
+    if lengths.contains(&0) || arguments.dims.iter().any(|d| !(1..=256).contains(d)) {
+        return Err(CliError::usage(
+            "there is no attention of this shape",
+            "lengths are at least 1, head dimensions from 1 to 256",
+        ));
+    }
+    let runs = arguments.runs.unwrap_or(if device.is_cpu() { 5 } else { 100 });
+    let mut cases = Vec::new();
+    for &d in &arguments.dims {
+        for &length in &lengths {
+            for kind in [Attention::Naive, Attention::Flash] {
+                cases.push(attention_kinds::Case { kind, batch: 8, length, d, causal: true, dtype: DType::F32 });
+            }
+        }
+    }
+    let rows = attention_kinds::measure_all(cases, device, arguments.warmup, runs)?;
+    let columns = [
+        Column::integer("d"),
+        Column::integer("length"),
+        Column::number("unfused forward").unit("ms"),
+        Column::number("fused forward").unit("ms"),
+        Column::number("forward gain").decimals(2),
+        Column::number("unfused backward").unit("ms"),
+        Column::number("fused backward").unit("ms"),
+        Column::number("backward gain").decimals(2),
+    ];
+    let mut table = Table::new("fused-attention", "Attention", columns);
+    for pair in rows.cases.chunks(2) {
+        let [(case, unfused), (_, fused)] = pair else { continue };
+        let times = |found: &Option<Found>, pick: fn(&Found) -> &Times| {
+            found.as_ref().map_or(Cell::OutOfMemory, |found| pick(found).mean_std())
+        };
+        let mut cells: Vec<Cell> = vec![case.d.into(), case.length.into()];
+        for pick in [(|found: &Found| &found.forward) as fn(&Found) -> &Times, |found: &Found| &found.backward] {
+            let (slow, fast) = (times(unfused, pick), times(fused, pick));
+            let gain = gain(&slow, &fast);
+            cells.extend([slow, fast, gain]);
+        }
+        table.push(cells);
+    }
+    table.notes = rows.notes;
+    table.notes.push(format!(
+        "On {name}. Batch 8, no heads, causal, f32. Unfused: the matrix of scores in tensor ops. Fused: FlashAttention-2 by our \
+         kernels. Mean ± standard deviation of {runs} runs. A gain of 2 is twice as fast."
+    ));
+    Ok(table)
+}
+
+/// The forms of a model that are compared: least fused first.
+const FORMS: [(&str, Attention, Fusion); 3] = [
+    ("tensor ops", Attention::Naive, Fusion::None),
+    ("a kernel per part", Attention::Flash, Fusion::Ops),
+    ("whole blocks", Attention::Flash, Fusion::Blocks),
+];
+
+fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
+    let sizes: Vec<Option<&str>> = match (arguments.sizes.as_slice(), device.is_cpu()) {
+        ([], true) => vec![None],
+        ([], false) => SIZES.iter().map(|(name, ..)| Some(*name)).collect(),
+        (sizes, _) => sizes.iter().map(|size| Some(size.as_str())).collect(),
+    };
+    let columns = [
+        Column::text("size"),
+        Column::integer("context"),
+        Column::text("form"),
+        Column::number("forward").unit("ms"),
+        Column::number("gain").key("forward_gain").decimals(2),
+        Column::number("forward and backward").unit("ms"),
+        Column::number("gain").key("forward_and_backward_gain").decimals(2),
+        Column::number("whole step").unit("ms"),
+        Column::number("gain").key("whole_step_gain").decimals(2),
+    ];
+    let mut table = Table::new("fused-model", "Whole models", columns);
+    for size in sizes {
+        for &context in &arguments.contexts {
+            let base = match size {
+                None => Config { context, ..Config::default() },
+                Some(size) => Config::named(size, context).map_err(|error| CliError::Usage(error.to_string()))?,
+            };
+            let label = size.map_or_else(|| format!("{}×{}", base.layers, base.width), str::to_string);
+            let mut unfused: Option<[Cell; 3]> = None;
+            for (form, attention, fusion) in FORMS {
+                let config = Config { attention, fusion, precision: arguments.precision, ..base.clone() };
+                let case = model::Case { size: label.clone(), config, batch: 4 };
+                let times = form_times(&case, arguments, device, &mut table.notes)?;
+                let slow = unfused.get_or_insert_with(|| times.clone());
+                let mut cells: Vec<Cell> = vec![label.clone().into(), context.into(), form.into()];
+                for (time, slow) in times.iter().zip(slow.iter()) {
+                    cells.extend([time.clone(), gain(slow, time)]);
+                }
+                table.push(cells);
+            }
+        }
+    }
+    table.notes.push(format!(
+        "On {name}. Batch 4, {}. Mean ± standard deviation of {} steps after {} of warm-up; a whole step is forward, backward, \
+         clipping and AdamW. Gains are over tensor ops.",
+        arguments.precision, arguments.steps, arguments.warmup
+    ));
+    Ok(table)
+}
+
+/// Forward, forward and backward, whole step of one form.
+fn form_times(
+    case: &model::Case,
+    arguments: &Arguments,
+    device: &Device,
+    notes: &mut Vec<String>,
+) -> Result<[Cell; 3]> {
+    let mut cells = [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory];
+    for (cell, mode) in cells.iter_mut().zip([Mode::Forward, Mode::ForwardBackward, Mode::TrainStep]) {
+        match fitted(model::measure(case, device, mode, arguments.warmup, arguments.steps))? {
+            Fitted::Yes(parts) => *cell = parts.step.mean_std(),
+            Fitted::No(why) => notes.push(format!("{}, {}: {why}", case.size, mode.name())),
+        }
+        release(device);
+    }
+    Ok(cells)
+}

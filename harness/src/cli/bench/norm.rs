@@ -1,0 +1,188 @@
+//! `tilewright bench norm`: norms in tensor ops and by our kernels.
+
+use std::io::Write;
+
+use candle_core::{D, DType, Device, Result as CandleResult, Tensor, Var};
+use clap::Args;
+
+use super::wall::{Fitted, Times, check_room, fitted, release};
+use crate::cli::model_options::{device_info, model_device};
+use crate::cli::run::{Choice, device};
+use crate::cli::{CliError, Result};
+use crate::ops;
+use crate::params::{Init, ParamSpec, Params};
+use crate::report::{Axis, Cell, Column, Outputs, Plot, Point, Report, Series, Table};
+use crate::train;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Rows; 50000, and 2000 on the CPU
+    #[arg(long)]
+    rows: Option<usize>,
+    /// Elements of a row
+    #[arg(long, value_name = "WIDTHS", value_delimiter = ',', default_value = "1024,2048,4096,8192")]
+    widths: Vec<usize>,
+    /// f32, bf16 or f16
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    dtype: String,
+    /// Measured runs; 100, and 5 on the CPU
+    #[arg(long, value_name = "N")]
+    runs: Option<usize>,
+    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    #[arg(long, value_parser = device)]
+    device: Option<Choice>,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    RmsInOps,
+    RmsKernel,
+    LayerInOps,
+    LayerKernel,
+}
+
+const SUBJECTS: [Subject; 4] = [Subject::RmsInOps, Subject::RmsKernel, Subject::LayerInOps, Subject::LayerKernel];
+const EPS: f64 = 1e-5;
+
+impl Subject {
+    fn name(self) -> &'static str {
+        match self {
+            Subject::RmsInOps => "RMSNorm, tensor ops",
+            Subject::RmsKernel => "RMSNorm, our kernel",
+            Subject::LayerInOps => "LayerNorm, tensor ops",
+            Subject::LayerKernel => "LayerNorm, our kernel",
+        }
+    }
+
+    fn run(self, x: &Tensor, params: &Params) -> CandleResult<Tensor> {
+        let (weight, bias) = (params.get("weight")?, params.get("bias")?);
+        match self {
+            Subject::RmsKernel => ops::rms_norm(x, &weight, EPS),
+            Subject::LayerKernel => ops::layer_norm(x, &weight, &bias, EPS),
+            Subject::RmsInOps => scaled(&x.to_dtype(DType::F32)?, &weight.leaf(DType::F32)?)?.to_dtype(x.dtype()),
+            Subject::LayerInOps => {
+                let wide = x.to_dtype(DType::F32)?;
+                let centred = wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?;
+                let y = scaled(&centred, &weight.leaf(DType::F32)?)?.broadcast_add(&bias.leaf(DType::F32)?)?;
+                y.to_dtype(x.dtype())
+            }
+        }
+    }
+}
+
+/// x / √(mean(x²) + ε) · w, an op at a time.
+fn scaled(x: &Tensor, w: &Tensor) -> CandleResult<Tensor> {
+    let spread = (x.sqr()?.mean_keepdim(D::Minus1)? + EPS)?.sqrt()?;
+    x.broadcast_div(&spread)?.broadcast_mul(w)
+}
+
+struct Found {
+    forward: Times,
+    backward: Times,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    arguments.outputs.check()?;
+    let device = model_device(arguments.device)?;
+    let (rows, runs) = if device.is_cpu() { (2000, 5) } else { (50_000, 100) };
+    let (rows, runs) = (arguments.rows.unwrap_or(rows), arguments.runs.unwrap_or(runs).max(1));
+    if rows == 0 || arguments.widths.contains(&0) {
+        return Err(CliError::usage("there are no rows of this shape", "--rows and --widths are at least 1"));
+    }
+    let dtype = match arguments.dtype.as_str() {
+        "bf16" => DType::BF16,
+        "f16" => DType::F16,
+        _ => DType::F32,
+    };
+    let mut found = Vec::new();
+    let mut notes = Vec::new();
+    for subject in SUBJECTS {
+        for &width in &arguments.widths {
+            let measured = match fitted(measure(subject, [rows, width], dtype, &device, runs))? {
+                Fitted::Yes(found) => Some(found),
+                Fitted::No(why) => {
+                    notes.push(format!("{}, width {width}: {why}", subject.name()));
+                    None
+                }
+            };
+            release(&device);
+            found.push((subject, width, measured));
+        }
+    }
+    notes.push(format!(
+        "On {}. Mean ± standard deviation of {runs} runs, each waited for; backward makes the gradients of rows and weights.",
+        device_info(&device)?.name
+    ));
+    Ok(arguments.outputs.write(report(&found, rows, dtype, notes), out)?)
+}
+
+fn measure(
+    subject: Subject,
+    [rows, width]: [usize; 2],
+    dtype: DType,
+    device: &Device,
+    runs: usize,
+) -> train::Result<Found> {
+    // Tensor ops keep five tensors of this size in f32, and make two more at a time backward.
+    check_room(device, 8.0 * 4.0 * (rows * width) as f64)?;
+    let specs = vec![ParamSpec::vector("weight", width, Init::Ones), ParamSpec::vector("bias", width, Init::Zeros)];
+    let params = Params::new(specs, device, 0)?;
+    if dtype != DType::F32 {
+        params.keep_copy(dtype)?;
+    }
+    let x = Var::from_tensor(&Tensor::randn(0.0_f32, 1.0, (rows, width), device)?.to_dtype(dtype)?)?;
+    let mut found = Found { forward: Times::default(), backward: Times::default() };
+    for _ in 0..2 {
+        subject.run(x.as_tensor(), &params)?.backward()?;
+    }
+    device.synchronize()?;
+    for _ in 0..runs {
+        let y = found.forward.take(device, || Ok(subject.run(x.as_tensor(), &params)?))?;
+        found.backward.take(device, || Ok(y.backward().map(drop)?))?;
+    }
+    Ok(found)
+}
+
+fn report(found: &[(Subject, usize, Option<Found>)], rows: usize, dtype: DType, notes: Vec<String>) -> Report {
+    let columns = [
+        Column::text("norm"),
+        Column::integer("rows"),
+        Column::integer("width"),
+        Column::text("dtype"),
+        Column::number("forward").unit("ms"),
+        Column::number("backward").unit("ms"),
+        Column::number("both").unit("ms"),
+    ];
+    let mut table = Table::new("norm", "Norms, forward and backward", columns);
+    for (subject, width, found) in found {
+        let mut cells: Vec<Cell> = vec![subject.name().into(), rows.into(), (*width).into(), dtype.as_str().into()];
+        cells.extend(match found {
+            None => [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory],
+            Some(Found { forward, backward }) => {
+                let both = forward.0.iter().zip(&backward.0).map(|(a, b)| a + b).collect();
+                [forward.mean_std(), backward.mean_std(), Times(both).mean_std()]
+            }
+        });
+        table.push(cells);
+    }
+    table.notes = notes;
+    let mut report = Report::new("norm", "Norms").table(table);
+    for (name, title, pick) in [
+        ("norm-forward", "Forward", (|found: &Found| found.forward.mean_std()) as fn(&Found) -> Cell),
+        ("norm-backward", "Backward", |found: &Found| found.backward.mean_std()),
+    ] {
+        let lines = SUBJECTS.map(|subject| {
+            let of_line = found.iter().filter(|(other, ..)| *other == subject);
+            let points = of_line.filter_map(|(_, width, found)| {
+                let cell = pick(found.as_ref()?);
+                Some(Point { x: *width as f64, y: cell.value()?, error: cell.deviation() })
+            });
+            Series::new(subject.name(), points)
+        });
+        report = report.plot(Plot::lines(name, title, Axis::log2("width"), Axis::log10("ms"), lines.into()));
+    }
+    report
+}
