@@ -5,7 +5,7 @@ use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
     assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, direct_local_loads, early_arrivals,
-    hoist_buffers, licm, pipeline_loads, resolve_views, specialize_warps,
+    hoist_buffers, licm, order_products, pipeline_loads, resolve_views, rotate_loops, skew_products, specialize_warps,
 };
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
@@ -108,9 +108,12 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
         dce::run(f);
     });
     p.pass("hoist_buffers", Stage::Laid, hoist_buffers::run);
-    p.pass("delay_waits", Stage::Laid, delay_waits::run);
+    p.pass("order_products", Stage::Laid, order_products::run);
+    p.pass("skew_products", Stage::Laid, |f| skew_products::run(f, options));
     p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options));
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
+    p.pass("rotate_loops", Stage::Async, rotate_loops::run);
+    p.pass("delay_waits", Stage::Async, delay_waits::run);
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("early_arrivals", Stage::Async, early_arrivals::run);
     p.func

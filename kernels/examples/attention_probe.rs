@@ -4,7 +4,7 @@
 //! `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
 //! `attention_probe DIR key=value…` writes one choice: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`, `causal`,
 //! `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the tiles), `one_pass`,
-//! `ws` (loads by warps of their own), `arch`.
+//! `ws` (loads by warps of their own), `overlap` (true or false), `arch`.
 //! With `emit=laid` or `emit=async` it writes `NAME.tile`, the Tile IR of that stage, too.
 
 use std::collections::HashMap;
@@ -39,6 +39,7 @@ struct Choice {
     dtype: DType,
     arch: GpuArch,
     tiles: Tiles,
+    overlap: Option<bool>,
     consts: Vec<(&'static str, ConstValue)>,
     warp_specialize: Option<bool>,
 }
@@ -128,7 +129,8 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
     );
     let consts = all.into_iter().filter(|(name, _)| has(name)).collect();
     let warp_specialize = given.get("ws").map(|text| text.parse()).transpose().map_err(|e| format!("ws: {e}"))?;
-    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, warp_specialize })
+    let overlap = given.get("overlap").map(|text| text.parse()).transpose().map_err(|e| format!("overlap: {e}"))?;
+    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, warp_specialize, overlap })
 }
 
 /// Aligned memory, strides that are multiples of 16, rows without gaps.
@@ -170,6 +172,7 @@ fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
         num_stages,
         debug_asserts: false,
         warp_specialize: choice.warp_specialize,
+        overlap: choice.overlap,
         ..CompileOptions::default()
     };
     let mut stages = Stages { wanted: emit.map(String::as_str), tile: String::new(), llvm: String::new() };

@@ -359,7 +359,7 @@ op_table! {
 
     /// Counted loop. Operands: lower bound, upper bound, step (one integer type, step > 0), initial values. Region:
     /// index and carried values → carried values. Results: the carried values after the last iteration.
-    For { num_stages: Option<u32>, unroll: Option<u32>, warp_specialize: Option<bool> } = "for" (3..any) -> any, Regions, Tile;
+    For { num_stages: Option<u32>, unroll: Option<u32>, warp_specialize: Option<bool>, overlap: Option<bool> } = "for" (3..any) -> any, Regions, Tile;
     /// Two regions without parameters that yield the results. Operand: scalar bool.
     If = "if" (1..1) -> any, Regions, Tile;
     /// Regions *before* (carried → `condition`) and *after* (what `condition` forwards → carried). Operands: initial values.
@@ -412,8 +412,9 @@ op_table! {
     FmaDot = "fma_dot" (3..3) -> 1, Read, Laid;
     /// Starts a `wgmma` product. Operands: a (in shared memory, or a tile in the layout of the instruction's operand),
     /// b (in shared memory), accumulator. The result is not to be touched before a `wgmma_wait` that lists it.
-    /// `warps` stand along M and N.
-    Wgmma { warps: Vec<u32> } = "wgmma" (3..3) -> 1, Control, Laid;
+    /// `warps` stand along M and N. `late`: the next iteration of its loop is to start it, under its own arithmetic
+    /// (`skew_products` says so, `rotate_loops` does it).
+    Wgmma { warps: Vec<u32>, late: Option<bool> } = "wgmma" (3..3) -> 1, Control, Laid;
     /// Waits until at most `pending` products are under way. Operands are passed through.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Laid;
     /// Orders ordinary writes to shared memory before reads by `wgmma` and TMA.

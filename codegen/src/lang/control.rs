@@ -19,6 +19,7 @@ pub struct Range<T: Int> {
     num_stages: Option<u32>,
     unroll: Option<u32>,
     warp_specialize: Option<bool>,
+    overlap: Option<bool>,
 }
 
 /// A bound of a loop: an i32 or i64 scalar, or a Rust integer (which counts as i32, and i64 for `i64`).
@@ -109,7 +110,8 @@ type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide a
 
 /// The numbers from `start` to `end`, `end` left out, in steps of `step` > 0: for the head of a `for` loop.
 /// `num_stages` is the depth of the software pipeline, `unroll` how many iterations to join, `warp_specialize` whether
-/// loads get warps of their own; the compiler chooses what is left out.
+/// loads get warps of their own, `overlap` whether products of one iteration run under the arithmetic of the next; the
+/// compiler chooses what is left out.
 #[track_caller]
 pub fn range<A, B, C>(
     start: A,
@@ -118,6 +120,7 @@ pub fn range<A, B, C>(
     num_stages: impl Hint<u32>,
     unroll: impl Hint<u32>,
     warp_specialize: impl Hint<bool>,
+    overlap: impl Hint<bool>,
 ) -> Range<Wide3<A, B, C>>
 where
     A: Bound,
@@ -143,6 +146,7 @@ where
         num_stages: num_stages.hint(),
         unroll: unroll.hint(),
         warp_specialize: warp_specialize.hint(),
+        overlap: overlap.hint(),
     }
 }
 
@@ -214,7 +218,8 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     yield_in(block, &results);
     let mut operands = vec![range.start.value(), range.end.value(), range.step.value()];
     operands.extend(&init);
-    let op = Op::For { num_stages: range.num_stages, unroll: range.unroll, warp_specialize: range.warp_specialize };
+    let Range { num_stages, unroll, warp_specialize, overlap, .. } = range;
+    let op = Op::For { num_stages, unroll, warp_specialize, overlap };
     let values = emit(|b| {
         let id = b.op_with_regions(op, &operands, &carried, &[block]);
         b.func.op(id).results.clone()

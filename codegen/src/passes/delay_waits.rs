@@ -1,12 +1,14 @@
 //! Keeps products in flight: waits for a `wgmma` where its result is first needed.
 //!
-//! Does: moves each `wgmma_wait` down to just before the first op that uses its result (the block's terminator at the
-//! latest), and lets it leave the products that were started in between under way. Waits that meet become one.
-//! Requires: stage laid; each `wgmma` is followed by a wait for it alone.
+//! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that computes what will take
+//! the registers of an operand (the block's terminator at the latest), and lets it leave the products that were started
+//! later under way. Waits that meet become one.
+//! Requires: stage laid; each `wgmma` is followed by a wait for it alone, in its block.
 //! Keeps: meaning; every product is waited for in the block that starts it.
 //! Does not: carry products in flight from one iteration of a loop to the next.
 
-use crate::ir::{BlockId, Func, Op, OpId};
+use super::edit::{terminator, uses};
+use crate::ir::{BlockId, Def, Func, Op, OpId, Type, Value};
 
 /// See the module's page.
 pub fn run(func: &mut Func) {
@@ -19,29 +21,59 @@ fn block(func: &mut Func, block: BlockId) {
     let waits: Vec<OpId> =
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     // From the last to the first, so that a wait does not move past one that has moved already.
-    for wait in waits.into_iter().rev() {
+    for &wait in waits.iter().rev() {
         let results = func.op(wait).results.clone();
+        let rewritten = rewritten(func, block, wait);
         let ops = &func.block(block).ops;
         let from = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
         let needed = (from + 1..ops.len())
             .find(|&i| {
-                let nested = func.op(ops[i]).regions.iter().flat_map(|&r| func.walk_from(r));
-                let mut users = std::iter::once(ops[i]).chain(nested);
-                let terminator = i + 1 == ops.len();
+                let data = func.op(ops[i]);
+                let end = i + 1 == ops.len();
                 // A loop or branch may start products of its own: nothing stays in flight across it.
-                let region = !func.op(ops[i]).regions.is_empty() && !matches!(func.op(ops[i]).op, Op::Reduce { .. });
-                terminator || region || users.any(|u| func.op(u).operands.iter().any(|o| results.contains(o)))
+                let region = matches!(data.op, Op::For { .. } | Op::While | Op::If);
+                let rewrites = data.results.iter().any(|v| rewritten == Some(*v));
+                end || region || rewrites || uses(func, ops[i]).iter().any(|v| results.contains(v))
             })
             .expect("internal compiler error: a block without a terminator");
-        let started = ops[from + 1..needed].iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count();
-        if let Op::WgmmaWait { pending } = &mut func.op_mut(wait).op {
-            *pending += started as u32;
-        }
         let ops = &mut func.block_mut(block).ops;
         ops.remove(from);
         ops.insert(needed - 1, wait);
     }
+    for wait in waits {
+        let started = started_since(func, block, wait);
+        if let Op::WgmmaWait { pending } = &mut func.op_mut(wait).op {
+            *pending = started;
+        }
+    }
     merge(func, block);
+}
+
+/// The product that a wait waits for.
+fn product(func: &Func, wait: OpId) -> Option<OpId> {
+    let id = func.def_op(*func.op(wait).operands.first()?)?;
+    matches!(func.op(id).op, Op::Wgmma { .. }).then_some(id)
+}
+
+/// Values that take over the registers which the product under way reads: what the loop carries next in the place of its
+/// operand.
+fn rewritten(func: &Func, block: BlockId, wait: OpId) -> Option<Value> {
+    let tile = func.op(product(func, wait)?).operands[0];
+    match (func.value(tile).def, func.ty(tile)) {
+        (Def::Param(of, i), Type::Tensor { .. }) if of == block && i > 0 => {
+            func.op(terminator(func, block)).operands.get(i - 1).copied()
+        }
+        _ => None,
+    }
+}
+
+/// How many products of the block start between the one that is waited for and the wait.
+fn started_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
+    let ops = &func.block(block).ops;
+    let product = product(func, wait);
+    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
+    let from = ops.iter().position(|&op| Some(op) == product).map_or(until, |at| at + 1);
+    ops[from..until].iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32
 }
 
 /// Makes one wait of neighbours: it waits for as much as the strictest of them.

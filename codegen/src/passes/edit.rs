@@ -1,7 +1,7 @@
 //! Small edits of a function that several passes need.
 
 use crate::ir::{BlockId, Def, Func, Op, OpId, Value};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Takes away the results of an op that `keep` refuses.
 pub fn retain_results(func: &mut Func, id: OpId, keep: &[bool]) {
@@ -60,4 +60,47 @@ pub fn rewrite(func: &mut Func, id: OpId, op: Op, operands: Vec<Value>) {
     let data = func.op_mut(id);
     data.op = op;
     data.operands = operands;
+}
+
+/// What an op uses from outside itself, what its regions use included.
+pub fn uses(func: &Func, id: OpId) -> HashSet<Value> {
+    let own = defined_inside(func, id);
+    let nested = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region));
+    let operands = std::iter::once(id).chain(nested).flat_map(|op| func.op(op).operands.clone());
+    operands.filter(|v| !own.contains(v)).collect()
+}
+
+/// Replaces what an op and its regions use, by `map`; other values stay.
+pub fn replace_in(func: &mut Func, id: OpId, map: &HashMap<Value, Value>) {
+    let nested: Vec<OpId> = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region)).collect();
+    for op in std::iter::once(id).chain(nested) {
+        for operand in &mut func.op_mut(op).operands {
+            *operand = map.get(operand).copied().unwrap_or(*operand);
+        }
+    }
+}
+
+/// Copies an op with its regions to the end of a block. `map` says what stands for the values that it uses, and learns
+/// what stands for its results.
+pub fn copy_op(func: &mut Func, id: OpId, block: BlockId, map: &mut HashMap<Value, Value>) {
+    let data = func.op(id).clone();
+    let mut regions = Vec::new();
+    for &region in &data.regions {
+        let copy = func.add_block();
+        for param in func.block(region).params.clone() {
+            let ty = func.ty(param).clone();
+            let v = func.add_param(copy, ty);
+            map.insert(param, v);
+        }
+        for op in func.block(region).ops.clone() {
+            copy_op(func, op, copy, map);
+        }
+        regions.push(copy);
+    }
+    let operands = data.operands.iter().map(|v| map.get(v).copied().unwrap_or(*v)).collect();
+    let types = data.results.iter().map(|&v| func.ty(v).clone()).collect();
+    let copy = func.append(block, data.op, operands, types, regions, data.loc);
+    for (old, &new) in data.results.into_iter().zip(&func.op(copy).results.clone()) {
+        map.insert(old, new);
+    }
 }

@@ -5,9 +5,8 @@
 //! Requires: a verified function. Keeps: every computed value; an op may run though the loop does not, which no op
 //! without effects minds. Does not: move loads, nor whole loops and branches.
 
-use super::edit::defined_inside;
-use crate::ir::{Effects, Func, Op, OpId, Value};
-use std::collections::HashSet;
+use super::edit::{defined_inside, uses};
+use crate::ir::{Effects, Func, Op, OpId};
 
 /// Runs the pass; says whether it changed anything.
 pub fn run(func: &mut Func) -> bool {
@@ -44,12 +43,4 @@ fn hoist(func: &mut Func, id: OpId) -> bool {
     let (block, at) = func.place(id);
     func.block_mut(block).ops.splice(at..at, moved);
     true
-}
-
-/// What an op uses from outside itself.
-fn uses(func: &Func, id: OpId) -> HashSet<Value> {
-    let own = defined_inside(func, id);
-    let nested = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region));
-    let operands = std::iter::once(id).chain(nested).flat_map(|op| func.op(op).operands.clone());
-    operands.filter(|v| !own.contains(v)).collect()
 }

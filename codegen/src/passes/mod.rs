@@ -11,12 +11,17 @@ pub mod direct_local_loads;
 pub mod early_arrivals;
 mod edit;
 pub mod hoist_buffers;
+mod late;
 pub mod licm;
+pub mod order_products;
 pub mod pipeline_loads;
 pub mod resolve_views;
+pub mod rotate_loops;
+pub mod skew_products;
 pub mod specialize_warps;
 
 use crate::ir::Func;
+use crate::target::CompileOptions;
 
 /// A pass that needs nothing but the function, by its name.
 #[derive(Clone, Copy)]
@@ -88,9 +93,24 @@ pub const PASSES: &[Pass] = &[
         },
     },
     Pass {
+        name: "order_products",
+        summary: "start products as early as their operands allow",
+        run: order_products::run,
+    },
+    Pass {
         name: "resolve_views",
         summary: "make views where they are used; carry only the offsets that change",
         run: resolve_views::run,
+    },
+    Pass {
+        name: "rotate_loops",
+        summary: "start late products under the next iteration's arithmetic",
+        run: rotate_loops::run,
+    },
+    Pass {
+        name: "skew_products",
+        summary: "choose the products that start an iteration late",
+        run: |f| skew_products::run(f, &CompileOptions::default()),
     },
 ];
 

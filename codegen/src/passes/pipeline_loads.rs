@@ -3,7 +3,8 @@
 //! Does: in each loop with a product of loaded tiles, finds the loads whose address depends only on scalars; replaces them by
 //! `async_copy` into a ring of as many buffers as the loop has stages. The copies of the first iterations come before the
 //! loop, each iteration then starts those of the iteration `stages − 1` further on and waits for its own. Products read
-//! the ring where it is; other users get their tile from it by `local_load`.
+//! the ring where it is; other users get their tile from it by `local_load`. What a late product reads is kept for one
+//! iteration more: its ring has one buffer more.
 //! Requires: stage laid.
 //! Keeps: meaning; barriers of everything but the rings are still to be placed.
 //! Does not: pipeline loads whose address comes from memory, nor loads that `cp.async` cannot express (accesses under four
@@ -28,6 +29,15 @@ pub(super) struct Candidate {
     pub in_registers: bool,
     /// One buffer of the ring.
     pub buffer: Type,
+    /// A product of the next iteration reads it.
+    held: bool,
+}
+
+impl Candidate {
+    /// Buffers of the ring.
+    fn depth(&self, stages: u32) -> u32 {
+        stages + u32::from(self.held)
+    }
 }
 
 /// See the module's page.
@@ -81,9 +91,23 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
                 Type::Shared { shape, elem, layout }
             }
         };
-        found.push(Candidate { load, alloc, in_registers: users > 0, buffer });
+        let held = alloc.is_some_and(|alloc| feeds_late_product(func, region, func.result(alloc)));
+        found.push(Candidate { load, alloc, in_registers: users > 0, buffer, held });
     }
     if found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
+}
+
+/// A buffer (or a view of it) is an operand of a product that `rotate_loops` will move to the next iteration.
+fn feeds_late_product(func: &Func, region: BlockId, buffer: Value) -> bool {
+    let mut derived = vec![buffer];
+    func.block(region).ops.iter().any(|&id| {
+        let data = func.op(id);
+        let uses = data.operands.iter().any(|o| derived.contains(o));
+        if uses && matches!(data.op, Op::LocalTrans { .. }) {
+            derived.extend(&data.results);
+        }
+        uses && matches!(data.op, Op::Wgmma { late: Some(true), .. })
+    })
 }
 
 /// Everything in the loop that the value is computed from is pure and scalar, carried values included.
@@ -126,13 +150,14 @@ fn fitting(func: &Func, candidates: &[Candidate], wanted: u32, arch: GpuArch) ->
         _ => 0,
     };
     let ring: u64 = candidates.iter().map(|c| bytes(&c.buffer)).sum();
+    let held: u64 = candidates.iter().filter(|c| c.held).map(|c| bytes(&c.buffer)).sum();
     let others: u64 = func
         .walk()
         .into_iter()
         .filter(|&id| func.op(id).op == Op::LocalAlloc && !candidates.iter().any(|c| c.alloc == Some(id)))
         .map(|id| bytes(func.ty(func.result(id))))
         .sum();
-    let room = u64::from(arch.max_shared_bytes()).saturating_sub(others);
+    let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + held);
     wanted.min((room / ring.max(1)) as u32)
 }
 
@@ -143,12 +168,14 @@ struct Pipeline<'f> {
     stages: u32,
     /// Carried values that addresses depend on, by number of the carried value.
     ahead: Vec<usize>,
+    /// The different depths of the rings: those of one depth share their counters.
+    depths: Vec<u32>,
 }
 
 impl<'f> Pipeline<'f> {
     fn new(func: &'f mut Func, id: OpId, stages: u32) -> Pipeline<'f> {
         let region = func.op(id).regions[0];
-        Pipeline { func, id, region, stages, ahead: Vec::new() }
+        Pipeline { func, id, region, stages, ahead: Vec::new(), depths: Vec::new() }
     }
 
     /// Numbers of the carried values that the views depend on.
@@ -188,6 +215,9 @@ impl<'f> Pipeline<'f> {
 
     fn build(mut self, candidates: &[Candidate]) {
         self.ahead = self.carried_by(candidates);
+        self.depths = candidates.iter().map(|c| c.depth(self.stages)).collect();
+        self.depths.sort_unstable();
+        self.depths.dedup();
         let parent = self.func.parent_block(self.id);
         let loc = self.func.op(self.id).loc.clone();
         let [_, upper, step] = [0, 1, 2].map(|i| self.func.op(self.id).operands[i]);
@@ -202,7 +232,7 @@ impl<'f> Pipeline<'f> {
                 let Type::Shared { shape, elem, layout } = c.buffer.clone() else {
                     panic!("internal compiler error: a buffer of another type")
                 };
-                let mut ring = vec![self.stages as usize];
+                let mut ring = vec![c.depth(self.stages) as usize];
                 ring.extend(shape);
                 let id = b.op(Op::LocalAlloc, &[], &[Type::Shared { shape: ring, elem, layout }]);
                 b.func.result(id)
@@ -213,17 +243,19 @@ impl<'f> Pipeline<'f> {
         for stage in 0..self.stages - 1 {
             let mut b = Builder::new(self.func, scratch, loc.clone());
             let slot = b.int(i64::from(stage), DType::I32);
-            (index, carried) = self.issue(scratch, candidates, &rings, index, &carried, slot, upper, step);
+            let slots = vec![slot; self.depths.len()];
+            (index, carried) = self.issue(scratch, candidates, &rings, index, &carried, &slots, upper, step);
         }
         let mut b = Builder::new(self.func, scratch, loc.clone());
         let read = b.int(0, DType::I32);
         let write = b.int(i64::from(self.stages - 1), DType::I32);
         self.splice_before(parent, scratch);
 
-        // The loop carries: the index and values that run ahead, the slots to read and to write.
+        // The loop carries: the index and values that run ahead, the slots to read, and those to write.
         let mut inits = vec![index];
         inits.extend(carried);
-        inits.extend([read, write]);
+        inits.extend(vec![read; self.depths.len()]);
+        inits.extend(vec![write; self.depths.len()]);
         let params: Vec<Value> = inits
             .iter()
             .map(|&v| {
@@ -235,6 +267,7 @@ impl<'f> Pipeline<'f> {
             .collect();
         let (ahead_index, rest) = (params[0], &params[1..]);
         let (ahead, slots) = rest.split_at(self.ahead.len());
+        let (reads, writes) = slots.split_at(self.depths.len());
 
         // At the top of the body: wait for this iteration's copies, and start later ones.
         let top = self.func.add_block();
@@ -244,11 +277,13 @@ impl<'f> Pipeline<'f> {
             b.op(Op::FenceAsyncShared, &[], &[]);
         }
         b.op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
-        let (next_index, next_ahead) = self.issue(top, candidates, &rings, ahead_index, ahead, slots[1], upper, step);
+        let (next_index, next_ahead) = self.issue(top, candidates, &rings, ahead_index, ahead, writes, upper, step);
         let mut b = Builder::new(self.func, top, loc.clone());
-        let next_slots: Vec<Value> = slots.iter().map(|&s| next_slot(&mut b, s, self.stages)).collect();
+        let depths = self.depths.iter().chain(&self.depths);
+        let next_slots: Vec<Value> = slots.iter().zip(depths).map(|(&s, &depth)| next_slot(&mut b, s, depth)).collect();
         for (c, &ring) in candidates.iter().zip(&rings) {
-            let id = b.op(Op::LocalSlot, &[ring, slots[0]], std::slice::from_ref(&c.buffer));
+            let read = reads[counter(&self.depths, c.depth(self.stages))];
+            let id = b.op(Op::LocalSlot, &[ring, read], std::slice::from_ref(&c.buffer));
             let slot = b.func.result(id);
             if let Some(alloc) = c.alloc {
                 let buffer = b.func.result(alloc);
@@ -287,7 +322,7 @@ impl<'f> Pipeline<'f> {
         rings: &[Value],
         index: Value,
         carried: &[Value],
-        slot: Value,
+        slots: &[Value],
         upper: Value,
         step: Value,
     ) -> (Value, Vec<Value>) {
@@ -306,6 +341,7 @@ impl<'f> Pipeline<'f> {
             };
             let view = self.clone_slice(block, load.operands[0], &mut map);
             let mut b = Builder::new(self.func, block, load.loc);
+            let slot = slots[counter(&self.depths, c.depth(self.stages))];
             let id = b.op(Op::LocalSlot, &[ring, slot], std::slice::from_ref(&c.buffer));
             let buffer = b.func.result(id);
             b.op(Op::AsyncCopy { boundary, padding }, &[view, buffer, exists], &[]);
@@ -355,11 +391,16 @@ impl<'f> Pipeline<'f> {
     }
 }
 
+/// Which counter the rings of that depth have.
+fn counter(depths: &[u32], depth: u32) -> usize {
+    depths.iter().position(|&d| d == depth).expect("internal compiler error: a ring of unknown depth")
+}
+
 /// `slot + 1`, back to zero at the end of the ring.
-fn next_slot(b: &mut Builder, slot: Value, stages: u32) -> Value {
+fn next_slot(b: &mut Builder, slot: Value, depth: u32) -> Value {
     let (one, zero) = (b.int(1, DType::I32), b.int(0, DType::I32));
     let next = b.binary(BinaryOp::Add, slot, one);
-    let end = b.int(i64::from(stages), DType::I32);
+    let end = b.int(i64::from(depth), DType::I32);
     let wraps = b.cmp(CmpOp::Eq, next, end);
     b.select(wraps, zero, next)
 }

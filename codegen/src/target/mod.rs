@@ -123,6 +123,9 @@ pub struct CompileOptions {
     /// Whether loads that run ahead are the work of warps of their own (Hopper only), in kernels whose loops do not say so
     /// themselves; `None` leaves it to the compiler, which does not do it yet.
     pub warp_specialize: Option<bool>,
+    /// Whether products of one iteration of a loop run under the arithmetic of the next (Hopper only), in loops that do not
+    /// say so themselves; `None` leaves it to the compiler, which looks at how many registers it takes.
+    pub overlap: Option<bool>,
 }
 
 impl Default for CompileOptions {
@@ -134,6 +137,7 @@ impl Default for CompileOptions {
             debug_asserts: true,
             max_registers: None,
             warp_specialize: None,
+            overlap: None,
         }
     }
 }

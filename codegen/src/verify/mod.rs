@@ -253,7 +253,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::Reduce { axis } => contract::reduce(cx, *axis),
         Op::Scan { axis, reverse: _ } => contract::scan(cx, *axis),
 
-        Op::For { num_stages, unroll, warp_specialize: _ } => control::for_loop(cx, *num_stages, *unroll),
+        Op::For { num_stages, unroll, warp_specialize: _, overlap: _ } => control::for_loop(cx, *num_stages, *unroll),
         Op::If => control::if_else(cx),
         Op::While => control::while_loop(cx),
         // Checked with the op whose region they end.
@@ -270,7 +270,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
         Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared => Ok(()),
-        Op::MmaSync { precision: _, warps } | Op::Wgmma { warps } => shared::dot_by_warps(cx, warps),
+        Op::MmaSync { precision: _, warps } | Op::Wgmma { warps, late: _ } => shared::dot_by_warps(cx, warps),
         Op::FmaDot => shared::dot(cx),
         Op::WgmmaWait { pending: _ } => {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())

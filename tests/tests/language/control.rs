@@ -165,7 +165,7 @@ fn constexpr_conditions_record_one_branch() {
 #[kernel]
 fn loop_hints(out: Out<i32>, n: i64, #[constexpr] stages: usize) {
     let mut x = full::<i32>([4], 1);
-    for i in range(0, n, num_stages = stages, unroll = 2, warp_specialize = true) {
+    for i in range(0, n, num_stages = stages, unroll = 2, warp_specialize = true, overlap = false) {
         x += i.to::<i32>();
     }
     store(out + arange(0, 4), x);
@@ -174,7 +174,7 @@ fn loop_hints(out: Out<i32>, n: i64, #[constexpr] stages: usize) {
 #[test]
 fn hints_reach_the_loop_and_i64_bounds_give_an_i64_index() {
     let printed = text(&LOOP_HINTS, &[], &consts(&[("stages", 5)]));
-    assert!(printed.contains("{num_stages = 5, unroll = 2, warp_specialize = true}"), "{printed}");
+    assert!(printed.contains("{num_stages = 5, unroll = 2, warp_specialize = true, overlap = false}"), "{printed}");
     let args = [A::OutI32(4), A::Int(4)];
     assert_eq!(run(&LOOP_HINTS, &consts(&[("stages", 5)]), &args, 1).i32(0), [7; 4]);
 }

@@ -230,7 +230,7 @@ impl Lowering<'_> {
 
     pub(super) fn wgmma(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
-        let Op::Wgmma { warps } = &data.op else { panic!("internal compiler error: not wgmma") };
+        let Op::Wgmma { warps, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
         let layout = self.tile_layout(data.results[0]);
         let (m, n) = (layout.shape()[0], layout.shape()[1]);

@@ -1,0 +1,114 @@
+//! What moves with a product that is started one iteration late.
+
+use super::edit::{terminator, uses};
+use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};
+use std::collections::{HashMap, HashSet};
+
+/// Products of a block that are marked late, in order.
+pub fn marked(func: &Func, region: BlockId) -> Vec<OpId> {
+    let late = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { late: Some(true), .. });
+    func.block(region).ops.iter().copied().filter(late).collect()
+}
+
+/// The ops of a loop's block that must be late where these products are: all that needs their results, in the same
+/// iteration or through a carried value. `None` where that is more than arithmetic, includes another product, or where
+/// carried values change places.
+pub fn follow(func: &Func, region: BlockId, products: &[OpId]) -> Option<HashSet<OpId>> {
+    let end = terminator(func, region);
+    let ops: Vec<OpId> = func.block(region).ops.iter().copied().filter(|&id| id != end).collect();
+    let params = &func.block(region).params;
+    let mut values: HashSet<Value> = HashSet::new();
+    let mut late: HashSet<OpId> = HashSet::new();
+    loop {
+        let before = (values.len(), late.len());
+        for &id in &ops {
+            if products.contains(&id) || !uses(func, id).is_disjoint(&values) {
+                late.insert(id);
+                values.extend(&func.op(id).results);
+            }
+        }
+        let carried = func.op(end).operands.iter().zip(&params[1..]);
+        let carried: Vec<Value> = carried.filter(|(y, _)| values.contains(y)).map(|(_, &param)| param).collect();
+        values.extend(carried);
+        if (values.len(), late.len()) == before {
+            break;
+        }
+    }
+    if func.op(end).operands.iter().any(|y| values.contains(y) && func.def_op(*y).is_none()) {
+        return None;
+    }
+    let arithmetic = late.iter().all(|&id| match func.op(id).op {
+        Op::Wgmma { .. } => products.contains(&id),
+        Op::WgmmaWait { .. } => true,
+        _ => func.op(id).op.effects() == Effects::Pure,
+    });
+    arithmetic.then_some(late)
+}
+
+/// Adds to the late ops those that only they need and that cost nothing to hold back: they give the same numbers under
+/// another shape, or name a part of shared memory. What names shared memory for other ops too is copied.
+pub fn sink(func: &mut Func, region: BlockId, late: &mut HashSet<OpId>) {
+    let end = terminator(func, region);
+    for id in func.block(region).ops.clone().into_iter().rev() {
+        if late.contains(&id) || !free(func, id) {
+            continue;
+        }
+        let result = func.result(id);
+        let users: Vec<OpId> =
+            func.block(region).ops.iter().copied().filter(|&op| uses(func, op).contains(&result)).collect();
+        if users.is_empty() || !users.iter().any(|op| late.contains(op)) {
+            continue;
+        }
+        if users.iter().all(|&op| op != end && late.contains(&op)) {
+            late.insert(id);
+        } else if matches!(func.ty(result), Type::Shared { .. }) {
+            late.insert(duplicate(func, region, id, &users, late));
+        }
+    }
+}
+
+/// A second op of the same kind after the first, which the late ones of the users use from now on.
+fn duplicate(func: &mut Func, region: BlockId, id: OpId, users: &[OpId], late: &HashSet<OpId>) -> OpId {
+    let data = func.op(id).clone();
+    let ty = func.ty(data.results[0]).clone();
+    let copy = func.create_op(data.op, data.operands, vec![ty], Vec::new(), data.loc);
+    let at = func.block(region).ops.iter().position(|&op| op == id).expect("internal compiler error: a lost op");
+    func.block_mut(region).ops.insert(at + 1, copy);
+    let map = HashMap::from([(data.results[0], func.result(copy))]);
+    for &user in users.iter().filter(|op| late.contains(op)) {
+        super::edit::replace_in(func, user, &map);
+    }
+    copy
+}
+
+fn free(func: &Func, id: OpId) -> bool {
+    matches!(
+        func.op(id).op,
+        Op::ExpandDims { .. } | Op::Broadcast | Op::Splat | Op::Constant { .. } | Op::LocalSlot | Op::LocalTrans { .. }
+    )
+}
+
+/// What late ops use of the other ops of their block and of the parameters that those compute, in order of first use:
+/// the next iteration has to be given these.
+pub fn crossing(func: &Func, region: BlockId, late: &HashSet<OpId>) -> Vec<Value> {
+    let end = terminator(func, region);
+    let params = &func.block(region).params;
+    let is_late = |v: Value| func.def_op(v).is_some_and(|id| late.contains(&id));
+    let mut found = Vec::new();
+    for &id in func.block(region).ops.iter().filter(|id| late.contains(id)) {
+        let mut used: Vec<Value> = uses(func, id).into_iter().collect();
+        used.sort();
+        for v in used {
+            let crosses = match func.value(v).def {
+                Def::Param(block, 0) => block == region,
+                Def::Param(block, i) => block == region && !is_late(func.op(end).operands[i - 1]),
+                Def::Result(op, _) => !late.contains(&op) && func.block(region).ops.contains(&op),
+            };
+            if crosses && !found.contains(&v) {
+                found.push(v);
+            }
+        }
+    }
+    debug_assert!(found.iter().all(|v| params.contains(v) || func.def_op(*v).is_some()));
+    found
+}

@@ -1,0 +1,161 @@
+//! Rotates loops so that late products run under the arithmetic of the next iteration.
+//!
+//! Does: where a loop has products that are marked late, gives each iteration two stages. The second one is these products
+//! and everything that needs their results; the first is the rest. The first stage of the first iteration comes before
+//! the loop; in the loop, each iteration runs its own first stage and the second stage of the iteration before; the last
+//! second stage comes after the loop. What the second stage uses of the first is carried. All of it stands in an `if`,
+//! since the loop might have no iteration at all.
+//! In the loop, the second stage stands before the first wait of the first stage, so that the products of both are under
+//! way together.
+//! Requires: rings that hold each buffer of a late product for one iteration more (`pipeline_loads` makes them so).
+//! Keeps: meaning. Does not: rotate where a late product reads a buffer that the loop itself fills; it drops the mark.
+
+use super::edit::{copy_op, replace_in, terminator};
+use super::late;
+use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, Func, Op, OpId, Type, Value};
+use std::collections::{HashMap, HashSet};
+
+/// See the module's page.
+pub fn run(func: &mut Func) {
+    let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
+    for id in loops {
+        let region = func.op(id).regions[0];
+        let products = late::marked(func, region);
+        for &product in &products {
+            if let Op::Wgmma { late, .. } = &mut func.op_mut(product).op {
+                *late = None;
+            }
+        }
+        if products.is_empty() {
+            continue;
+        }
+        let Some(mut ops) = late::follow(func, region, &products) else { continue };
+        late::sink(func, region, &mut ops);
+        let crossing = late::crossing(func, region, &ops);
+        if crossing.iter().all(|&v| matches!(func.ty(v), Type::Scalar(_) | Type::Tensor { .. })) {
+            Rotation { id, region, late: ops, crossing }.build(func);
+        }
+    }
+}
+
+struct Rotation {
+    id: OpId,
+    region: BlockId,
+    /// The second stage.
+    late: HashSet<OpId>,
+    /// What it uses of the first.
+    crossing: Vec<Value>,
+}
+
+impl Rotation {
+    fn build(&self, func: &mut Func) {
+        let (parent, _) = func.place(self.id);
+        let end = terminator(func, self.region);
+        let yields = func.op(end).operands.clone();
+        let [lower, upper, step] = [0, 1, 2].map(|i| func.op(self.id).operands[i]);
+        let inits = func.op(self.id).operands[3..].to_vec();
+        let results = func.op(self.id).results.clone();
+        let types: Vec<Type> = results.iter().map(|&v| func.ty(v).clone()).collect();
+        let loc = func.op(self.id).loc.clone();
+        let second: Vec<bool> =
+            yields.iter().map(|&y| func.def_op(y).is_some_and(|id| self.late.contains(&id))).collect();
+        let some = func.add_block();
+        let none = func.add_block();
+
+        // The first stage of the first iteration.
+        let params = func.block(self.region).params.clone();
+        let mut map: HashMap<Value, Value> = HashMap::from([(params[0], lower)]);
+        map.extend(params[1..].iter().copied().zip(inits.iter().copied()));
+        for op in func.block(self.region).ops.clone() {
+            if op != end && !self.late.contains(&op) {
+                copy_op(func, op, some, &mut map);
+            }
+        }
+        let at_first = |v: &Value| map.get(v).copied().unwrap_or(*v);
+        let next = Builder::new(func, some, loc.clone()).binary(BinaryOp::Add, lower, step);
+        let mut operands = vec![next, upper, step];
+        let carried = yields.iter().zip(&inits).zip(&second);
+        operands.extend(carried.map(|((y, &init), &second)| if second { init } else { at_first(y) }));
+        operands.extend(self.crossing.iter().map(at_first));
+
+        // Whoever used the loop's results now uses the branch's.
+        let branch = func.create_op(Op::If, Vec::new(), types, vec![some, none], loc.clone());
+        for (&old, &new) in results.iter().zip(&func.op(branch).results.clone()) {
+            func.replace_uses(old, new);
+        }
+        let at = func.block(parent).ops.iter().position(|&op| op == self.id);
+        let at = at.expect("internal compiler error: a lost loop");
+        let scratch = func.add_block();
+        let exists = Builder::new(func, scratch, loc.clone()).cmp(CmpOp::Lt, lower, upper);
+        let mut new = std::mem::take(&mut func.block_mut(scratch).ops);
+        new.push(branch);
+        func.op_mut(branch).operands.push(exists);
+        func.block_mut(parent).ops.splice(at..=at, new);
+        func.block_mut(some).ops.push(self.id);
+        func.op_mut(self.id).operands = operands;
+
+        let before = self.rotate_body(func, end);
+        self.finish(func, some, &yields, &before);
+        let mut b = Builder::new(func, none, loc);
+        b.op(Op::Yield, &inits, &[]);
+    }
+
+    /// Makes the loop's body: the first stage, and the second stage of the iteration before, whose values are given by
+    /// new carried values. Gives those, by what they were one iteration earlier.
+    fn rotate_body(&self, func: &mut Func, end: OpId) -> HashMap<Value, Value> {
+        let mut before = HashMap::new();
+        for &v in &self.crossing {
+            let ty = func.ty(v).clone();
+            before.insert(v, func.add_param(self.region, ty.clone()));
+            func.add_result(self.id, ty);
+        }
+        func.op_mut(end).operands.extend(&self.crossing);
+        let ops = func.block(self.region).ops.clone();
+        let (second, mut first): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(|op| self.late.contains(op));
+        for &op in &second {
+            replace_in(func, op, &before);
+        }
+        self.hand_over_last(func, &mut first);
+        let wait = first.iter().position(|&op| matches!(func.op(op).op, Op::WgmmaWait { .. }));
+        let at = wait.expect("internal compiler error: late products without earlier ones");
+        first.splice(at..at, second);
+        func.block_mut(self.region).ops = first;
+        before
+    }
+
+    /// Moves what is computed for the next iteration alone to the end: its registers are those that the product under way
+    /// still reads.
+    fn hand_over_last(&self, func: &Func, first: &mut Vec<OpId>) {
+        let uses = func.use_counts();
+        let handed = |&op: &OpId| {
+            let data = func.op(op);
+            let pure = data.op.effects() == crate::ir::Effects::Pure && data.results.len() == 1;
+            pure && func.ty(data.results[0]).is_tensor()
+                && self.crossing.contains(&data.results[0])
+                && uses[data.results[0].0 as usize] == 1
+        };
+        let moved: Vec<OpId> = first.iter().copied().filter(handed).collect();
+        first.retain(|op| !moved.contains(op));
+        first.splice(first.len() - 1..first.len() - 1, moved);
+    }
+
+    /// The second stage of the last iteration, after the loop.
+    fn finish(&self, func: &mut Func, block: BlockId, yields: &[Value], before: &HashMap<Value, Value>) {
+        let params = func.block(self.region).params.clone();
+        let results = func.op(self.id).results.clone();
+        let mut map: HashMap<Value, Value> = params[1..].iter().copied().zip(results.iter().copied()).collect();
+        debug_assert!(before.values().all(|v| map.contains_key(v)));
+        for op in func.block(self.region).ops.clone() {
+            if self.late.contains(&op) {
+                copy_op(func, op, block, &mut map);
+            }
+        }
+        let last = yields.iter().zip(&results).map(|(y, &result)| {
+            let late = func.def_op(*y).is_some_and(|id| self.late.contains(&id));
+            if late { map[y] } else { result }
+        });
+        let operands: Vec<Value> = last.collect();
+        let loc = func.op(self.id).loc.clone();
+        func.append(block, Op::Yield, operands, Vec::new(), Vec::new(), loc);
+    }
+}
