@@ -415,7 +415,8 @@ op_table! {
     /// `warps` stand along M and N. `late`: the next iteration of its loop is to start it, under its own arithmetic
     /// (`skew_products` says so, `rotate_loops` does it).
     Wgmma { warps: Vec<u32>, late: Option<bool> } = "wgmma" (3..3) -> 1, Control, Laid;
-    /// Waits until at most `pending` products are under way. Operands are passed through.
+    /// Waits until at most `pending` products are under way. Operands are passed through: results of products, and, after
+    /// them, what is to be computed before the wait, while they run.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Laid;
     /// Orders ordinary writes to shared memory before reads by `wgmma` and TMA.
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;

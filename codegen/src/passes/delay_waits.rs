@@ -2,13 +2,14 @@
 //!
 //! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that computes what will take
 //! the registers of an operand (the block's terminator at the latest), and lets it leave the products that were started
-//! later under way. Waits that meet become one.
+//! later under way. Waits that meet become one. A wait takes along what was computed since the product before it: ptxas
+//! moves waits up past arithmetic that nothing ties to them.
 //! Requires: stage laid; each `wgmma` is followed by a wait for it alone, in its block.
 //! Keeps: meaning; every product is waited for in the block that starts it.
 //! Does not: carry products in flight from one iteration of a loop to the next.
 
 use super::edit::{terminator, uses};
-use crate::ir::{BlockId, Def, Func, Op, OpId, Type, Value};
+use crate::ir::{BlockId, DType, Def, Func, Op, OpId, Type, Value};
 
 /// See the module's page.
 pub fn run(func: &mut Func) {
@@ -47,6 +48,32 @@ fn block(func: &mut Func, block: BlockId) {
         }
     }
     merge(func, block);
+    let waits: Vec<OpId> =
+        func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
+    for wait in waits {
+        for v in computed_before(func, block, wait) {
+            let ty = func.ty(v).clone();
+            func.op_mut(wait).operands.push(v);
+            func.add_result(wait, ty);
+        }
+    }
+}
+
+/// Tiles computed between the last product or wait and this wait that no other op there uses: with them, all that is
+/// computed there is computed before the wait.
+fn computed_before(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
+    let ops = &func.block(block).ops;
+    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
+    let asynchronous = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. });
+    let from = ops[..until].iter().rposition(asynchronous).map_or(until, |at| at + 1);
+    let used: Vec<Value> = ops[from..until].iter().flat_map(|&op| uses(func, op)).collect();
+    let arithmetic = |&&id: &&OpId| {
+        matches!(func.op(id).op, Op::Unary(_) | Op::Binary(_) | Op::Fma | Op::Select | Op::Reduce { .. })
+    };
+    let results = ops[from..until].iter().filter(arithmetic).flat_map(|&op| func.op(op).results.iter().copied());
+    results
+        .filter(|&v| !used.contains(&v) && func.ty(v).is_tensor() && func.ty(v).dtype() == Some(DType::F32))
+        .collect()
 }
 
 /// The product that a wait waits for.

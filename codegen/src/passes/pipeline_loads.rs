@@ -55,7 +55,7 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
         return;
     }
     let wanted = num_stages.unwrap_or(options.num_stages);
-    let stages = fitting(func, &candidates, wanted, arch);
+    let stages = fitting(func, id, &candidates, wanted, arch);
     if stages < 2 {
         return;
     }
@@ -143,22 +143,57 @@ fn depends_on_scalars(func: &Func, region: BlockId, v: Value) -> bool {
     true
 }
 
-/// The most stages, up to those wanted, whose rings fit into shared memory beside the other buffers.
-fn fitting(func: &Func, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
+/// The most stages, up to those wanted, whose rings fit into shared memory beside the buffers that are there during the
+/// loop.
+fn fitting(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
     let bytes = |ty: &Type| match ty {
         Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u64,
         _ => 0,
     };
     let ring: u64 = candidates.iter().map(|c| bytes(&c.buffer)).sum();
     let held: u64 = candidates.iter().filter(|c| c.held).map(|c| bytes(&c.buffer)).sum();
-    let others: u64 = func
-        .walk()
+    let others: u64 = beside(func, id)
         .into_iter()
-        .filter(|&id| func.op(id).op == Op::LocalAlloc && !candidates.iter().any(|c| c.alloc == Some(id)))
-        .map(|id| bytes(func.ty(func.result(id))))
+        .filter(|alloc| !candidates.iter().any(|c| c.alloc == Some(*alloc)))
+        .map(|alloc| bytes(func.ty(func.result(alloc))))
         .sum();
     let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + held);
     wanted.min((room / ring.max(1)) as u32)
+}
+
+/// Buffers that are needed while the loop runs: all but those made after it and those used for the last time before it.
+fn beside(func: &Func, id: OpId) -> Vec<OpId> {
+    let order = func.walk();
+    let place = |op: OpId| order.iter().position(|&o| o == op);
+    let first = place(id).expect("internal compiler error: a lost loop");
+    let last = first + func.walk_from(func.op(id).regions[0]).len();
+    let loops: Vec<(usize, usize)> = order
+        .iter()
+        .enumerate()
+        .filter(|(_, op)| matches!(func.op(**op).op, Op::For { .. } | Op::While))
+        .map(|(at, &op)| (at, at + func.op(op).regions.iter().map(|&r| func.walk_from(r).len()).sum::<usize>()))
+        .collect();
+    let needed = |&(made, alloc): &(usize, OpId)| {
+        let mut derived = vec![func.result(alloc)];
+        let mut end = made;
+        for (at, &op) in order.iter().enumerate().skip(made) {
+            if func.op(op).operands.iter().any(|o| derived.contains(o)) {
+                if matches!(func.op(op).op, Op::LocalSlot | Op::LocalTrans { .. } | Op::Wgmma { .. }) {
+                    derived.extend(&func.op(op).results);
+                }
+                end = at;
+            }
+        }
+        // Used in a loop that it was made before: needed until that loop ends.
+        let end = loops
+            .iter()
+            .filter(|&&(from, to)| made < from && from <= end && end <= to)
+            .map(|l| l.1)
+            .fold(end, usize::max);
+        made <= last && end >= first
+    };
+    let allocs = order.iter().copied().enumerate().filter(|(_, op)| func.op(*op).op == Op::LocalAlloc);
+    allocs.filter(needed).map(|(_, alloc)| alloc).collect()
 }
 
 struct Pipeline<'f> {

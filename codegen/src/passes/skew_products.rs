@@ -14,8 +14,9 @@ use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};
 use crate::target::CompileOptions;
 use std::collections::{HashMap, HashSet};
 
-/// Registers of a thread that a loop's own numbers and addresses take beside its tiles, at the least.
-const RESERVED_REGISTERS: u32 = 40;
+/// Registers of a thread that addresses, counters and ptxas's alignment take beside the tiles: between 25 and 70 in the
+/// attention kernels.
+const RESERVED_REGISTERS: u32 = 52;
 /// Registers of a multiprocessor, and the most that one thread can name.
 const ALL_REGISTERS: u32 = 65536;
 const MAX_REGISTERS: u32 = 255;

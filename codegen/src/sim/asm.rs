@@ -156,6 +156,9 @@ impl Block<'_> {
             };
             return Ok(Some(if n == 1 { words[0].clone() } else { Value::many(words) }));
         }
+        if op.starts_with("st.shared") && !on {
+            return Ok(Some(Value::Undef));
+        }
         if op.starts_with("st.global") {
             if on {
                 let p = self.bits(t, &args[0].1)?;
@@ -211,6 +214,7 @@ impl Block<'_> {
         let float = |i: usize| -> Result<f32, String> { Ok(f32_of(self.bits(t, &args[i].1)?)) };
         let out = |x: f32| Ok(Some(Value::Bits(u64::from(x.to_bits()))));
         match text.split(' ').next().unwrap_or("") {
+            "mov.u32" if text.contains("%nctaid") => Ok(Some(Value::Bits(1))),
             "ex2.approx.ftz.f32" => {
                 let x = float(0)?.exp2();
                 out(if x.is_subnormal() { 0.0 } else { x })

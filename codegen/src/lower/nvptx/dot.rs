@@ -419,7 +419,19 @@ impl Lowering<'_> {
     pub(super) fn wgmma_wait(&mut self, id: OpId) {
         let data = self.func.op(id);
         let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wait") };
-        let regs: Vec<Val> = data.operands.iter().flat_map(|&v| self.regs(v).to_vec()).collect();
+        let under_way = |&v: &Value| match self.func.def_op(v) {
+            Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. }),
+            None => true,
+        };
+        let (products, computed): (Vec<Value>, Vec<Value>) = data.operands.iter().copied().partition(under_way);
+        for (&v, &result) in data.operands.iter().zip(&data.results) {
+            if computed.contains(&v) {
+                let regs = self.regs(v);
+                self.compute_before(&regs);
+                self.values[result.0 as usize] = Some(regs);
+            }
+        }
+        let regs: Vec<Val> = products.iter().flat_map(|&v| self.regs(v).to_vec()).collect();
         // Operands that products read from registers must keep them until then.
         let held = self.register_operands(&data.operands);
         let text = format!("wgmma.wait_group.sync.aligned {pending};");
@@ -440,7 +452,7 @@ impl Lowering<'_> {
             args.join(", ")
         ));
         let mut at = 0;
-        for (&o, &result) in data.operands.iter().zip(&data.results) {
+        for (&o, &result) in data.operands.iter().zip(&data.results).filter(|(o, _)| products.contains(o)) {
             let n = self.regs(o).len();
             let values = (at..at + n).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect();
             self.set(result, values);
@@ -449,7 +461,39 @@ impl Lowering<'_> {
     }
 }
 
+/// Registers that one `compute_before` ties at the most.
+const TIED_REGISTERS: usize = 32;
+
 impl Lowering<'_> {
+    /// Has these floats computed before the wait that follows: ptxas moves a wait above arithmetic that it does not depend
+    /// on, but not above a store to shared memory. These stores are turned off by a condition that is never true, which
+    /// ptxas cannot know.
+    fn compute_before(&mut self, regs: &[Val]) {
+        // Several conditions: of many instructions in a row under one, ptxas makes a branch.
+        let never = ["x", "y", "z"].map(|axis| {
+            let grid = self.e.hoist(format!("call i32 asm \"mov.u32 $0, %nctaid.{axis};\", \"=r\"() #2"));
+            self.e.hoist(format!("icmp eq i32 {grid}, 0"))
+        });
+        let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
+        let step = regs.len().div_ceil(TIED_REGISTERS).max(1);
+        let sample: Vec<&Val> = regs.chunks(4).step_by(step).flatten().collect();
+        for (i, words) in sample.chunks(4).enumerate() {
+            let never = &never[i % 3];
+            let list: Vec<String> = (0..words.len()).map(|i| format!("${}", i + 2)).collect();
+            let (width, list) = match words.len() {
+                4 => (".v4", format!("{{{}}}", list.join(","))),
+                2 => (".v2", format!("{{{}}}", list.join(","))),
+                _ => ("", list[0].clone()),
+            };
+            let args: Vec<String> = words.iter().map(|w| format!("float {w}")).collect();
+            let floats = vec!["f"; words.len()].join(",");
+            self.e.void(format!(
+                "call void asm sideeffect \"@$0 st.shared{width}.b32 [$1], {list};\", \"b,r,{floats},~{{memory}}\"(i1 {never}, i32 {start}, {}) #1",
+                args.join(", ")
+            ));
+        }
+    }
+
     /// Words of register operands of the products that gave these results.
     fn register_operands(&mut self, results: &[Value]) -> Vec<Val> {
         let mut held = Vec::new();

@@ -185,6 +185,17 @@ impl Lowering<'_> {
         }
         let ty = llvm_type(Elem::Num(d));
         let signed = d.is_signed_int();
+        if let ("i32", Some(name)) = (
+            ty,
+            match op {
+                BinaryOp::Add => Some("add"),
+                BinaryOp::Sub => Some("sub"),
+                _ => None,
+            },
+        ) && let Some(sum) = self.e.add_offsets(name, a, b)
+        {
+            return sum;
+        }
         let text = match op {
             BinaryOp::Add => format!("add {ty} {a}, {b}"),
             BinaryOp::Sub => format!("sub {ty} {a}, {b}"),

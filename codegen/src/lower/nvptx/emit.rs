@@ -22,6 +22,10 @@ pub struct Emitter {
     hoisted: HashMap<String, Val>,
     /// Functions that are polynomials, called as `@math.NAME.1`.
     pub shared_math: Vec<crate::ir::UnaryOp>,
+    /// i32 values that are another value plus a constant.
+    offsets: HashMap<Val, (Val, i32)>,
+    /// Sums and differences of such other values, by their text and the block that they stand in.
+    bases: HashMap<(String, String), Val>,
     /// `@decode.NAME` and `@encode.NAME` of the 8-bit floats are called.
     pub f8: bool,
 }
@@ -45,6 +49,8 @@ impl Emitter {
             metadata: Vec::new(),
             hoisted: HashMap::new(),
             shared_math: Vec::new(),
+            offsets: HashMap::new(),
+            bases: HashMap::new(),
             f8: false,
         }
     }
@@ -75,6 +81,51 @@ impl Emitter {
         self.entry.push(format!("  {v} = {}", text.as_ref()));
         self.hoisted.insert(text.as_ref().into(), v.clone());
         v
+    }
+
+    /// `base + constant` as i32, for bits of the constant that `base` never sets.
+    pub fn offset(&mut self, base: &str, constant: u32) -> Val {
+        let v = self.inst(format!("or disjoint i32 {base}, {constant}"));
+        self.offsets.insert(v.clone(), (base.into(), constant as i32));
+        v
+    }
+
+    /// `a + b` or `a - b` as i32, its constant part apart: what only constants tell from each other then takes one register
+    /// and not one each. `None` where there is no constant part.
+    pub fn add_offsets(&mut self, op: &str, a: &str, b: &str) -> Option<Val> {
+        let part = |v: &str| match (v.parse::<i32>(), self.offsets.get(v)) {
+            (Ok(n), _) => (None, n),
+            (_, Some((base, n))) => (Some(base.clone()), *n),
+            _ => (Some(v.to_string()), 0),
+        };
+        let ((a_base, a_constant), (b_base, b_constant)) = (part(a), part(b));
+        let constant =
+            if op == "sub" { a_constant.wrapping_sub(b_constant) } else { a_constant.wrapping_add(b_constant) };
+        if a_constant == 0 && b_constant == 0 {
+            return None;
+        }
+        let base = match (a_base, b_base) {
+            (Some(a), Some(b)) => {
+                let key = (self.label.clone(), format!("{op} i32 {a}, {b}"));
+                match self.bases.get(&key) {
+                    Some(known) => known.clone(),
+                    None => {
+                        let v = self.inst(&key.1);
+                        self.bases.insert(key, v.clone());
+                        v
+                    }
+                }
+            }
+            (Some(a), None) => a,
+            (None, Some(b)) if op == "add" => b,
+            _ => return None,
+        };
+        if constant == 0 {
+            return Some(base);
+        }
+        let v = self.inst(format!("add i32 {base}, {constant}"));
+        self.offsets.insert(v.clone(), (base, constant));
+        Some(v)
     }
 
     /// Calls a function, declaring it.

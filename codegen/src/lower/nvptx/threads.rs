@@ -129,7 +129,7 @@ impl Coordinate {
         } else if self.thread == "0" {
             constant.to_string()
         } else if constant & self.mask == 0 {
-            e.inst(format!("or disjoint i32 {}, {constant}", self.thread))
+            e.offset(&self.thread, constant)
         } else {
             e.inst(format!("xor i32 {}, {constant}", self.thread))
         }
