@@ -283,7 +283,7 @@ impl<'a> Machine<'a> {
             }
             Op::MmaSync { precision, warps: _ } => one(self.dot_anywhere(&operands, *precision)?),
             Op::FmaDot => one(self.dot_anywhere(&operands, Precision::Ieee)?),
-            Op::Wgmma { warps: _, late: _ } => one(self.dot_anywhere(&operands, Precision::Tf32)?),
+            Op::Wgmma { warps: _, late: _, open: _ } => one(self.dot_anywhere(&operands, Precision::Tf32)?),
         }
     }
 

@@ -412,9 +412,10 @@ op_table! {
     FmaDot = "fma_dot" (3..3) -> 1, Read, Laid;
     /// Starts a `wgmma` product. Operands: a (in shared memory, or a tile in the layout of the instruction's operand),
     /// b (in shared memory), accumulator. The result is not to be touched before a `wgmma_wait` that lists it.
-    /// `warps` stand along M and N. `late`: the next iteration of its loop is to start it, under its own arithmetic
-    /// (`skew_products` says so, `rotate_loops` does it).
-    Wgmma { warps: Vec<u32>, late: Option<bool> } = "wgmma" (3..3) -> 1, Control, Laid;
+    /// `warps` stand along M and N. `late`: the next iteration of its loop is to start it, under its own arithmetic.
+    /// `open`: it may stay under way until the next iteration has started its own. (`skew_products` marks both,
+    /// `rotate_loops` and `delay_waits` do it.)
+    Wgmma { warps: Vec<u32>, late: Option<bool>, open: Option<bool> } = "wgmma" (3..3) -> 1, Control, Laid;
     /// Waits until at most `pending` products are under way. Operands are passed through: results of products, and, after
     /// them, what is to be computed before the wait, while they run.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Laid;

@@ -3,22 +3,66 @@
 //! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that computes what will take
 //! the registers of an operand (the block's terminator at the latest), and lets it leave the products that were started
 //! later under way. Waits that meet become one. A wait takes along what was computed since the product before it: ptxas
-//! moves waits up past arithmetic that nothing ties to them.
+//! moves waits up past arithmetic that nothing ties to them. The wait for an open product leaves this iteration's under way
+//! and completes the one before; after the loop comes another wait, for the last.
 //! Requires: stage laid; each `wgmma` is followed by a wait for it alone, in its block.
-//! Keeps: meaning; every product is waited for in the block that starts it.
-//! Does not: carry products in flight from one iteration of a loop to the next.
+//! Keeps: meaning. Every product but the open ones is waited for in the block that starts it.
+//! Does not: leave an open product under way that reads a buffer which the loop itself fills; it drops the mark.
 
 use super::edit::{terminator, uses};
-use crate::ir::{BlockId, DType, Def, Func, Op, OpId, Type, Value};
+use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, Type, Value};
 
 /// See the module's page.
 pub fn run(func: &mut Func) {
+    for id in func.walk() {
+        if let Op::For { .. } = func.op(id).op {
+            wait_after(func, id);
+        }
+    }
     for b in 0..func.num_blocks() as u32 {
         block(func, BlockId(b));
     }
 }
 
+/// Waits after a loop for its open products.
+fn wait_after(func: &mut Func, id: OpId) {
+    let region = func.op(id).regions[0];
+    for product in func.block(region).ops.clone() {
+        let Op::Wgmma { open: Some(true), .. } = func.op(product).op else { continue };
+        let outside = func.op(product).operands[..2].iter().all(|&v| filled_outside(func, region, v));
+        match super::late::sum_of(func, region, product).filter(|_| outside) {
+            Some((_, number)) => {
+                let result = func.op(id).results[number];
+                let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
+                let wait = func.create_op(Op::WgmmaWait { pending: 0 }, vec![], vec![ty], vec![], loc);
+                let waited = func.result(wait);
+                func.replace_uses(result, waited);
+                func.op_mut(wait).operands.push(result);
+                let (block, at) = func.place(id);
+                func.block_mut(block).ops.insert(at + 1, wait);
+            }
+            None => {
+                if let Op::Wgmma { open, .. } = &mut func.op_mut(product).op {
+                    *open = None;
+                }
+            }
+        }
+    }
+}
+
+/// Whether a shared operand lies in a buffer from outside the loop.
+fn filled_outside(func: &Func, region: BlockId, v: Value) -> bool {
+    match func.def_op(v) {
+        Some(id) if matches!(func.op(id).op, Op::LocalSlot | Op::LocalTrans { .. }) => {
+            filled_outside(func, region, func.op(id).operands[0])
+        }
+        Some(id) => !func.block(region).ops.contains(&id),
+        None => false,
+    }
+}
+
 fn block(func: &mut Func, block: BlockId) {
+    give_back_last(func, block);
     let waits: Vec<OpId> =
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     // From the last to the first, so that a wait does not move past one that has moved already.
@@ -33,8 +77,10 @@ fn block(func: &mut Func, block: BlockId) {
                 let end = i + 1 == ops.len();
                 // A loop or branch may start products of its own: nothing stays in flight across it.
                 let region = matches!(data.op, Op::For { .. } | Op::While | Op::If);
+                // Someone may write to the buffers that the product reads.
+                let writes = data.op.effects() == Effects::Write || matches!(data.op, Op::BlockBarrier { .. });
                 let rewrites = data.results.iter().any(|v| rewritten == Some(*v));
-                end || region || rewrites || uses(func, ops[i]).iter().any(|v| results.contains(v))
+                end || region || writes || rewrites || uses(func, ops[i]).iter().any(|v| results.contains(v))
             })
             .expect("internal compiler error: a block without a terminator");
         let ops = &mut func.block_mut(block).ops;
@@ -56,6 +102,19 @@ fn block(func: &mut Func, block: BlockId) {
             func.op_mut(wait).operands.push(v);
             func.add_result(wait, ty);
         }
+    }
+}
+
+/// Moves what gives buffers back after a product to the end, so that it does not ask for an early wait.
+/// (`early_arrivals` brings it back to the wait.)
+fn give_back_last(func: &mut Func, block: BlockId) {
+    let ops = func.block(block).ops.clone();
+    let tied = |&id: &OpId| matches!(func.op(id).op, Op::MbarrierArrive { .. }) && func.op(id).operands.len() > 2;
+    let (last, mut ordered): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(tied);
+    if let Some(end) = ordered.pop() {
+        ordered.extend(last);
+        ordered.push(end);
+        func.block_mut(block).ops = ordered;
     }
 }
 
@@ -94,13 +153,18 @@ fn rewritten(func: &Func, block: BlockId, wait: OpId) -> Option<Value> {
     }
 }
 
-/// How many products of the block start between the one that is waited for and the wait.
+/// How many products start between the one that is waited for and the wait.
 fn started_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
     let ops = &func.block(block).ops;
     let product = product(func, wait);
     let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
     let from = ops.iter().position(|&op| Some(op) == product).map_or(until, |at| at + 1);
-    ops[from..until].iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32
+    let products = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
+    match product.map(|id| &func.op(id).op) {
+        // It waits for the one of the iteration before.
+        Some(Op::Wgmma { open: Some(true), .. }) => products(ops) + products(&ops[from..until]),
+        _ => products(&ops[from..until]),
+    }
 }
 
 /// Makes one wait of neighbours: it waits for as much as the strictest of them.

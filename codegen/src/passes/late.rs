@@ -11,7 +11,7 @@ pub fn marked(func: &Func, region: BlockId) -> Vec<OpId> {
 }
 
 /// The ops of a loop's block that must be late where these products are: all that needs their results, in the same
-/// iteration or through a carried value. `None` where that is more than arithmetic, includes another product, or where
+/// iteration or through a carried value. `None` where that is more than arithmetic and giving buffers back, includes another product, or where
 /// carried values change places.
 pub fn follow(func: &Func, region: BlockId, products: &[OpId]) -> Option<HashSet<OpId>> {
     let end = terminator(func, region);
@@ -39,10 +39,26 @@ pub fn follow(func: &Func, region: BlockId, products: &[OpId]) -> Option<HashSet
     }
     let arithmetic = late.iter().all(|&id| match func.op(id).op {
         Op::Wgmma { .. } => products.contains(&id),
-        Op::WgmmaWait { .. } => true,
+        Op::WgmmaWait { .. } | Op::MbarrierArrive { .. } => true,
         _ => func.op(id).op.effects() == Effects::Pure,
     });
     arithmetic.then_some(late)
+}
+
+/// Where a product adds to a carried value, and is needed for nothing else than that value's next state: the wait for it, and
+/// the number of the carried value.
+pub fn sum_of(func: &Func, region: BlockId, product: OpId) -> Option<(OpId, usize)> {
+    let Def::Param(of, i) = func.value(func.op(product).operands[2]).def else { return None };
+    let end = terminator(func, region);
+    let yields = &func.op(end).operands;
+    let is_wait = |id: &&OpId| func.op(**id).op == Op::WgmmaWait { pending: 0 };
+    let mut users = func.block(region).ops.iter().filter(|&&op| uses(func, op).contains(&func.result(product)));
+    let wait = users.next().filter(is_wait).copied()?;
+    let waited = func.result(wait);
+    let others = func.walk_from(region).into_iter().filter(|&op| op != end && func.op(op).operands.contains(&waited));
+    let carried = of == region && i > 0 && yields.get(i - 1) == Some(&waited);
+    let once = yields.iter().filter(|&&y| y == waited).count() == 1;
+    (carried && once && users.next().is_none() && others.count() == 0).then_some((wait, i - 1))
 }
 
 /// Adds to the late ops those that only they need and that cost nothing to hold back: they give the same numbers under

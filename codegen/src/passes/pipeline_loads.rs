@@ -3,8 +3,8 @@
 //! Does: in each loop with a product of loaded tiles, finds the loads whose address depends only on scalars; replaces them by
 //! `async_copy` into a ring of as many buffers as the loop has stages. The copies of the first iterations come before the
 //! loop, each iteration then starts those of the iteration `stages − 1` further on and waits for its own. Products read
-//! the ring where it is; other users get their tile from it by `local_load`. What a late product reads is kept for one
-//! iteration more: its ring has one buffer more.
+//! the ring where it is; other users get their tile from it by `local_load`. What a late or open product reads is kept
+//! for one iteration more: its ring has one buffer more.
 //! Requires: stage laid.
 //! Keeps: meaning; barriers of everything but the rings are still to be placed.
 //! Does not: pipeline loads whose address comes from memory, nor loads that `cp.async` cannot express (accesses under four
@@ -91,14 +91,14 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
                 Type::Shared { shape, elem, layout }
             }
         };
-        let held = alloc.is_some_and(|alloc| feeds_late_product(func, region, func.result(alloc)));
+        let held = alloc.is_some_and(|alloc| read_longer(func, region, func.result(alloc)));
         found.push(Candidate { load, alloc, in_registers: users > 0, buffer, held });
     }
     if found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
 }
 
-/// A buffer (or a view of it) is an operand of a product that `rotate_loops` will move to the next iteration.
-fn feeds_late_product(func: &Func, region: BlockId, buffer: Value) -> bool {
+/// A buffer (or a view of it) is an operand of a product that starts or ends in the next iteration.
+fn read_longer(func: &Func, region: BlockId, buffer: Value) -> bool {
     let mut derived = vec![buffer];
     func.block(region).ops.iter().any(|&id| {
         let data = func.op(id);
@@ -106,7 +106,7 @@ fn feeds_late_product(func: &Func, region: BlockId, buffer: Value) -> bool {
         if uses && matches!(data.op, Op::LocalTrans { .. }) {
             derived.extend(&data.results);
         }
-        uses && matches!(data.op, Op::Wgmma { late: Some(true), .. })
+        uses && matches!(data.op, Op::Wgmma { late: Some(true), .. } | Op::Wgmma { open: Some(true), .. })
     })
 }
 

@@ -1,8 +1,10 @@
-//! Chooses the products of a loop that start one iteration late, under the arithmetic of the next iteration.
+//! Chooses the products of a loop that start or end one iteration late, under the work of the next iteration.
 //!
 //! Does: in a loop where a product is computed from another one's result (in attention, P V from the scores), marks the
 //! later ones `late`, as many of them, from the last one back, as registers allow. `rotate_loops` then moves them.
-//! A late product and what needs its result must be arithmetic that the rest of the loop does not need, and its shared
+//! Where nothing but the next iteration's sum needs a product (a plain matrix product), marks it `open`: the next iteration
+//! starts its own before it waits for this one. `delay_waits` does that.
+//! A late or open product and what needs its result must be arithmetic that the rest of the loop does not need, and its shared
 //! operands must come from outside the loop or from memory, so that `pipeline_loads` can keep them longer.
 //! Requires: stage laid, products ordered by `order_products`.
 //! Keeps: everything; marks are hints.
@@ -32,9 +34,17 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
         }
         // Who asks for it gets it, whatever it costs.
         let limit = if wanted == Some(true) { u32::MAX } else { limit(options) };
-        for product in choose(func, func.op(id).regions[0], limit) {
+        let region = func.op(id).regions[0];
+        let chosen = choose(func, region, limit);
+        for &product in &chosen {
             if let Op::Wgmma { late, .. } = &mut func.op_mut(product).op {
                 *late = Some(true);
+            }
+        }
+        let sums = if chosen.is_empty() { sums(func, region) } else { Vec::new() };
+        for product in sums {
+            if let Op::Wgmma { open, .. } = &mut func.op_mut(product).op {
+                *open = Some(true);
             }
         }
     }
@@ -60,6 +70,18 @@ fn choose(func: &Func, region: BlockId, limit: u32) -> Vec<OpId> {
         chained.remove(0);
     }
     Vec::new()
+}
+
+/// The products of a loop's block that only add to a carried sum, from shared memory that outlasts the iteration.
+fn sums(func: &Func, region: BlockId) -> Vec<OpId> {
+    let uses = func.use_counts();
+    let adds = |&id: &OpId| {
+        let Op::Wgmma { .. } = func.op(id).op else { return false };
+        let [a, b, acc] = func.op(id).operands[..] else { return false };
+        let shared = [a, b].iter().all(|&v| matches!(func.ty(v), Type::Shared { .. }) && outlasts(func, region, v));
+        shared && uses[acc.0 as usize] == 1 && late::sum_of(func, region, id).is_some()
+    };
+    func.block(region).ops.iter().copied().filter(adds).collect()
 }
 
 /// The products of a block that are computed from others of the same iteration.

@@ -202,6 +202,7 @@ impl Block<'_> {
                 let read = self.bits(t, &args[2].1)? as usize;
                 let mut bytes = if read == 0 { Vec::new() } else { global.read(from, read)? };
                 bytes.resize(size, 0);
+                self.shared.start_copy(to, size, t as u32)?;
                 self.threads[t].open.push((to, bytes));
             }
             return Ok(Some(Value::Undef));
@@ -419,13 +420,16 @@ impl Block<'_> {
         }
         self.next_flight += 1;
         let number = self.next_flight;
-        let sequence = self.shared.sequence();
+        for &(p, len) in &reads {
+            self.shared.begin_product(p, len)?;
+        }
         let group = members[0] as u32 / 128;
-        self.flights.entry(group).or_insert_with(|| vec![Vec::new()]).last_mut().expect("an open group").push(Flight {
-            number,
-            reads,
-            sequence,
-        });
+        self.flights
+            .entry(group)
+            .or_insert_with(|| vec![Vec::new()])
+            .last_mut()
+            .expect("an open group")
+            .push(Flight { number, reads });
         for (m, &t) in members.iter().enumerate() {
             let list = (0..n_out)
                 .map(|r| {
@@ -454,7 +458,7 @@ impl Block<'_> {
         let open: Vec<u64> = groups.iter().flatten().map(|f| f.number).collect();
         for flight in &finished {
             for &(p, len) in &flight.reads {
-                self.shared.unchanged_since(p, len, flight.sequence)?;
+                self.shared.end_product(p, len, members[0] as u32)?;
             }
         }
         for &t in members {

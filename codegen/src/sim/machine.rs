@@ -83,8 +83,6 @@ pub(super) struct Flight {
     pub number: u64,
     /// Addresses and lengths.
     pub reads: Vec<(u64, usize)>,
-    /// Writes to shared memory before it started.
-    pub sequence: u64,
 }
 
 pub(super) struct Block<'a> {
@@ -151,6 +149,9 @@ impl<'a> Block<'a> {
             let ready: Vec<usize> = (0..self.threads.len()).filter(|&t| self.threads[t].waiting.is_none()).collect();
             if ready.is_empty() {
                 if self.threads.iter().all(|t| t.waiting == Some(Waiting::Done)) {
+                    if self.flights.values().flatten().any(|group| !group.is_empty()) {
+                        return Err("the block ends while products are under way".into());
+                    }
                     return match self.bulk.len() {
                         0 => Ok(()),
                         n => Err(format!("the block ends while {n} bulk copies are under way")),

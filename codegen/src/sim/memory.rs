@@ -77,6 +77,8 @@ pub struct Shared {
     bytes: Vec<u8>,
     trace: Vec<Trace>,
     sequence: u64,
+    /// Per byte: products under way that read it.
+    reading: Vec<u16>,
     /// Per thread: writes up to here are fenced for the asynchronous proxy.
     fenced: Vec<u64>,
     pub clocks: Clocks,
@@ -92,6 +94,7 @@ impl Shared {
             bytes: vec![0xAA; bytes as usize],
             trace: vec![Trace::default(); bytes as usize],
             sequence: 0,
+            reading: vec![0; bytes as usize],
             fenced: vec![0; threads as usize],
             clocks: Clocks::new(threads),
             readers: vec![Reader { before: 0, thread: 0, when: 0 }],
@@ -162,6 +165,7 @@ impl Shared {
 
     pub fn write(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
+        self.not_being_read(at, bytes.len())?;
         self.sequence += 1;
         let now = self.clocks.now(thread);
         for (i, &b) in (at..).zip(bytes) {
@@ -187,6 +191,7 @@ impl Shared {
     /// A write by the bulk copy engine that `thread` asked for. It is known by the source `by` at the time `when`.
     pub fn write_bulk(&mut self, address: u64, bytes: &[u8], thread: u32, by: u32, when: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
+        self.not_being_read(at, bytes.len())?;
         self.sequence += 1;
         for (i, &b) in (at..).zip(bytes) {
             if let Some((writer, time)) = self.trace[i].writer {
@@ -231,16 +236,35 @@ impl Shared {
         self.fenced[thread as usize] = self.sequence;
     }
 
-    /// Number of the last write.
-    pub fn sequence(&self) -> u64 {
-        self.sequence
+    /// A product under way reads these bytes from now on.
+    pub fn begin_product(&mut self, address: u64, len: usize) -> Result<(), String> {
+        let at = self.locate(address, len)?;
+        self.reading[at..at + len].iter_mut().for_each(|n| *n += 1);
+        Ok(())
     }
 
-    /// Nothing was written there after the write of that number.
-    pub fn unchanged_since(&self, address: u64, len: usize, sequence: u64) -> Result<(), String> {
+    /// The product that `thread` waited for has read these bytes.
+    pub fn end_product(&mut self, address: u64, len: usize, thread: u32) -> Result<(), String> {
         let at = self.locate(address, len)?;
-        match (at..at + len).find(|&i| self.trace[i].sequence > sequence) {
+        self.reading[at..at + len].iter_mut().for_each(|n| *n -= 1);
+        self.read(address, len, thread).map(drop)
+    }
+
+    fn not_being_read(&self, at: usize, len: usize) -> Result<(), String> {
+        match (at..at + len).find(|&i| self.reading[i] > 0) {
             Some(i) => Err(format!("shared byte {i} was overwritten while a product under way was reading it")),
+            None => Ok(()),
+        }
+    }
+
+    /// `thread` starts a copy to these bytes, which may arrive at any time.
+    pub fn start_copy(&self, address: u64, len: usize, thread: u32) -> Result<(), String> {
+        let at = self.locate(address, len)?;
+        self.not_being_read(at, len)?;
+        match (at..at + len).find(|&i| self.open_reader(i, thread).is_some()) {
+            Some(i) => Err(format!(
+                "race: thread {thread} copies to shared byte {i}, which another thread read after the last barrier"
+            )),
             None => Ok(()),
         }
     }

@@ -207,3 +207,75 @@ fn missing_synchronisation_is_noticed() {
         }
     }
 }
+
+fn long_attention64() -> Attention {
+    Attention::new(include_str!("programs/attention64.tile"), 208, 64, 64)
+}
+
+fn overlapped(num_warps: u32, num_stages: u32, overlap: bool) -> CompileOptions {
+    CompileOptions { num_warps, num_stages, overlap: Some(overlap), ..CompileOptions::default() }
+}
+
+/// The second product of an iteration runs under the arithmetic of the next one, or it does not: the result is the same.
+#[test]
+fn products_under_the_next_iterations_arithmetic_give_the_same() {
+    let case = long_attention64();
+    let expected = case.interpret();
+    for (num_warps, num_stages, overlap) in [(4, 2, true), (4, 3, true), (8, 2, true), (4, 2, false)] {
+        let module = case.llvm_ir(GpuArch::Sm90a, &overlapped(num_warps, num_stages, overlap));
+        assert_eq!(module.llvm_ir.contains("wgmma.wait_group.sync.aligned 1;"), overlap);
+        let found = case.simulate(&module.llvm_ir, &module, 7).unwrap_or_else(|e| panic!("{num_stages} stages: {e}"));
+        let error = relative_error(&expected, &found);
+        assert!(error < 4e-3, "{num_warps} warps, {num_stages} stages: relative error {error}");
+    }
+}
+
+#[test]
+fn a_product_that_is_not_waited_for_in_the_next_iteration_is_noticed() {
+    let case = long_attention64();
+    let module = case.llvm_ir(GpuArch::Sm90a, &overlapped(4, 2, true));
+    for (wait, instead) in [("aligned 1;", "aligned 2;"), ("aligned 0;", "aligned 1;")] {
+        let broken = module
+            .llvm_ir
+            .replace(&format!("wgmma.wait_group.sync.{wait}"), &format!("wgmma.wait_group.sync.{instead}"));
+        let e = case.simulate(&broken, &module, 1).expect_err("nothing was noticed");
+        assert!(e.contains("before it was waited for"), "{e}");
+    }
+}
+
+/// Rings without the one buffer more: copies meet the product that still reads.
+#[test]
+fn a_buffer_that_is_not_kept_long_enough_is_noticed() {
+    use crate::ir::{Op, Type};
+    use crate::passes::{delay_waits, pipeline_loads, rotate_loops};
+    let case = long_attention64();
+    let options = overlapped(4, 2, false);
+    let mut observed = BeforeRings::default();
+    gpu_ir(&case.func, GpuArch::Sm90a, &options, &mut observed);
+    let mut func = observed.0.expect("a function before `pipeline_loads`");
+    pipeline_loads::run(&mut func, GpuArch::Sm90a, &options);
+    for id in func.walk() {
+        let from_registers = func.op(id).operands.first().is_some_and(|&a| matches!(func.ty(a), Type::Tensor { .. }));
+        if let Op::Wgmma { late, .. } = &mut func.op_mut(id).op {
+            *late = from_registers.then_some(true);
+        }
+    }
+    rotate_loops::run(&mut func);
+    delay_waits::run(&mut func);
+    let module = lower(&func, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e}"));
+    let e = case.simulate(&module.llvm_ir, &module, 1).expect_err("nothing was noticed");
+    assert!(e.contains("race") || e.contains("under way"), "{e}");
+}
+
+/// Keeps the function as it is before loads get rings.
+#[derive(Default)]
+struct BeforeRings(Option<Func>);
+
+impl crate::pipeline::Observer for BeforeRings {
+    fn after(&mut self, pass: &'static str, _: crate::ir::Stage, func: &Func) {
+        if pass == "skew_products" {
+            self.0 = Some(func.clone());
+        }
+    }
+    fn llvm_ir(&mut self, _: &str) {}
+}

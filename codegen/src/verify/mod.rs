@@ -270,7 +270,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
         Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared => Ok(()),
-        Op::MmaSync { precision: _, warps } | Op::Wgmma { warps, late: _ } => shared::dot_by_warps(cx, warps),
+        Op::MmaSync { precision: _, warps } | Op::Wgmma { warps, late: _, open: _ } => shared::dot_by_warps(cx, warps),
         Op::FmaDot => shared::dot(cx),
         Op::WgmmaWait { pending: _ } => {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())

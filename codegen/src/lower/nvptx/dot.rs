@@ -420,7 +420,7 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wait") };
         let under_way = |&v: &Value| match self.func.def_op(v) {
-            Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. }),
+            Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For { .. }),
             None => true,
         };
         let (products, computed): (Vec<Value>, Vec<Value>) = data.operands.iter().copied().partition(under_way);

@@ -447,8 +447,11 @@ impl Rewrite<'_, '_> {
         let acc = self.get(acc, acc_layout);
         let result = match &plan {
             DotPlan::Wgmma { warps, .. } => {
-                let started =
-                    self.emit_one(Op::Wgmma { warps: warps.to_vec(), late: None }, vec![a, b, acc], acc_ty.clone());
+                let started = self.emit_one(
+                    Op::Wgmma { warps: warps.to_vec(), late: None, open: None },
+                    vec![a, b, acc],
+                    acc_ty.clone(),
+                );
                 self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty)
             }
             DotPlan::MmaSync { warps } => {
