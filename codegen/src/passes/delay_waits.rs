@@ -78,7 +78,11 @@ fn block(func: &mut Func, block: BlockId) {
                 // A loop or branch may start products of its own: nothing stays in flight across it.
                 let region = matches!(data.op, Op::For { .. } | Op::While | Op::If);
                 // Someone may write to the buffers that the product reads.
-                let writes = data.op.effects() == Effects::Write || matches!(data.op, Op::BlockBarrier { .. });
+                let writes = match data.op {
+                    Op::BlockBarrier { .. } => true,
+                    Op::MbarrierArrive { .. } => data.operands.len() == 2,
+                    _ => data.op.effects() == Effects::Write,
+                };
                 let rewrites = data.results.iter().any(|v| rewritten == Some(*v));
                 end || region || writes || rewrites || uses(func, ops[i]).iter().any(|v| results.contains(v))
             })

@@ -45,8 +45,8 @@ pub fn follow(func: &Func, region: BlockId, products: &[OpId]) -> Option<HashSet
     arithmetic.then_some(late)
 }
 
-/// Where a product adds to a carried value, and is needed for nothing else than that value's next state: the wait for it, and
-/// the number of the carried value.
+/// Where a product adds to a carried value, and is needed for nothing else than that value's next state (and for giving
+/// buffers back): the wait for it, and the number of the carried value.
 pub fn sum_of(func: &Func, region: BlockId, product: OpId) -> Option<(OpId, usize)> {
     let Def::Param(of, i) = func.value(func.op(product).operands[2]).def else { return None };
     let end = terminator(func, region);
@@ -55,7 +55,11 @@ pub fn sum_of(func: &Func, region: BlockId, product: OpId) -> Option<(OpId, usiz
     let mut users = func.block(region).ops.iter().filter(|&&op| uses(func, op).contains(&func.result(product)));
     let wait = users.next().filter(is_wait).copied()?;
     let waited = func.result(wait);
-    let others = func.walk_from(region).into_iter().filter(|&op| op != end && func.op(op).operands.contains(&waited));
+    let gives_back = |op: OpId| matches!(func.op(op).op, Op::MbarrierArrive { .. });
+    let others = func
+        .walk_from(region)
+        .into_iter()
+        .filter(|&op| op != end && !gives_back(op) && func.op(op).operands.contains(&waited));
     let carried = of == region && i > 0 && yields.get(i - 1) == Some(&waited);
     let once = yields.iter().filter(|&&y| y == waited).count() == 1;
     (carried && once && users.next().is_none() && others.count() == 0).then_some((wait, i - 1))
@@ -77,10 +81,19 @@ pub fn sink(func: &mut Func, region: BlockId, late: &mut HashSet<OpId>) {
         }
         if users.iter().all(|&op| op != end && late.contains(&op)) {
             late.insert(id);
+            late.extend(filled(func, region, id));
         } else if matches!(func.ty(result), Type::Shared { .. }) {
             late.insert(duplicate(func, region, id, &users, late));
         }
     }
+}
+
+/// The wait for a buffer to be filled, which stands right before the op that names the buffer.
+fn filled(func: &Func, region: BlockId, slot: OpId) -> Option<OpId> {
+    let ops = &func.block(region).ops;
+    let at = ops.iter().position(|&op| op == slot)?.checked_sub(1)?;
+    let waits = func.op(slot).op == Op::LocalSlot && func.op(ops[at]).op == Op::MbarrierWait;
+    (waits && func.op(ops[at]).operands[1] == func.op(slot).operands[1]).then_some(ops[at])
 }
 
 /// A second op of the same kind after the first, which the late ones of the users use from now on.

@@ -6,9 +6,11 @@
 //! second stage comes after the loop. What the second stage uses of the first is carried. All of it stands in an `if`,
 //! since the loop might have no iteration at all.
 //! In the loop, the second stage stands before the first wait of the first stage, so that the products of both are under
-//! way together.
-//! Requires: rings that hold each buffer of a late product for one iteration more (`pipeline_loads` makes them so).
-//! Keeps: meaning. Does not: rotate where a late product reads a buffer that the loop itself fills; it drops the mark.
+//! way together. Where buffers are given back after an open product, that alone is the second stage, at the end.
+//! Requires: rings that hold each buffer of a late or open product for one iteration more (`pipeline_loads` makes them so),
+//! or that are given back (`specialize_warps`).
+//! Keeps: meaning. Does not: rotate where a late product reads a buffer that the loop itself fills, or where a ring of one
+//! buffer would have to hold two; it drops the mark.
 
 use super::edit::{copy_op, replace_in, terminator};
 use super::late;
@@ -21,20 +23,80 @@ pub fn run(func: &mut Func) {
     for id in loops {
         let region = func.op(id).regions[0];
         let products = late::marked(func, region);
+        if products.is_empty() {
+            rotate_returns(func, id);
+            continue;
+        }
         for &product in &products {
             if let Op::Wgmma { late, .. } = &mut func.op_mut(product).op {
                 *late = None;
             }
         }
-        if products.is_empty() {
+        let Some(mut ops) = late::follow(func, region, &products) else { continue };
+        if !enough_buffers(func, &ops) {
             continue;
         }
-        let Some(mut ops) = late::follow(func, region, &products) else { continue };
         late::sink(func, region, &mut ops);
+        forget_first_stage(func, &ops);
         let crossing = late::crossing(func, region, &ops);
         if crossing.iter().all(|&v| matches!(func.ty(v), Type::Scalar(_) | Type::Tensor { .. })) {
-            Rotation { id, region, late: ops, crossing }.build(func);
+            let wait = |op: &OpId| matches!(func.op(*op).op, Op::WgmmaWait { .. }) && !ops.contains(op);
+            let before = func.block(region).ops.iter().copied().find(wait);
+            let before = before.expect("internal compiler error: late products without earlier ones");
+            Rotation { id, region, late: ops, crossing, before }.build(func);
         }
+    }
+}
+
+/// Rotates what gives back the buffers of open products.
+fn rotate_returns(func: &mut Func, id: OpId) {
+    let region = func.op(id).regions[0];
+    let open = |op: &OpId| matches!(func.op(*op).op, Op::Wgmma { open: Some(true), .. });
+    let products: Vec<OpId> = func.block(region).ops.iter().copied().filter(open).collect();
+    let waits: Vec<Option<(OpId, usize)>> = products.iter().map(|&p| late::sum_of(func, region, p)).collect();
+    let waited: Vec<Value> = waits.iter().flatten().map(|&(wait, _)| func.result(wait)).collect();
+    let after = |op: &OpId| {
+        let data = func.op(*op);
+        matches!(data.op, Op::MbarrierArrive { .. }) && data.operands.iter().any(|v| waited.contains(v))
+    };
+    let returns: HashSet<OpId> = func.block(region).ops.iter().copied().filter(after).collect();
+    if returns.is_empty() {
+        return;
+    }
+    if waited.len() < products.len() || !enough_buffers(func, &returns) {
+        for product in products {
+            if let Op::Wgmma { open, .. } = &mut func.op_mut(product).op {
+                *open = None;
+            }
+        }
+        return;
+    }
+    for &op in &returns {
+        func.op_mut(op).operands.truncate(2);
+    }
+    let crossing = late::crossing(func, region, &returns);
+    let before = terminator(func, region);
+    Rotation { id, region, late: returns.clone(), crossing, before }.build(func);
+    // The waits leave this iteration's products under way: whose buffers are given back here are complete.
+    for op in returns {
+        func.op_mut(op).operands.extend(&waited);
+    }
+}
+
+/// Whether each ring whose buffers are given back late has a second one meanwhile.
+fn enough_buffers(func: &Func, late: &HashSet<OpId>) -> bool {
+    let returns = late.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. }));
+    returns.map(|&op| func.ty(func.op(op).operands[0])).all(|ty| !matches!(ty, Type::Barrier { count: 1 }))
+}
+
+/// What gives buffers back late need not wait for anything of the first stage: that was an iteration ago.
+fn forget_first_stage(func: &mut Func, late: &HashSet<OpId>) {
+    for &op in late.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. })).collect::<Vec<_>>() {
+        let operands = func.op(op).operands.clone();
+        let second = |v: &Value| func.def_op(*v).is_some_and(|id| late.contains(&id));
+        let kept = operands[2..].iter().copied().filter(second);
+        let kept: Vec<Value> = operands[..2].iter().copied().chain(kept).collect();
+        func.op_mut(op).operands = kept;
     }
 }
 
@@ -45,6 +107,8 @@ struct Rotation {
     late: HashSet<OpId>,
     /// What it uses of the first.
     crossing: Vec<Value>,
+    /// The op of the first stage that the second one stands before.
+    before: OpId,
 }
 
 impl Rotation {
@@ -116,8 +180,8 @@ impl Rotation {
             replace_in(func, op, &before);
         }
         self.hand_over_last(func, &mut first);
-        let wait = first.iter().position(|&op| matches!(func.op(op).op, Op::WgmmaWait { .. }));
-        let at = wait.expect("internal compiler error: late products without earlier ones");
+        let at = first.iter().position(|&op| op == self.before);
+        let at = at.expect("internal compiler error: a stage without its place");
         first.splice(at..at, second);
         func.block_mut(self.region).ops = first;
         before
