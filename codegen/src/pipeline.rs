@@ -113,6 +113,12 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options));
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
+    p.pass("cse_async", Stage::Async, |f| {
+        cse::run(f);
+    });
+    p.pass("dce_async", Stage::Async, |f| {
+        dce::run(f);
+    });
     p.pass("delay_waits", Stage::Async, delay_waits::run);
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("early_arrivals", Stage::Async, early_arrivals::run);

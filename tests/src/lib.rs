@@ -8,4 +8,5 @@ pub mod interpret;
 pub mod numerics;
 pub mod on_device;
 pub mod ptxas;
+pub mod sass;
 pub mod training;

@@ -1,11 +1,11 @@
 //! The assembler of PTX, where there is one.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What `ptxas -v` says of one kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
     /// Registers of a thread.
     pub registers: u32,
@@ -13,6 +13,8 @@ pub struct Resources {
     pub spills: u32,
     /// Whether warp-group products wait for each other, for want of registers or because of their order.
     pub serialised: bool,
+    /// What it had to do to `wgmma`s that costs speed: run them one after the other, or wait for them early.
+    pub warnings: Vec<String>,
 }
 
 /// The `ptxas` that `TILEWRIGHT_PTXAS` names, or the first on `PATH`; `None`, with a line that says so, where there is
@@ -33,10 +35,19 @@ pub fn find() -> Option<PathBuf> {
 /// # Errors
 /// What `ptxas` says, where it rejects the text.
 pub fn assemble(ptxas: &PathBuf, ptx: &str, arch: &str) -> Result<Resources, String> {
+    assemble_to(ptxas, ptx, arch, Path::new("/dev/null"))
+}
+
+/// Assembles PTX into a file.
+///
+/// # Errors
+/// What `ptxas` says, where it rejects the text.
+pub fn assemble_to(ptxas: &PathBuf, ptx: &str, arch: &str, cubin: &Path) -> Result<Resources, String> {
     let mut file = tempfile::Builder::new().suffix(".ptx").tempfile().map_err(|e| e.to_string())?;
     file.write_all(ptx.as_bytes()).map_err(|e| e.to_string())?;
     let output = Command::new(ptxas)
-        .args(["-v", "-arch", arch, "-o", "/dev/null"])
+        .args(["-v", "-arch", arch, "-o"])
+        .arg(cubin)
         .arg(file.path())
         .output()
         .map_err(|e| format!("{} does not start: {e}", ptxas.display()))?;
@@ -54,6 +65,7 @@ pub fn assemble(ptxas: &PathBuf, ptx: &str, arch: &str) -> Result<Resources, Str
             registers: number(" Used ", " registers")?,
             spills: number("stack frame, ", " bytes spill stores")? + number("spill stores, ", " bytes spill loads")?,
             serialised: said.lines().any(|line| line.contains("wgmma") && line.contains("serialized")),
+            warnings: said.lines().filter(|line| line.contains("(C75")).map(str::to_string).collect(),
         })
     })();
     resources.ok_or_else(|| format!("ptxas says nothing of registers and spills:\n{said}"))

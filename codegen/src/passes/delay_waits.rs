@@ -62,7 +62,7 @@ fn filled_outside(func: &Func, region: BlockId, v: Value) -> bool {
 }
 
 fn block(func: &mut Func, block: BlockId) {
-    give_back_last(func, block);
+    let returns = take_returns(func, block);
     let waits: Vec<OpId> =
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     // From the last to the first, so that a wait does not move past one that has moved already.
@@ -98,6 +98,8 @@ fn block(func: &mut Func, block: BlockId) {
         }
     }
     merge(func, block);
+    let end = func.block(block).ops.len().saturating_sub(1);
+    func.block_mut(block).ops.splice(end..end, returns);
     let waits: Vec<OpId> =
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     for wait in waits {
@@ -109,17 +111,14 @@ fn block(func: &mut Func, block: BlockId) {
     }
 }
 
-/// Moves what gives buffers back after a product to the end, so that it does not ask for an early wait.
-/// (`early_arrivals` brings it back to the wait.)
-fn give_back_last(func: &mut Func, block: BlockId) {
+/// Takes out what gives buffers back after a product: it asks for no early wait. It comes back at the block's end, from
+/// where `early_arrivals` brings it to the wait.
+fn take_returns(func: &mut Func, block: BlockId) -> Vec<OpId> {
     let ops = func.block(block).ops.clone();
     let tied = |&id: &OpId| matches!(func.op(id).op, Op::MbarrierArrive { .. }) && func.op(id).operands.len() > 2;
-    let (last, mut ordered): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(tied);
-    if let Some(end) = ordered.pop() {
-        ordered.extend(last);
-        ordered.push(end);
-        func.block_mut(block).ops = ordered;
-    }
+    let (returns, rest): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(tied);
+    func.block_mut(block).ops = rest;
+    returns
 }
 
 /// Tiles computed between the last product or wait and this wait that no other op there uses: with them, all that is

@@ -1,0 +1,149 @@
+//! What `ptxas` makes of the attention kernels on Hopper: whether products run while the arithmetic of softmax does.
+//!
+//! That the compiler starts products early and waits late is not enough: ptxas moves waits, and runs products one after
+//! the other where it is not sure of their registers. So the machine code is looked at.
+
+use std::path::PathBuf;
+use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::pipeline;
+use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Target};
+use tilewright_tests::configurations::{Configuration, PTX_VERSION, configurations, well_aligned};
+use tilewright_tests::{consts, ptxas, sass};
+
+/// A kernel, and what is to be seen in it.
+struct Case {
+    def: &'static KernelDef,
+    d: usize,
+    tiles: [usize; 2],
+    causal: bool,
+    /// Loads are the work of warps of their own.
+    producers: bool,
+    /// Exponentials of a thread that run in each iteration while a product is under way, at the least.
+    exponentials: usize,
+}
+
+fn case(def: &'static KernelDef, d: usize, tiles: [usize; 2], exponentials: usize) -> Case {
+    Case { def, d, tiles, causal: false, producers: false, exponentials }
+}
+
+fn cases() -> Vec<Case> {
+    let forward = |d| case(&FLASH_ATTENTION_FWD, d, [128, 128], 64);
+    vec![
+        forward(64),
+        forward(128),
+        Case { causal: true, producers: true, ..forward(64) },
+        Case { causal: true, producers: true, ..forward(128) },
+        Case { producers: true, ..case(&FLASH_ATTENTION_BWD_DQ, 64, [128, 64], 32) },
+        Case { producers: true, ..case(&FLASH_ATTENTION_BWD_DQ, 128, [128, 64], 32) },
+        Case { producers: true, ..case(&FLASH_ATTENTION_BWD_DKDV, 64, [64, 128], 32) },
+    ]
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let [q_tile, k_tile] = self.tiles;
+        let (causal, producers) = (self.causal, self.producers);
+        format!("{} d {} tiles {q_tile} x {k_tile}, causal: {causal}, producers: {producers}", self.def.name, self.d)
+    }
+
+    fn ptx(&self) -> String {
+        let [q_tile, k_tile] = self.tiles;
+        let all: Vec<(&'static str, ConstValue)> = consts! {
+            d = self.d, d_tile = self.d, q_tile = q_tile, k_tile = k_tile, causal = self.causal,
+            even_keys = true, even_queries = true,
+        }
+        .to_vec();
+        let consts = all.into_iter().filter(|(name, _)| self.def.params.iter().any(|p| p.name == *name)).collect();
+        let options = CompileOptions {
+            num_warps: 8,
+            num_stages: 2,
+            ptx_version: PTX_VERSION,
+            debug_asserts: false,
+            warp_specialize: Some(self.producers),
+            overlap: Some(true),
+            ..CompileOptions::default()
+        };
+        ptx(&Configuration { def: self.def, dtypes: vec![DType::BF16], consts, options })
+    }
+}
+
+fn ptx(configuration: &Configuration) -> String {
+    let func = configuration.record(&well_aligned(configuration.def));
+    let target = Target::Nvptx(GpuArch::Sm90a);
+    match pipeline::compile(&func, &target, &configuration.options, &mut ()).unwrap_or_else(|e| panic!("{e}")).code {
+        Code::Ptx(ptx) => ptx,
+        Code::Object(_) => panic!("an object file instead of PTX"),
+    }
+}
+
+/// The most exponentials between a wait that leaves products under way and the one that does not.
+fn under_way(body: &[sass::Instruction]) -> usize {
+    let (mut most, mut count, mut open) = (0, 0, false);
+    for instruction in body {
+        if instruction.starts_with("WARPGROUP.DEPBAR") {
+            open = !instruction.ends_with("gsb0, 0x0");
+            count = 0;
+        } else if open && instruction.starts_with("MUFU.EX2") {
+            count += 1;
+            most = most.max(count);
+        }
+    }
+    most
+}
+
+#[test]
+fn exponentials_run_while_products_are_under_way() {
+    let Some(ptxas) = ptxas::find() else { return };
+    let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = folder.path().join("kernel.cubin");
+    let mut failures = Vec::new();
+    for case in cases() {
+        let name = case.name();
+        let resources =
+            ptxas::assemble_to(&ptxas, &case.ptx(), "sm_90a", &cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
+        println!("{name}: {} registers, {} bytes of spills", resources.registers, resources.spills);
+        if !resources.warnings.is_empty() || resources.spills > 0 {
+            failures.push(format!("{name}: {} bytes of spills {:?}", resources.spills, resources.warnings));
+        }
+        if !nvdisasm.is_file() {
+            println!("skipped: there is no nvdisasm beside {}", ptxas.display());
+            continue;
+        }
+        let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let most = loops.iter().map(|body| under_way(body)).max().unwrap_or(0);
+        if most < case.exponentials {
+            failures.push(format!("{name}: {most} exponentials under products, expected {}", case.exponentials));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// A plain product: the next iteration starts its own before it waits for this one's.
+#[test]
+fn sums_stay_under_way_from_one_iteration_to_the_next() {
+    let Some(ptxas) = ptxas::find() else { return };
+    let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = folder.path().join("kernel.cubin");
+    let all = configurations(DType::BF16);
+    let matmul = all.into_iter().find(|c| c.def.name == "matmul").expect("a configuration");
+    for producers in [false, true] {
+        let options = CompileOptions { warp_specialize: Some(producers), ..matmul.options.clone() };
+        let ptx = ptx(&Configuration { options, ..matmul.clone() });
+        let resources = ptxas::assemble_to(&ptxas, &ptx, "sm_90a", &cubin).unwrap_or_else(|e| panic!("{e}"));
+        println!("matmul, producers: {producers}: {} registers", resources.registers);
+        assert!(resources.warnings.is_empty() && resources.spills == 0, "producers: {producers}: {resources:?}");
+        if nvdisasm.is_file() {
+            let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{e}"));
+            let product = |body: &&Vec<String>| body.iter().any(|i| i.starts_with("HGMMA"));
+            let body = loops.iter().filter(product).min_by_key(|body| body.len()).expect("a loop with products");
+            let waits: Vec<&String> = body.iter().filter(|i| i.starts_with("WARPGROUP.DEPBAR")).collect();
+            let left = !waits.is_empty() && waits.iter().all(|i| i.ends_with("gsb0, 0x1"));
+            assert!(left, "producers: {producers}: {waits:?}");
+        }
+    }
+}
