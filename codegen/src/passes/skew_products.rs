@@ -53,7 +53,7 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
 /// Registers of a thread that the tiles of a loop may take.
 fn limit(options: &CompileOptions) -> u32 {
     let share = ALL_REGISTERS / (options.num_warps * 32);
-    share.min(options.max_registers.unwrap_or(MAX_REGISTERS)).min(MAX_REGISTERS) - RESERVED_REGISTERS
+    share.min(options.max_registers.unwrap_or(MAX_REGISTERS)).min(MAX_REGISTERS).saturating_sub(RESERVED_REGISTERS)
 }
 
 /// The products to start late.

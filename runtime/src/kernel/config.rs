@@ -76,6 +76,9 @@ pub struct LaunchConfig {
     /// Loads that run ahead are the work of warps of their own (Hopper), in kernels whose loops do not say so themselves;
     /// `None` leaves it to the compiler.
     pub warp_specialize: Option<bool>,
+    /// Products of one iteration run under the arithmetic of the next (Hopper), in loops that do not say so themselves; `None`
+    /// leaves it to the compiler.
+    pub overlap: Option<bool>,
     /// Where the launch queues; the device's own stream by default.
     pub stream: Option<Stream>,
 }
@@ -83,7 +86,7 @@ pub struct LaunchConfig {
 impl LaunchConfig {
     /// This grid, and the compiler's defaults.
     pub fn new(grid: impl Into<Grid>) -> LaunchConfig {
-        let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, warp_specialize, .. } =
+        let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, warp_specialize, overlap, .. } =
             CompileOptions::default();
         LaunchConfig {
             grid: grid.into(),
@@ -92,6 +95,7 @@ impl LaunchConfig {
             debug_asserts,
             max_registers,
             warp_specialize,
+            overlap,
             stream: None,
         }
     }
@@ -116,6 +120,11 @@ impl LaunchConfig {
         self
     }
 
+    pub fn overlap(mut self, overlap: bool) -> LaunchConfig {
+        self.overlap = Some(overlap);
+        self
+    }
+
     pub fn stream(mut self, stream: &Stream) -> LaunchConfig {
         self.stream = Some(stream.clone());
         self
@@ -129,6 +138,7 @@ impl LaunchConfig {
             debug_asserts: self.debug_asserts,
             max_registers: self.max_registers,
             warp_specialize: self.warp_specialize,
+            overlap: self.overlap,
             ..CompileOptions::default()
         }
     }
