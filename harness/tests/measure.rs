@@ -153,6 +153,12 @@ fn a_report_is_one_page() {
         assert!(html.contains(expected), "{expected}");
     }
     assert!(!html.contains("src=\"http") && !html.contains("href=\"http"), "the page needs no other file");
+    let run = "numerics autocast";
+    succeeds(&["report", "--run", run, "--page", &page_name]);
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.contains("output of LayerNorm") && html.contains("<th>CPU</th>") && !html.contains("Measured on"));
+    let message = fails(&["report", "--run", "numerics nonsense", "--page", &page_name], 1);
+    assert!(message.contains("tilewright numerics nonsense") && message.contains("possible values"), "{message}");
     std::fs::write(&json, "{}").unwrap();
     let message = fails(&["report", "--include", &json_name, "--page", &page_name], 1);
     assert!(message.contains("numerics.json") && message.contains("title"), "{message}");

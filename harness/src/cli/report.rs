@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use clap::{Args, ValueEnum};
 
@@ -12,12 +13,15 @@ use crate::report::{Outputs, Part, Report, to_html_page};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// What to measure; all of it unless some are named
+    /// What to measure; all of it unless something is named here, by --run or by --include
     #[arg(value_enum)]
     sections: Vec<Section>,
     /// The page
     #[arg(long, value_name = "FILE", default_value = "tilewright-report.html")]
     page: PathBuf,
+    /// Run another command of this program too, in quotes: --run "bench norm --rows 500"; may be given several times
+    #[arg(long, value_name = "COMMAND")]
+    run: Vec<String>,
     /// JSON files of other commands (their --json), whose tables go onto the page too
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     include: Vec<PathBuf>,
@@ -54,18 +58,25 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let cannot_write = |error| CliError::file("write", &arguments.page, error);
     files::check_writable(&arguments.page).map_err(cannot_write)?;
     let included = arguments.include.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
-    let chosen = Section::ALL.into_iter().filter(|s| arguments.sections.is_empty() || arguments.sections.contains(s));
+    let all = arguments.sections.is_empty() && arguments.run.is_empty() && arguments.include.is_empty();
+    let chosen = Section::ALL.into_iter().filter(|section| all || arguments.sections.contains(section));
     let mut reports = Vec::new();
     for section in chosen {
         writeln!(out, "measuring: {}", word(section))?;
         out.flush()?;
         reports.push(measure(section, arguments)?);
     }
+    for command in &arguments.run {
+        writeln!(out, "running: tilewright {command}")?;
+        out.flush()?;
+        reports.push(run_command(command)?);
+    }
     reports.extend(included);
     let outputs = Outputs { commit: arguments.commit.clone(), ..Outputs::default() };
-    // One machine at the top; included files keep theirs in a line of text.
+    // One machine at the top, that of this run; included files keep theirs in a line of text.
+    let here = outputs.with_machine(Report::new("machine", "This machine"));
     if let Some(first) = reports.first_mut() {
-        *first = outputs.with_machine(std::mem::take(first));
+        first.machine = here.machine;
     }
     let page = to_html_page("Tilewright: measurements", &reports);
     files::replace(&arguments.page, |file| file.write_all(page.as_bytes())).map_err(cannot_write)?;
@@ -123,6 +134,35 @@ fn measure(section: Section, arguments: &Arguments) -> Result<Report> {
     }
 }
 
+/// Runs this program with these words, and reads the JSON that it writes.
+fn run_command(words: &str) -> Result<Report> {
+    let fail = |reason: String| CliError::Failure(format!("`tilewright {words}` cannot be put on the page: {reason}"));
+    let folder = tempfile::tempdir().map_err(|error| fail(format!("no folder for its results: {error}")))?;
+    let json = folder.path().join("results.json");
+    let program =
+        std::env::current_exe().map_err(|error| fail(format!("this program does not find itself: {error}")))?;
+    let command = Command::new(program).args(words.split_whitespace()).arg("--json").arg(&json).output();
+    let output = command.map_err(|error| fail(error.to_string()))?;
+    if !output.status.success() {
+        return Err(fail(format!(
+            "it ended with {}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim_end()
+        )));
+    }
+    read(&json).map(without_place)
+}
+
+/// The machine is said at the top of the page.
+fn without_place(mut report: Report) -> Report {
+    if matches!(report.parts.first(), Some(Part::Text(text)) if text.starts_with(MEASURED_ON)) {
+        report.parts.remove(0);
+    }
+    report
+}
+
+const MEASURED_ON: &str = "Measured on ";
+
 /// A report that another command wrote as JSON.
 fn read(path: &Path) -> Result<Report> {
     let bytes = std::fs::read(path).map_err(|error| CliError::file("read", path, error))?;
@@ -134,7 +174,7 @@ fn read(path: &Path) -> Result<Report> {
         ))
     })?;
     if let Some(machine) = report.machine.take() {
-        report.parts.insert(0, Part::Text(format!("Measured on {}", machine.line())));
+        report.parts.insert(0, Part::Text(format!("{MEASURED_ON}{}", machine.line())));
     }
     Ok(report)
 }

@@ -35,6 +35,8 @@ pub struct Timeline<'a> {
     changes: Vec<(usize, bool)>,
     /// (time, bytes that live from then on), in order.
     live: Vec<(u64, u64)>,
+    /// The most by which all events together, releases of older memory included, raised what lives.
+    net_peak: i64,
 }
 
 /// The most that lived at once.
@@ -50,7 +52,10 @@ impl<'a> Timeline<'a> {
         let mut at: HashMap<u64, usize> = HashMap::new();
         let (mut changes, mut live) = (Vec::new(), Vec::new());
         let mut bytes = 0_u64;
+        let (mut net, mut net_peak) = (0_i64, 0);
         for event in &trace.memory {
+            net += if event.allocated { event.bytes as i64 } else { -(event.bytes as i64) };
+            net_peak = net.max(net_peak);
             if event.allocated {
                 at.insert(event.address, blocks.len());
                 changes.push((blocks.len(), true));
@@ -71,7 +76,7 @@ impl<'a> Timeline<'a> {
             }
             live.push((event.time_ns, bytes));
         }
-        Timeline { trace, blocks, changes, live }
+        Timeline { trace, blocks, changes, live, net_peak }
     }
 
     /// The peak of the whole recording.
@@ -113,12 +118,12 @@ impl<'a> Timeline<'a> {
         phases.map(|span| span.start_ns).min()
     }
 
-    /// How the events' peak differs from that which the allocator counted itself, as a share of the latter. The events
-    /// leave small blocks out.
+    /// By how much the events explain less than the peak that the allocator counted itself, as a share of it. They leave
+    /// small blocks out. The allocator counts from the start, so that what is released of older memory is taken off here too.
     pub fn unaccounted(&self) -> f64 {
         match self.trace.peak_bytes {
             0 => 0.0,
-            counted => (counted as f64 - self.peak().bytes as f64) / counted as f64,
+            counted => (counted as f64 - self.net_peak as f64) / counted as f64,
         }
     }
 }

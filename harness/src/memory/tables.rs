@@ -42,7 +42,7 @@ pub fn by_phase(timeline: &Timeline<'_>) -> Table {
     row("all", timeline.peak());
     let counted = timeline.trace.peak_bytes;
     let note = format!(
-        "The allocator counted a peak of {:.2} MiB by itself; the events above it explain {:.2} % of that.",
+        "By its own count the allocator rose by {:.2} MiB at most; the events explain {:.2} % of that.",
         mib(counted),
         100.0 * (1.0 - timeline.unaccounted())
     );

@@ -30,7 +30,7 @@ fn trace() -> Trace {
     ];
     let span = |node, start_ns, end_ns| SpanEvent { node, thread: 0, start_ns, end_ns };
     let spans = vec![span(2, 18, 22), span(1, 15, 50), span(3, 55, 90)];
-    Trace { nodes, spans, memory, peak_bytes: 9 * MIB + MIB / 20, end_ns: 100, ..Trace::default() }
+    Trace { nodes, spans, memory, peak_bytes: 2 * MIB + MIB / 20, end_ns: 100, ..Trace::default() }
 }
 
 #[test]
@@ -44,7 +44,8 @@ fn peaks_are_found_in_their_phases() {
     assert_eq!(timeline.peak_of(Phase::Optimizer), None);
     assert_eq!((timeline.live_at(14), timeline.live_at(100)), (4 * MIB, 4 * MIB));
     assert_eq!(timeline.first_phase(), Some(15));
-    assert!((timeline.unaccounted() - 0.05 / 9.05).abs() < 1e-6);
+    // Since 7 MiB of older memory were released, what lives never rose by more than 2.
+    assert!((timeline.unaccounted() - 0.05 / 2.05).abs() < 1e-6);
     for time in [10, 20, 30, 45, 60, 95] {
         let sum: u64 = timeline.blocks_at(time).map(|block| block.bytes).sum();
         assert_eq!(sum, timeline.live_at(time), "at {time}");

@@ -107,12 +107,12 @@ impl Report {
         format::text::report(self)
     }
 
-    /// An object with `title`, `machine` and `tables`; numbers are numbers, whatever has none is a string (`"OOM"`).
+    /// An object with `title`, `machine`, `tables`, `plots` and `texts`; numbers are numbers, whatever has none is a string (`"OOM"`).
     pub fn to_json(&self) -> serde_json::Value {
         format::data::json(self)
     }
 
-    /// Reads what [`Report::to_json`] gave: the tables and the machine.
+    /// Reads what [`Report::to_json`] gave: texts, then tables, then plots.
     ///
     /// # Errors
     /// What is missing in it.

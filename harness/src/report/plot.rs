@@ -6,9 +6,10 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use serde::{Deserialize, Serialize};
 
 /// What one picture shows.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
     /// For file names: words joined by `-`.
     pub name: String,
@@ -17,7 +18,7 @@ pub struct Plot {
 }
 
 /// The shapes that a plot can have.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Kind {
     /// One line for each series.
     Lines { x: Axis, y: Axis, series: Vec<Series> },
@@ -28,7 +29,7 @@ pub enum Kind {
 }
 
 /// What an axis means and how it is divided.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
     /// With its unit.
     pub label: String,
@@ -36,7 +37,7 @@ pub struct Axis {
 }
 
 /// How an axis maps values to places.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scale {
     /// From zero, unless all values are far from it.
     Linear,
@@ -47,14 +48,14 @@ pub enum Scale {
 }
 
 /// One line or area.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
     pub name: String,
     pub points: Vec<Point>,
 }
 
 /// A point of a line; `error` is the half length of its error bar.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     pub x: f64,
     pub y: f64,
@@ -62,7 +63,7 @@ pub struct Point {
 }
 
 /// A bar with its name. Bars of one `group` have one colour and an entry in the legend; an empty group has none.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bar {
     pub name: String,
     pub group: String,
@@ -108,6 +109,22 @@ impl Plot {
 
     pub fn stack(name: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Plot {
         Plot { name: name.to_string(), title: title.to_string(), kind: Kind::Stack { x, y, series } }
+    }
+
+    /// Without points and bars that have no place, as JSON needs it: it has no NaN and no infinities.
+    #[must_use]
+    pub fn finite(mut self) -> Plot {
+        match &mut self.kind {
+            Kind::Lines { series, .. } | Kind::Stack { series, .. } => {
+                for s in series {
+                    s.points.retain(|p| p.x.is_finite() && p.y.is_finite() && p.error.is_none_or(f64::is_finite));
+                }
+            }
+            Kind::Bars { bars, .. } => {
+                bars.retain(|bar| bar.value.is_finite() && bar.error.is_none_or(f64::is_finite));
+            }
+        }
+        self
     }
 
     /// The picture, on white, with fonts that every viewer has. Values that an axis cannot show (NaN, infinities, and on a

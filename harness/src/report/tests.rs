@@ -94,6 +94,8 @@ fn json_is_read_back() {
     assert_eq!((&read.name, &read.title, &read.machine), (&report.name, &report.title, &report.machine));
     let cells = |report: &Report| report.tables().map(|t| t.rows.clone()).collect::<Vec<_>>();
     assert_eq!(cells(&read), cells(&report));
+    assert_eq!(read.images(), report.images());
+    assert!(matches!(&read.parts[0], Part::Text(text) if text == "What this shows."));
     assert!(Report::from_json(&serde_json::json!({ "title": "x" })).unwrap_err().contains("tables"));
 }
 
@@ -196,7 +198,10 @@ fn plots_show_their_names_and_survive_odd_values() {
     assert!(svg.contains("lower") && svg.contains("upper") && svg.contains("Memory &lt;now&gt;"), "{svg}");
     for odd in [f64::NAN, f64::INFINITY, 0.0, -1.0, 1e300, 1e-300] {
         let bar = Bar { name: "b".to_string(), group: "g".to_string(), value: odd, error: Some(0.1) };
-        Plot::bars("b", "B", Axis::linear("x"), vec![bar]).to_svg();
+        let bars = Plot::bars("b", "B", Axis::linear("x"), vec![bar]);
+        bars.to_svg();
+        let json = Report::new("r", "R").plot(bars).to_json();
+        assert!(Report::from_json(&json).is_ok(), "{json}");
         for axis in [Axis::linear("y"), Axis::log2("y"), Axis::log10("y")] {
             Plot::lines("l", "L", axis.clone(), axis, vec![series("s", odd)]).to_svg();
         }

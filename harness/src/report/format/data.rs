@@ -3,12 +3,25 @@
 use serde_json::{Map, Value, json};
 
 use crate::report::table::Precision;
-use crate::report::{Cell, Column, Report, Table};
+use crate::report::{Cell, Column, Part, Plot, Report, Table};
 
-/// Title, machine, and every table as a list of objects.
+/// Title, machine, every table as a list of objects, plots and texts. Images from elsewhere are left out.
 pub fn json(report: &Report) -> Value {
     let tables: Vec<Value> = report.tables().map(json_table).collect();
-    json!({ "name": report.name, "title": report.title, "machine": report.machine, "tables": tables })
+    let plot = |part: &Part| match part {
+        Part::Plot(plot) => Some(plot.clone().finite()),
+        Part::Table(_) | Part::Text(_) | Part::Image { .. } => None,
+    };
+    let text = |part: &Part| match part {
+        Part::Text(text) => Some(text.clone()),
+        Part::Table(_) | Part::Plot(_) | Part::Image { .. } => None,
+    };
+    let plots: Vec<Plot> = report.parts.iter().filter_map(plot).collect();
+    let texts: Vec<String> = report.parts.iter().filter_map(text).collect();
+    json!({
+        "name": report.name, "title": report.title, "machine": report.machine,
+        "tables": tables, "plots": plots, "texts": texts,
+    })
 }
 
 fn json_table(table: &Table) -> Value {
@@ -43,13 +56,20 @@ fn json_row(table: &Table, row: &[Cell]) -> Value {
     Value::Object(object)
 }
 
-/// What [`json`] wrote, without plots and texts, which it leaves out.
+/// What [`json`] wrote: texts first, then tables, then plots.
 pub fn from_json(value: &Value) -> Result<Report, String> {
     let title = value["title"].as_str().ok_or("it has no title")?;
     let mut report = Report::new(value["name"].as_str().unwrap_or(title), title);
     report.machine = serde_json::from_value(value["machine"].clone()).unwrap_or(None);
+    for text in value["texts"].as_array().into_iter().flatten() {
+        report = report.text(text.as_str().ok_or("a text is no text")?);
+    }
     for table in value["tables"].as_array().ok_or("it has no tables")? {
         report = report.table(table_from_json(table)?);
+    }
+    for plot in value["plots"].as_array().into_iter().flatten() {
+        let read = serde_json::from_value(plot.clone());
+        report = report.plot(read.map_err(|error| format!("a plot cannot be read: {error}"))?);
     }
     Ok(report)
 }
