@@ -161,6 +161,7 @@ impl<'a> Machine<'a> {
     }
 
     /// What an op without control flow gives.
+    #[expect(clippy::too_many_lines, reason = "one arm per op")]
     pub(super) fn op(&mut self, id: OpId) -> Result<Vec<Val>, Fault> {
         self.count()?;
         let operands = self.operands(id);

@@ -87,6 +87,7 @@ fn outputs(constraints: &[String]) -> usize {
 
 impl Block<'_> {
     /// Assembly of one thread. `None` where the thread waits for others.
+    #[expect(clippy::too_many_lines, reason = "one arm per instruction")]
     pub(super) fn asm(
         &mut self,
         t: usize,
