@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Checks and measures Tilewright on a GPU machine, from the package that lies beside this script; builds nothing.
 #
-#   gpu-check.sh [STEP...]    steps: tests sanitize bench sweep; all but sweep without one
+#   gpu-check.sh [STEP...]    steps: tests sanitize tune leaderboard bench table; without one all of them, in this order
 #
-# OUT     where logs and rows go (./out)
-# PEERS   a Python program that prints rows of other implementations, for the same run (with the step bench)
+# OUT     where logs, rows and tables go (./out)
+# PEERS   a Python program that prints rows of other implementations, for the same run (with the step leaderboard)
+# SWEEP_PEERS   the same for the step table
 #
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
@@ -112,23 +113,57 @@ bench() {
     done
     measure attention-1024 60 cuda:0 attention --dim 64 --causal true --batch 16 --length 1024
     measure attention-4096 60 cuda:0 attention --dim 64 --causal true --batch 4 --length 4096
-    if [ -n "${PEERS:-}" ]; then
-        run peers 240 python3 "$PEERS"
-        grep '^{' "$out/peers.log" >"$out/peers.jsonl"
-    fi
-    measure kernels 200 cuda:0 kernels --only weighted_sum,softmax,rms_norm --warmup-ms 50 --rep-ms 200
-    measure matmul 120 cuda:0 kernels --only matmul --warmup-ms 50 --rep-ms 200
+    measure kernels 280 cuda:0 kernels --warmup-ms 20 --rep-ms 100
     measure attention-cpu 60 cpu attention
-    measure kernels-cpu 60 cpu kernels
+    measure kernels-cpu 120 cpu kernels --warmup-ms 5 --rep-ms 20
 }
 
-sweep() {
-    local dim causal
-    for dim in 64 128; do
-        for causal in true false; do
-            measure "sweep-$dim-$causal" 280 cuda:0 attention --sweep --dim "$dim" --causal "$causal" --warmup-ms 20 --rep-ms 100
-        done
-    done
+# Finds configurations with an empty cache, and holds the whole of it against the 120 s that it may take; then how long a new
+# process needs to its first launch from the cache.
+tune() {
+    rm -rf "$TILEWRIGHT_CACHE"
+    local start=$SECONDS
+    run tune 240 "$bin/tilewright" tune attention --device cuda:0 --dim 64 --causal true --budget 38 \
+        --export "$out/tuned.json" --json "$out/tune.json"
+    say "tune, FlashAttention-2 with d = 64 from an empty cache: $((SECONDS - start)) s" >"$out/tune.txt"
+    run tune-more 900 "$bin/tilewright" tune attention --device cuda:0 --dim 64,128 --causal true,false --budget 60 \
+        --export "$out/tuned.json" --json "$out/tune-more.json"
+    run tune-matmul 300 "$bin/tilewright" tune matmul --device cuda:0 --size 4096,8192 --budget 60 --export "$out/tuned.json"
+    tables+=("$out/tune.log" "$out/tune-more.log" "$out/tune-matmul.log")
+}
+
+# peers NAME PROGRAM ARGS...: rows of other implementations to NAME.jsonl, where there is such a program.
+peers() {
+    local name=$1
+    shift
+    [ -n "${1:-}" ] || return 0
+    run "$name" 280 python3 "$@"
+    grep '^{' "$out/$name.log" >"$out/$name.jsonl"
+}
+
+# lead NAME SECONDS PEERS ARGS...: the leaderboard's program; its rows go with all others.
+lead() {
+    local name=$1 limit=$2 file=$3 compare=()
+    shift 3
+    [ ! -s "$file" ] || compare=(--compare "$file")
+    run "leaderboard-$name" "$limit" "$bin/leaderboard" --device cuda:0 --record "$rows" --commit "$commit" \
+        --out "$out/leaderboard-$name" "${compare[@]}" "$@"
+    tables+=("$out/leaderboard-$name.log")
+}
+
+leaderboard() {
+    peers peers ${PEERS:+"$PEERS" main}
+    lead default 120 "$out/peers.jsonl"
+    lead 128 120 "$out/peers.jsonl" --dim 128 --warmup-ms 500 --rep-ms 4000
+    lead full 120 "$out/peers.jsonl" --full --warmup-ms 500 --rep-ms 4000
+    lead full-128 120 "$out/peers.jsonl" --full --dim 128 --warmup-ms 500 --rep-ms 4000
+    lead 16x1024 60 "$out/peers.jsonl" --batch 16 --length 1024 --warmup-ms 200 --rep-ms 1000
+    lead 4x4096 60 "$out/peers.jsonl" --batch 4 --length 4096 --warmup-ms 200 --rep-ms 1000
+}
+
+table() {
+    peers sweep-peers ${SWEEP_PEERS:+"$SWEEP_PEERS" sweep}
+    lead table 560 "$out/sweep-peers.jsonl" --sweep
 }
 
 unpack
@@ -136,20 +171,20 @@ commit=$(cat "$bin/commit")
 export TILEWRIGHT_CACHE=$bin/cache
 tables=()
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(tests sanitize bench)
-rm -f "$out/tests.txt" "$out/sanitize.txt"
+[ ${#steps[@]} -gt 0 ] || steps=(tests sanitize tune leaderboard bench table)
+rm -f "$out/tests.txt" "$out/sanitize.txt" "$out/tune.txt"
 for step in "${steps[@]}"; do
     case $step in
-        tests | sanitize | bench | sweep) "$step" ;;
+        tests | sanitize | tune | leaderboard | bench | table) "$step" ;;
         *)
-            say "gpu-check: there is no step '$step': the steps are tests, sanitize, bench and sweep" >&2
+            say "gpu-check: there is no step '$step': the steps are tests, sanitize, tune, leaderboard, bench and table" >&2
             exit 2
             ;;
     esac
 done
 
 say "commit $commit, $(date -u +%Y-%m-%d)"
-for list in "$out/tests.txt" "$out/sanitize.txt"; do
+for list in "$out/tests.txt" "$out/sanitize.txt" "$out/tune.txt"; do
     [ ! -e "$list" ] || cat "$list"
 done
 for table in "${tables[@]}"; do
@@ -161,7 +196,7 @@ for failure in "${failures[@]}"; do
     log=$out/${failure%%:*}.log
     say "-- $failure"
     case ${failure%%:*} in
-        bench-*) ;;
+        bench-* | leaderboard-*) ;;
         *) tail -n 8 "$log" ;;
     esac
 done

@@ -17,8 +17,10 @@ build() {
 }
 
 echo "gpu-package: building"
-program=$(build build -p tilewright-harness --bin tilewright | tail -n 1)
-strip -o "$contents/tilewright" "$program"
+programs=$(build build -p tilewright-harness --bin tilewright --bin leaderboard)
+for name in tilewright leaderboard; do
+    strip -o "$contents/$name" "$(grep -E "/$name\$" <<<"$programs" | tail -n 1)"
+done
 # Cargo names a test's binary after a hash of how it was built: the name before the hash is the test's.
 tests=$(build test -p tilewright-tests --test gpu --test gpu_random --no-run)
 for name in gpu gpu_random; do
@@ -37,7 +39,7 @@ echo "$commit" >"$contents/commit"
 
 # The binaries share most of their code, LLVM: a window that reaches from one to the next finds it again.
 echo "gpu-package: compressing"
-tar -C "$contents" -cf "$scratch/package.tar" commit gpu gpu_random tilewright
+tar -C "$contents" -cf "$scratch/package.tar" commit gpu gpu_random leaderboard tilewright
 xz --threads=1 --lzma2=preset=6,dict=256MiB -c "$scratch/package.tar" >"$scratch/package.tar.xz"
 mv "$scratch/package.tar.xz" "$out/package.tar.xz"
 cp scripts/gpu-check.sh "$out/gpu-check.sh"
