@@ -66,9 +66,22 @@ fn kernels_are_held_against_a_copy() {
     let arguments = ["kernels", "--only", "softmax,matmul", "--rows", "20", "--d", "33", "--sizes", "17"];
     let (out, rows) = rows("kernels", &arguments);
     assert_timed(&rows);
-    assert_eq!(kernels(&rows), ["softmax", "softmax", "matmul", "matmul"]);
+    let products = ["matmul"; 6];
+    assert_eq!(kernels(&rows), [&["softmax", "softmax"][..], &products[..]].concat());
+    assert_eq!((&rows[2]["case"], &rows[3]["case"]), (&Value::Null, &Value::from("bias relu")));
     assert!(rows[0]["gbps"].is_f64() && rows[0]["fraction"].is_f64() && rows[2]["tflops"].is_f64());
     assert!(out.contains("of a copy"), "{out}");
+}
+
+#[test]
+fn every_kernel_over_rows_is_checked_and_timed() {
+    let (_, rows) = rows("all", &["kernels", "--rows", "40", "--d", "64", "--sizes", "16"]);
+    assert_timed(&rows);
+    // Twenty kernels and three products, in two types.
+    assert_eq!(rows.len(), 2 * 23);
+    assert!(rows.iter().all(|row| row["error"].is_f64()), "{rows:?}");
+    let (_, one) = self::rows("one", &["rms_norm_bwd", "--rows", "33", "--d", "50"]);
+    assert_eq!(kernels(&one), ["rms_norm_bwd"; 2]);
 }
 
 #[test]
@@ -204,7 +217,10 @@ fn mistakes_are_refused_with_the_remedy() {
     refused(&["attention", "--dim", "300"], "head dimensions from 1 to 256");
     refused(&["attention", "--dtype", "f8"], "[possible values: bf16, f16, f32]");
     refused(&["attention", "--causal", "perhaps"], "'perhaps'");
-    refused(&["kernels", "--only", "layer_norm"], "weighted_sum");
+    refused(&["kernels", "--only", "sort"], "weighted_sum");
+    refused(&["sort"], "there is no kernel `sort`");
+    refused(&["flash_attention_fwd"], "tilewright bench attention");
+    refused(&["softmax_rows", "--rows", "many"], "many");
     refused(&["kernels", "--rows", "0"], "at least 1");
     refused(&["compile", "--target", "sm_70"], "expected sm_80 or sm_90a");
     refused(&["copy", "--mib", "0"], "0");

@@ -1,4 +1,5 @@
-//! Matrix product: c = f(a·b) for a [m, k], b [k, n] and c [m, n] of any strides, with an elementwise f.
+//! Matrix product: c = f(a·b + bias) for a [m, k], b [k, n] and c [m, n] of any strides, with an elementwise f and a number for
+//! each column or row.
 //!
 //! Each program computes one tile of c. Programs are numbered so that those that run together share rows of a and columns
 //! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix product tutorial,
@@ -22,10 +23,23 @@ constexpr_enum! {
     }
 }
 
-/// c = activation(a·b), accumulated in f32.
+constexpr_enum! {
+    /// Whose numbers are added to the product.
+    pub enum Bias {
+        /// Nothing is added.
+        None,
+        /// One number for each column of c, as the bias of a linear layer.
+        Columns,
+        /// One number for each row of c.
+        Rows,
+    }
+}
+
+/// c = activation(a·b + bias), accumulated in f32.
 ///
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_columns` and `b_columns` say that the operand lies in memory column by
-/// column: its first dimension is the contiguous one. `precision` applies to f32 operands.
+/// column: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` says which dimension of c the
+/// bias has; with `None` it is not read.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
@@ -52,6 +66,7 @@ constexpr_enum! {
 pub fn matmul<T: Float>(
     a: In<T>,
     b: In<T>,
+    bias: In<T>,
     c: Out<T>,
     a_stride_m: i64,
     a_stride_k: i64,
@@ -59,6 +74,7 @@ pub fn matmul<T: Float>(
     b_stride_n: i64,
     c_stride_m: i64,
     c_stride_n: i64,
+    bias_stride: i64,
     m: i32,
     n: i32,
     k: i32,
@@ -68,6 +84,7 @@ pub fn matmul<T: Float>(
     #[constexpr = 8] group: usize,
     #[constexpr = false] a_columns: bool,
     #[constexpr = false] b_columns: bool,
+    #[constexpr = None] bias_along: Bias,
     #[constexpr = None] activation: Activation,
     #[constexpr = ieee] precision: Precision,
 ) {
@@ -105,6 +122,16 @@ pub fn matmul<T: Float>(
         product = dot(at, bt, product, input_precision = precision);
         a_block = a_block.advance([0, k_tile]);
         b_block = b_block.advance([k_tile, 0]);
+    }
+    if bias_along == Bias::Columns {
+        let columns = j * n_tile + arange(0, n_tile);
+        let numbers = load(bias + columns.to::<i64>() * bias_stride, mask = columns < n, other = 0.0);
+        product = product + numbers.to::<f32>().expand_dims(0);
+    }
+    if bias_along == Bias::Rows {
+        let rows = i * m_tile + arange(0, m_tile);
+        let numbers = load(bias + rows.to::<i64>() * bias_stride, mask = rows < m, other = 0.0);
+        product = product + numbers.to::<f32>().expand_dims(1);
     }
     store(c_block, activate(product, activation).to::<T>(), boundary_check = [0, 1]);
 }
@@ -147,6 +174,33 @@ pub fn multiply<T: FloatElement>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
+    c: TensorMut<'_, T, 2>,
+    options: Options,
+) -> Result<()> {
+    product(device, a, b, None, c, options)
+}
+
+/// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]): a linear layer, whose weight [n, k] is b transposed.
+///
+/// # Errors
+/// As [`multiply`].
+pub fn multiply_add_bias<T: FloatElement>(
+    device: &Device,
+    a: Tensor<'_, T, 2>,
+    b: Tensor<'_, T, 2>,
+    bias: Tensor<'_, T, 1>,
+    c: TensorMut<'_, T, 2>,
+    options: Options,
+) -> Result<()> {
+    expect_shape("matmul", "bias", bias.shape(), [b.shape()[1]])?;
+    product(device, a, b, Some((bias, Bias::Columns)), c, options)
+}
+
+fn product<'a, T: FloatElement>(
+    device: &Device,
+    a: Tensor<'a, T, 2>,
+    b: Tensor<'a, T, 2>,
+    bias: Option<(Tensor<'a, T, 1>, Bias)>,
     mut c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
@@ -157,8 +211,14 @@ pub fn multiply<T: FloatElement>(
     let columns = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
     if columns(c.strides()) {
         // cᵀ = bᵀ·aᵀ lies row by row.
-        return multiply(device, b.transposed(0, 1), a.transposed(0, 1), c.transposed(0, 1), options);
+        let bias = bias.map(|(bias, _)| (bias, Bias::Rows));
+        return product(device, b.transposed(0, 1), a.transposed(0, 1), bias, c.transposed(0, 1), options);
     }
+    // Without a bias the kernel gets some memory that it does not read.
+    let (bias, bias_stride, bias_along) = match bias {
+        Some((bias, along)) => (bias.data, bias.strides()[0], along),
+        None => (a.data, 1, Bias::None),
+    };
     Matmul {
         a_stride_m: a.strides()[0],
         a_stride_k: a.strides()[1],
@@ -166,6 +226,7 @@ pub fn multiply<T: FloatElement>(
         b_stride_n: b.strides()[1],
         c_stride_m: c.strides()[0],
         c_stride_n: c.strides()[1],
+        bias_stride,
         m: extent(NAME, "a", m)?,
         n: extent(NAME, "b", n)?,
         k: extent(NAME, "a", k)?,
@@ -173,11 +234,13 @@ pub fn multiply<T: FloatElement>(
         b_columns: columns(b.strides()),
         a: &a.data,
         b: &b.data,
+        bias: &bias,
         c: &mut c.data,
         m_tile: tuned(),
         n_tile: tuned(),
         k_tile: tuned(),
         group: 8,
+        bias_along,
         activation: options.activation,
         precision: options.precision,
     }

@@ -198,10 +198,19 @@ pub fn check_matmul<T: FloatElement>(
     let host = HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c));
     let mut c = Placed::<T>::new(device, host);
     ok(matmul::multiply(device, a.input(), b.input(), c.output(), options));
-    let mut want = matmul::reference(&a.values(), &b.values(), [m, n, k]);
-    want.iter_mut().for_each(|x| *x = activated(*x, options.activation));
+    let product = matmul::reference(&a.values(), &b.values(), [m, n, k]);
+    let want: Vec<f64> = product.iter().map(|x| activated(*x, options.activation)).collect();
     let tf32 = T::dtype() == DType::F32 && options.precision == Precision::Tf32;
-    c.check(&what, &want, if tf32 { TF32_TOLERANCE } else { tolerance(T::dtype()) });
+    let allowed = if tf32 { TF32_TOLERANCE } else { tolerance(T::dtype()) };
+    c.check(&what, &want, allowed);
+
+    let bias = HostTensor::random(T::dtype(), &[n], &spacing.strides(&[n]), &mut random);
+    let numbers = bias.values();
+    let bias = Placed::<T>::new(device, bias);
+    let mut c = Placed::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
+    ok(matmul::multiply_add_bias(device, a.input(), b.input(), bias.input(), c.output(), options));
+    let biased = product.iter().enumerate().map(|(at, x)| activated(x + numbers[at % n], options.activation));
+    c.check(&format!("{what} with bias"), &biased.collect::<Vec<_>>(), allowed);
 }
 
 /// The activations in f64, written another way than in the kernel.

@@ -1,7 +1,7 @@
 //! Every kernel against its f64 reference in the interpreter (as recorded, specialised, and after the GPU passes) and on the
 //! simulated GPU, at small odd shapes with gaps between the elements. No GPU is needed.
 
-use tilewright::kernels::matmul::Activation;
+use tilewright::kernels::matmul::{Activation, Bias};
 use tilewright::kernels::{column_sum, matmul, rms_norm, softmax, weighted_sum};
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::DType;
@@ -256,6 +256,7 @@ struct Product {
     dtype: DType,
     shape: [usize; 3],
     columns: [bool; 2],
+    bias: Bias,
     activation: Activation,
     precision: Precision,
     /// m_tile, n_tile, k_tile
@@ -269,7 +270,7 @@ fn check_matmul(case: &Product) {
 }
 
 fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
-    let Product { dtype, shape: [m, n, k], columns, activation, precision, tiles: [m_tile, n_tile, k_tile], gap } =
+    let Product { dtype, shape: [m, n, k], columns, activation, bias, precision, tiles: [m_tile, n_tile, k_tile], gap } =
         *case;
     let mut random = Random::new(7);
     // An operand that lies column by column is a row-major one seen the other way.
@@ -280,12 +281,22 @@ fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
     let a = HostTensor::random(dtype, &[m, k], &a_strides, &mut random);
     let b = HostTensor::random(dtype, &[k, n], &b_strides, &mut random);
     let mut want = matmul::reference(&a.values(), &b.values(), [m, n, k]);
+    let (length, stride) = (if bias == Bias::Rows { m } else { n }, 1 + gap);
+    let numbers = HostTensor::random(dtype, &[length], &[stride], &mut random);
+    for (at, x) in want.iter_mut().enumerate() {
+        *x += match bias {
+            Bias::None => 0.0,
+            Bias::Columns => numbers.values()[at % n],
+            Bias::Rows => numbers.values()[at / n],
+        };
+    }
     want.iter_mut().for_each(|x| *x = activated(*x, activation));
     for form in forms {
         let mut c = HostTensor::poisoned(dtype, &[m, n], &[n + 2, 1]);
         let args = &mut [
             Arg::In(&a),
             Arg::In(&b),
+            Arg::In(&numbers),
             Arg::Out(&mut c),
             a_strides[0].into(),
             a_strides[1].into(),
@@ -293,13 +304,14 @@ fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
             b_strides[1].into(),
             (n + 2).into(),
             1.into(),
+            stride.into(),
             m.into(),
             n.into(),
             k.into(),
         ];
         let consts = consts! {
             m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,
-            a_columns = columns[0], b_columns = columns[1], activation = activation, precision = precision,
+            a_columns = columns[0], b_columns = columns[1], bias_along = bias, activation = activation, precision = precision,
         };
         let programs = (m.div_ceil(m_tile) * n.div_ceil(n_tile)) as u32;
         interpret(form, &matmul::MATMUL, &[dtype], consts, [programs, 1, 1], args);
@@ -314,6 +326,7 @@ fn matmul_matches() {
         dtype: DType::F32,
         shape: [1, 1, 1],
         columns: [false; 2],
+        bias: Bias::None,
         activation: Activation::None,
         precision: Precision::Ieee,
         tiles: [16, 16, 16],
@@ -328,6 +341,11 @@ fn matmul_matches() {
     }
     for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
         check_matmul(&Product { activation, shape: [5, 6, 7], ..base });
+    }
+    for (bias, activation) in [(Bias::Columns, Activation::Gelu), (Bias::Rows, Activation::None)] {
+        for shape in [[5, 6, 7], [33, 20, 40]] {
+            check_matmul(&Product { bias, activation, shape, ..base });
+        }
     }
     for precision in [Precision::Tf32, Precision::Tf32x3] {
         check_matmul(&Product { precision, shape: [20, 17, 33], ..base });
@@ -346,6 +364,7 @@ fn matmul_of_large_tiles_matches() {
         dtype: DType::BF16,
         shape: [144, 160, 208],
         columns: [false; 2],
+        bias: Bias::Columns,
         activation: Activation::None,
         precision: Precision::Ieee,
         tiles: [128, 128, 64],

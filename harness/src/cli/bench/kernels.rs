@@ -2,17 +2,15 @@
 
 use std::io::Write;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use half::bf16;
-use tilewright::codegen::ir::DType;
-use tilewright::kernels::{Tensor, TensorMut, rms_norm, softmax, weighted_sum};
-use tilewright::{Buffer, Device};
+use tilewright::Device;
 
-use super::data::{Number, normal, values};
-use super::record::{Measured, Recorder, Row, Trouble, Work, accept};
+use super::data::Number;
+use super::record::{Measured, Recorder, Row, Work};
+use super::rows::{Op, Rows, exists};
 use super::{Common, copy, matmul};
-use crate::cli::demo::case::{relative_error, tolerance};
-use crate::cli::{CliError, Result};
+use crate::cli::{CliError, Result, choose};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -32,61 +30,88 @@ pub struct Arguments {
     sizes: Vec<usize>,
 }
 
+/// Groups of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 enum Kernel {
-    #[value(name = "weighted_sum")]
     WeightedSum,
-    #[value(name = "softmax")]
+    ColumnSum,
     Softmax,
-    #[value(name = "rms_norm")]
     RmsNorm,
-    #[value(name = "matmul")]
+    LayerNorm,
+    Silu,
+    Swiglu,
+    CrossEntropy,
+    Rope,
+    Embedding,
+    Adamw,
+    Cast,
     Matmul,
-}
-
-/// One pass over rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Op {
-    WeightedSum,
-    WeightedSumBackward,
-    Softmax,
-    RmsNorm,
-    RmsNormBackward,
 }
 
 impl Kernel {
     fn ops(self) -> &'static [Op] {
         match self {
             Kernel::WeightedSum => &[Op::WeightedSum, Op::WeightedSumBackward],
+            Kernel::ColumnSum => &[Op::ColumnSum],
             Kernel::Softmax => &[Op::Softmax],
             Kernel::RmsNorm => &[Op::RmsNorm, Op::RmsNormBackward],
+            Kernel::LayerNorm => &[Op::LayerNorm, Op::LayerNormBackward],
+            Kernel::Silu => &[Op::Silu, Op::SiluBackward],
+            Kernel::Swiglu => &[Op::Swiglu, Op::SwigluBackward],
+            Kernel::CrossEntropy => &[Op::CrossEntropy, Op::CrossEntropyBackward],
+            Kernel::Rope => &[Op::RopeFrom, Op::RopeAt],
+            Kernel::Embedding => &[Op::EmbeddingBackward],
+            Kernel::Adamw => &[Op::AdamW, Op::AdamWWithCopy],
+            Kernel::Cast => &[Op::Cast],
             Kernel::Matmul => &[],
         }
     }
+
+    /// What a kernel of the registry is timed with: its group, and the one operation of it that the kernel is.
+    fn of(kernel: &str) -> Option<(Kernel, Option<Op>)> {
+        // Rows that do not fit a tile go to a kernel of their own.
+        let name = if kernel.starts_with("softmax_") { "softmax" } else { kernel };
+        if name == "matmul" {
+            return Some((Kernel::Matmul, None));
+        }
+        let find = |group: &Kernel| group.ops().iter().find(|op| op.name() == name).map(|op| (*group, Some(*op)));
+        Kernel::value_variants().iter().find_map(find)
+    }
 }
 
-impl Op {
-    fn name(self) -> &'static str {
-        match self {
-            Op::WeightedSum => "weighted_sum_fwd",
-            Op::WeightedSumBackward => "weighted_sum_bwd",
-            Op::Softmax => "softmax",
-            Op::RmsNorm => "rms_norm_fwd",
-            Op::RmsNormBackward => "rms_norm_bwd",
-        }
-    }
+/// Words after the name of a kernel.
+#[derive(Parser)]
+#[command(name = "tilewright bench KERNEL", max_term_width = 100)]
+struct Named {
+    #[command(flatten)]
+    arguments: Arguments,
+}
 
-    /// How many tensors of the rows' size must move; what is as small as one row does not count.
-    fn tensors(self) -> f64 {
-        match self {
-            Op::WeightedSum => 1.0,
-            Op::WeightedSumBackward | Op::Softmax | Op::RmsNorm => 2.0,
-            Op::RmsNormBackward => 3.0,
-        }
-    }
+/// `tilewright bench softmax_rows …`: one kernel of the registry.
+pub fn run_named(words: &[String], out: &mut dyn Write) -> Result<()> {
+    let name = words.first().map_or("", String::as_str);
+    let def = choose::kernel(name)?;
+    let Some((group, op)) = Kernel::of(def.name) else {
+        return Err(CliError::usage(
+            format!("`{}` is timed together with the other kernels of attention", def.name),
+            "tilewright bench attention",
+        ));
+    };
+    let mut named = match Named::try_parse_from(words) {
+        Ok(named) => named.arguments,
+        // Help, or a mistake: clap says it, with its exit code.
+        Err(error) => error.exit(),
+    };
+    named.only = vec![group];
+    measure(&named, op, out)
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    measure(arguments, None, out)
+}
+
+fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Result<()> {
     let (device, mut recorder) = arguments.common.open()?;
     let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cuda()) {
         ([], true) => gpu.to_vec(),
@@ -100,7 +125,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         return Err(CliError::usage("there is nothing to time in an empty tensor", "rows, d and sizes are at least 1"));
     }
     let wanted = if arguments.only.is_empty() { Kernel::value_variants() } else { &arguments.only };
-    let ops: Vec<Op> = wanted.iter().flat_map(|kernel| kernel.ops()).copied().collect();
+    let all = wanted.iter().flat_map(|kernel| kernel.ops()).copied();
+    let ops: Vec<Op> = all.filter(|op| alone.is_none_or(|alone| alone == *op)).collect();
     if !ops.is_empty() {
         let ceiling = copy::ceiling(&arguments.common, &device)?;
         for d in widths {
@@ -132,132 +158,33 @@ fn over_rows<T: Number>(
 ) -> Result<()> {
     let mut small = Rows::<T>::new(device, checked_rows(rows), d)?;
     let mut full = Rows::<T>::new(device, rows, d)?;
-    for &op in ops {
+    for &op in ops.iter().filter(|op| exists(**op, d)) {
         let measured = (|| -> Measured {
+            small.before(op)?;
+            full.before(op)?;
             small.run(op)?;
             let error = small.check(op)?;
             Ok((arguments.common.time(device, || full.run(op))?, error))
         })();
-        let bytes = op.tensors() * (rows * d * T::dtype().bytes()) as f64;
+        let bytes = (op.bytes_per_element(T::dtype().bytes()) * rows * d) as f64;
         let row = Row::new(op.name(), &[rows, d], T::dtype().name());
         recorder.push(row.measured(&measured, Work::Bytes(bytes, Some(ceiling))))?;
     }
     Ok(())
 }
 
-/// Everything that the kernels read and write, allocated once.
-struct Rows<T: Number> {
-    device: Device,
-    rows: usize,
-    d: usize,
-    x: Buffer<T>,
-    w: Buffer<T>,
-    grad_y: Buffer<T>,
-    /// The gradient of a result that is one number a row.
-    grad_sum: Buffer<f32>,
-    /// Results in the shape of x.
-    y: Buffer<T>,
-    /// Results that are one number a row.
-    sum: Buffer<f32>,
-    rstd: Buffer<f32>,
-    grad_w: Buffer<f32>,
-}
-
-const EPS: f32 = 1e-5;
-
-impl<T: Number> Rows<T> {
-    /// The rstd is that of the inputs, for the backward pass.
-    fn new(device: &Device, rows: usize, d: usize) -> tilewright::Result<Rows<T>> {
-        let mut new = Rows {
-            device: device.clone(),
-            rows,
-            d,
-            x: normal(device, rows * d, 1)?,
-            w: normal(device, d, 2)?,
-            grad_y: normal(device, rows * d, 3)?,
-            grad_sum: normal(device, rows, 4)?,
-            y: Buffer::poisoned(device, rows * d)?,
-            sum: Buffer::poisoned(device, rows)?,
-            rstd: Buffer::poisoned(device, rows)?,
-            grad_w: Buffer::poisoned(device, d)?,
-        };
-        new.run(Op::RmsNorm)?;
-        new.y.poison()?;
-        Ok(new)
-    }
-
-    fn run(&mut self, op: Op) -> tilewright::Result<()> {
-        let (device, shape) = (&self.device, [self.rows, self.d]);
-        let x = Tensor::dense(self.x.view(), shape)?;
-        let w = Tensor::dense(self.w.view(), [self.d])?;
-        let grad_y = Tensor::dense(self.grad_y.view(), shape)?;
-        let grad_sum = Tensor::dense(self.grad_sum.view(), [self.rows])?;
-        let y = TensorMut::dense(self.y.view_mut(), shape)?;
-        let sum = TensorMut::dense(self.sum.view_mut(), [self.rows])?;
-        let grad_w = TensorMut::dense(self.grad_w.view_mut(), [self.d])?;
-        match op {
-            Op::WeightedSum => weighted_sum::forward(device, x, w, sum),
-            Op::WeightedSumBackward => weighted_sum::backward(device, x, w, grad_sum, y, grad_w),
-            Op::Softmax => softmax::forward(device, x, y),
-            Op::RmsNorm => {
-                let rstd = TensorMut::dense(self.rstd.view_mut(), [self.rows])?;
-                rms_norm::forward(device, x, w, y, rstd, EPS)
-            }
-            Op::RmsNormBackward => {
-                let rstd = Tensor::dense(self.rstd.view(), [self.rows])?;
-                rms_norm::backward(device, x, w, rstd, grad_y, y, grad_w)
-            }
-        }
-    }
-
-    /// The largest error of what `op` just wrote; the outputs are poisoned for the next one.
-    fn check(&mut self, op: Op) -> Result<f64, Trouble> {
-        let (x, w) = (values(&self.x)?, values(&self.w)?);
-        // In x's shape and type, one f32 a row, one f32 a column.
-        let (wide, narrow, column) = match op {
-            Op::WeightedSum => (None, Some(weighted_sum::reference::forward(&x, &w, self.rows)), None),
-            Op::WeightedSumBackward => {
-                let (grad_x, grad_w) = weighted_sum::reference::backward(&x, &w, &values(&self.grad_sum)?);
-                (Some(grad_x), None, Some(grad_w))
-            }
-            Op::Softmax => (Some(softmax::reference(&x, self.d)), None, None),
-            Op::RmsNorm => (Some(rms_norm::reference::forward(&x, &w, f64::from(EPS)).0), None, None),
-            Op::RmsNormBackward => {
-                let grad_y = values(&self.grad_y)?;
-                let (grad_x, grad_w) = rms_norm::reference::backward(&x, &w, &grad_y, f64::from(EPS));
-                (Some(grad_x), None, Some(grad_w))
-            }
-        };
-        let mut worst = 0.0_f64;
-        if let Some(want) = wide {
-            let error = relative_error(&values(&self.y)?, &want);
-            worst = worst.max(accept("the rows", error, tolerance(T::dtype()))?);
-        }
-        for (name, buffer, want) in [("the sums", &self.sum, narrow), ("grad_w", &self.grad_w, column)] {
-            if let Some(want) = want {
-                let error = relative_error(&values(buffer)?, &want);
-                worst = worst.max(accept(name, error, tolerance(DType::F32))?);
-            }
-        }
-        self.y.poison()?;
-        self.sum.poison()?;
-        self.grad_w.poison()?;
-        Ok(worst)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tilewright::kernels::KERNELS;
 
     #[test]
-    fn every_pass_is_checked_against_its_reference() {
-        for op in [Op::WeightedSum, Op::WeightedSumBackward, Op::Softmax, Op::RmsNorm, Op::RmsNormBackward] {
-            let mut rows = Rows::<f32>::new(&Device::cpu(), 37, 50).unwrap();
-            assert!(matches!(rows.check(op), Err(Trouble::Wrong(_))), "{op:?} before it ran");
-            rows.run(op).unwrap();
-            assert!(rows.check(op).unwrap() < 1e-5, "{op:?}");
+    fn every_kernel_is_timed() {
+        for def in KERNELS {
+            let attention = def.name.starts_with("flash_attention");
+            assert_eq!(Kernel::of(def.name).is_none(), attention, "`{}`", def.name);
         }
+        assert_eq!(Kernel::of("rms_norm_bwd"), Some((Kernel::RmsNorm, Some(Op::RmsNormBackward))));
     }
 
     #[test]

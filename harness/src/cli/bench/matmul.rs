@@ -1,7 +1,7 @@
 //! Matrix products of `tilewright bench kernels`.
 
 use tilewright::codegen::lang::Precision;
-use tilewright::kernels::matmul::{self, Options};
+use tilewright::kernels::matmul::{self, Activation, Options};
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::{Buffer, Device};
 
@@ -11,12 +11,26 @@ use super::record::{Measured, Recorder, Row, Trouble, Work, accept};
 use crate::cli::Result;
 use crate::cli::demo::case::{relative_error, tolerance};
 
+/// What is computed, and how exactly.
+#[derive(Clone, Copy)]
+struct Case {
+    options: Options,
+    /// Whether a bias is added.
+    bias: bool,
+    /// For the row; empty for the plain product.
+    name: &'static str,
+    tolerance: f64,
+    /// The activation in f64.
+    then: fn(f64) -> f64,
+}
+
 /// Square products, n × n × n.
 struct Product<T: Number> {
     device: Device,
     n: usize,
     a: Buffer<T>,
     b: Buffer<T>,
+    bias: Buffer<T>,
     c: Buffer<T>,
 }
 
@@ -26,43 +40,68 @@ const CHECKED: usize = 256;
 impl<T: Number> Product<T> {
     fn new(device: &Device, n: usize) -> tilewright::Result<Product<T>> {
         let [a, b] = [normal(device, n * n, 1)?, normal(device, n * n, 2)?];
-        Ok(Product { device: device.clone(), n, a, b, c: Buffer::poisoned(device, n * n)? })
+        let bias = normal(device, n, 3)?;
+        Ok(Product { device: device.clone(), n, a, b, bias, c: Buffer::poisoned(device, n * n)? })
     }
 
-    fn run(&mut self, options: Options) -> tilewright::Result<()> {
+    fn run(&mut self, case: Case) -> tilewright::Result<()> {
         let shape = [self.n, self.n];
         let (a, b) = (Tensor::dense(self.a.view(), shape)?, Tensor::dense(self.b.view(), shape)?);
-        matmul::multiply(&self.device, a, b, TensorMut::dense(self.c.view_mut(), shape)?, options)
+        let c = TensorMut::dense(self.c.view_mut(), shape)?;
+        match case.bias {
+            false => matmul::multiply(&self.device, a, b, c, case.options),
+            true => {
+                let bias = Tensor::dense(self.bias.view(), [self.n])?;
+                matmul::multiply_add_bias(&self.device, a, b, bias, c, case.options)
+            }
+        }
     }
 
-    fn check(&self, tolerance: f64) -> Result<f64, Trouble> {
-        let want = matmul::reference(&values(&self.a)?, &values(&self.b)?, [self.n; 3]);
-        accept("c", relative_error(&values(&self.c)?, &want), tolerance)
+    fn check(&self, case: Case) -> Result<f64, Trouble> {
+        let mut want = matmul::reference(&values(&self.a)?, &values(&self.b)?, [self.n; 3]);
+        if case.bias {
+            let bias = values(&self.bias)?;
+            want.iter_mut().enumerate().for_each(|(at, x)| *x += bias[at % self.n]);
+        }
+        want.iter_mut().for_each(|x| *x = (case.then)(*x));
+        accept("c", relative_error(&values(&self.c)?, &want), case.tolerance)
     }
 }
 
 /// Measures products of size `n`.
 pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: &mut Recorder) -> Result<()> {
     let wide = T::dtype().bytes() == 4;
-    let precisions: &[(Precision, &str, f64)] = match wide && device.is_cuda() {
-        // Products of tf32 keep ten bits of each factor.
-        true => {
-            &[(Precision::Ieee, "ieee", 1e-5), (Precision::Tf32x3, "tf32x3", 1e-5), (Precision::Tf32, "tf32", 2e-3)]
-        }
-        false => &[(Precision::Ieee, "", 0.0)],
-    };
-    for &(precision, name, known) in precisions {
-        let tolerance = if known > 0.0 { known } else { tolerance(T::dtype()) };
+    let plain =
+        Case { options: Options::default(), bias: false, name: "", tolerance: tolerance(T::dtype()), then: |x| x };
+    let of = |precision, name, tolerance| {
         let options = Options { precision, ..Options::default() };
+        Case { options, name, tolerance, ..plain }
+    };
+    let relu = Options { activation: Activation::Relu, ..Options::default() };
+    let silu = Options { activation: Activation::Silu, ..Options::default() };
+    let cases = match wide && device.is_cuda() {
+        // Products of tf32 keep ten bits of each factor.
+        true => vec![
+            of(Precision::Ieee, "ieee", 1e-5),
+            of(Precision::Tf32x3, "tf32x3", 1e-5),
+            of(Precision::Tf32, "tf32", 2e-3),
+        ],
+        false => vec![
+            plain,
+            Case { options: relu, bias: true, name: "bias relu", then: |x| x.max(0.0), ..plain },
+            Case { options: silu, bias: true, name: "bias silu", then: |x| x / (1.0 + (-x).exp()), ..plain },
+        ],
+    };
+    for case in cases {
         let measured = (|| -> Measured {
             let mut small = Product::<T>::new(device, n.min(CHECKED + n % CHECKED))?;
-            small.run(options)?;
-            let error = small.check(tolerance)?;
+            small.run(case)?;
+            let error = small.check(case)?;
             let mut full = Product::<T>::new(device, n)?;
-            Ok((common.time(device, || full.run(options))?, error))
+            Ok((common.time(device, || full.run(case))?, error))
         })();
         let row = Row::new("matmul", &[n, n, n], T::dtype().name());
-        let row = if name.is_empty() { row } else { row.case(name) };
+        let row = if case.name.is_empty() { row } else { row.case(case.name) };
         recorder.push(row.measured(&measured, Work::Flop(2.0 * (n as f64).powi(3))))?;
     }
     Ok(())

@@ -19,6 +19,7 @@ mod matmul;
 mod model;
 mod norm;
 pub(crate) mod record;
+mod rows;
 pub(crate) mod tiles;
 mod wall;
 
@@ -51,6 +52,7 @@ enum Subject {
     /// What fusing is worth: attention and whole models in tensor ops, and by our kernels
     Fused(fused::Arguments),
     /// Weighted sum, softmax, RMSNorm and matrix products
+    /// All other kernels: those that are bound by memory, and matrix products
     Kernels(kernels::Arguments),
     /// A copy within the device's memory: the most that a memory-bound kernel can reach
     Copy(copy::Arguments),
@@ -60,6 +62,9 @@ enum Subject {
     Launch(launch::Arguments),
     /// How long each phase takes from a kernel to PTX, and a hit in the cache on disk
     Compile(compile::Arguments),
+    /// One kernel by its name in `tilewright list`, with the options of `kernels`
+    #[command(external_subcommand)]
+    Kernel(Vec<String>),
 }
 
 /// What all benchmarks take.
@@ -105,5 +110,6 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         Subject::Comm(arguments) => comm::run(arguments, out),
         Subject::Launch(arguments) => launch::run(arguments, out),
         Subject::Compile(arguments) => compile::run(arguments, out),
+        Subject::Kernel(words) => kernels::run_named(words, out),
     }
 }
