@@ -51,7 +51,6 @@ enum Subject {
     Norm(norm::Arguments),
     /// What fusing is worth: attention and whole models in tensor ops, and by our kernels
     Fused(fused::Arguments),
-    /// Weighted sum, softmax, RMSNorm and matrix products
     /// All other kernels: those that are bound by memory, and matrix products
     Kernels(kernels::Arguments),
     /// A copy within the device's memory: the most that a memory-bound kernel can reach
