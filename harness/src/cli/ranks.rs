@@ -52,18 +52,18 @@ impl RankOptions {
         Ok(DdpOptions { form, bucket_bytes: bytes as usize, wire: self.wire, ..DdpOptions::default() })
     }
 
-    /// The other ranks, if somebody started any or the options ask for a world of one.
+    /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.
     ///
     /// # Errors
     /// Ranks that do not find each other.
-    pub fn team(&self) -> Result<Option<TeamOptions>> {
+    pub fn team(&self, device: &candle_core::Device) -> Result<Option<TeamOptions>> {
         let environment = Environment::get().map_err(|error| CliError::Failure(error.to_string()))?;
         if environment.place.is_none() && self.ddp.is_none() && self.shard.is_none() {
             return Ok(None);
         }
         let ddp = self.ddp_options()?;
         let comm: Communicator =
-            dist::connect_to(&environment).map_err(|error| CliError::Failure(error.to_string()))?;
+            dist::connect_for(&environment, device).map_err(|error| CliError::Failure(error.to_string()))?;
         Ok(Some(TeamOptions { comm: Arc::new(comm), ddp, shard: self.shard }))
     }
 }

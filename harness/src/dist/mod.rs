@@ -39,12 +39,35 @@ pub fn connect_to(environment: &Environment) -> Result<Communicator> {
         BackEnd::Mpi => comm::mpi::connect(options),
         #[cfg(not(feature = "mpi"))]
         BackEnd::Mpi => absent("MPI", "mpi"),
-        BackEnd::Nccl => absent("NCCL", "nccl"),
+        // For host memory; `connect_for` has the GPUs.
+        BackEnd::Nccl => rendezvous::connect(place, &environment.job, options),
+    }
+}
+
+/// [`connect_to`] for a model on `device`: between GPUs NCCL carries gradients and parameters, and the host's back end all else.
+///
+/// # Errors
+/// As [`connect_to`]; several ranks with GPUs in a build without NCCL, and NCCL asked for on the CPU.
+pub fn connect_for(environment: &Environment, device: &candle_core::Device) -> Result<Communicator> {
+    match device {
+        candle_core::Device::Cpu if environment.back_end == Some(BackEnd::Nccl) => Err(CommError::Setup(
+            "NCCL carries memory of GPUs, and this model is on the CPU\n  help: unset TILEWRIGHT_COMM, or train on GPUs".into(),
+        )),
+        candle_core::Device::Cpu => connect_to(environment),
+        #[cfg(all(feature = "nccl", feature = "cuda"))]
+        candle_core::Device::Cuda(cuda) => {
+            let (host, guard) = (connect_to(environment)?, connect_to(environment)?);
+            comm::nccl::connect(host, guard, cuda.cuda_stream(), environment.options)
+        }
+        _ if environment.place.as_ref().is_none_or(|place| place.world == 1) => {
+            Err(CommError::Setup("one rank on a GPU has nobody to talk to: leave --ddp and --shard out".into()))
+        }
+        _ => absent("NCCL", "nccl"),
     }
 }
 
 fn absent(what: &str, feature: &str) -> Result<Communicator> {
     Err(CommError::Setup(format!(
-        "this program was built without {what}\n  help: build it with --features {feature}, or unset TILEWRIGHT_COMM"
+        "this program was built without {what}\n  help: build it with --features tilewright-harness/{feature}, or unset TILEWRIGHT_COMM"
     )))
 }

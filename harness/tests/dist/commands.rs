@@ -107,3 +107,75 @@ fn collectives_are_timed_between_processes() {
     assert_eq!(text.matches("all_reduce").count(), 1, "only rank 0 prints: {text}");
     has(&text, &["[rank 0]", "tcp"]);
 }
+
+const SMALL: [&str; 8] = ["--layers", "2", "--width", "32", "--hidden", "64", "--heads", "2"];
+
+/// Rows of the first table of a command's JSON.
+fn rows(command: &[&str]) -> (Vec<Value>, String, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("found.json");
+    let (code, text) = tilewright(&[command, &["--json", json.to_str().unwrap()]].concat());
+    assert_eq!(code, 0, "{text}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    (report["tables"][0]["rows"].as_array().unwrap().clone(), text, folder)
+}
+
+#[test]
+fn steps_are_timed_by_form() {
+    let steps = ["--repeat", "2", "--warmup", "1", "--context", "16", "--buckets", "0.05,100"];
+    let (rows, text, folder) = rows(&[&["bench", "ddp"], SMALL.as_slice(), &steps].concat());
+    let forms: Vec<&str> = rows.iter().map(|row| row["form"].as_str().unwrap()).collect();
+    assert_eq!(forms, ["none", "naive", "flat", "overlap", "bucketed", "bucketed"], "{text}");
+    for row in &rows[1..] {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
+        assert!(number("step_ms") > number("left_over_ms") && number("communication_ms") > 0.0, "{row}");
+        assert!((0.0..=100.0).contains(&number("hidden_percent")), "{row}");
+    }
+    let calls: Vec<u64> = rows[1..].iter().map(|row| row["calls"].as_u64().unwrap()).collect();
+    assert!(calls[0] == calls[2] && calls[0] > calls[3] && calls[3] > 1, "{calls:?}");
+    assert_eq!((calls[1], calls[4]), (1, 1));
+    // Nothing is under way while backward runs.
+    assert!(
+        rows[1]["hidden_percent"].as_f64().unwrap() < 10.0 && rows[2]["hidden_percent"].as_f64().unwrap() < 10.0,
+        "{text}"
+    );
+    // The measured waits stand beside a prediction.
+    let json = folder.path().join("found.json");
+    let given = ["--overhead-us", "10", "--bandwidth-gbps", "1", "--buckets", "0.05,100", "--bytes", "4e5"];
+    let (code, text) =
+        tilewright(&[&["account", "ddp", "--measured", json.to_str().unwrap()], given.as_slice()].concat());
+    assert_eq!(code, 0, "{text}");
+    has(&text, &["measured"]);
+}
+
+#[test]
+fn shared_state_takes_its_part_of_the_memory() {
+    let steps = ["--repeat", "2", "--warmup", "0", "--context", "16", "--ranks", "2"];
+    let (rows, text, _folder) = rows(&[&["bench", "shard"], SMALL.as_slice(), &steps].concat());
+    let state: Vec<f64> = rows.iter().map(|row| row["state_mb"].as_f64().unwrap()).collect();
+    assert_eq!(rows.len(), 3, "{text}");
+    // The embedding is nearly half of this model, so that whole parameters do not divide evenly; shares of buckets do.
+    assert!(state[1] < 0.8 * state[0] && (state[2] / state[0] - 0.5).abs() < 0.01, "{state:?}");
+    assert!((state[0] - 2.0 * rows[0]["parameters_mb"].as_f64().unwrap()).abs() < 1e-9);
+}
+
+/// A back end that is not built in, or not for this device, is named with what to do.
+#[test]
+fn absent_back_ends_are_named() {
+    let bench = |back_end: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        command
+            .env("TILEWRIGHT_COMM", back_end)
+            .env("RANK", "0")
+            .env("WORLD_SIZE", "2")
+            .env("TILEWRIGHT_DEVICE", "cpu");
+        let output = command.args(["bench", "comm", "--sizes", "0.1"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    has(&bench("nccl"), &["NCCL carries memory of GPUs", "unset TILEWRIGHT_COMM"]);
+    has(&bench("gloo"), &["TILEWRIGHT_COMM is `gloo`, expected tcp, mpi or nccl"]);
+    if !cfg!(feature = "mpi") {
+        has(&bench("mpi"), &["built without MPI", "--features tilewright-harness/mpi"]);
+    }
+}

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Instant;
 
+use candle_core::Device;
 use clap::{Args, ValueEnum};
+use tilewright::Buffer;
 
+use super::world::{Carrier, each_world, failed};
+use crate::cli::model_options::model_device;
+use crate::cli::run::{Choice, device};
 use crate::cli::{CliError, Result};
-use crate::dist::comm::{CommError, Communicator, Options, Reduce, threads};
-use crate::dist::rank::{Environment, Place};
-use crate::dist::{connect_to, launch, rendezvous};
+use crate::dist::comm::{Call, CommError, Communicator, Dtype, Op, Reduce};
+use crate::ops::memory::kernel_device;
 use crate::report::plot::Point;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Series, Table};
 
@@ -28,6 +32,9 @@ pub struct Arguments {
     /// What carries them, where they are threads of this process
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Carrier::Threads, Carrier::Tcp])]
     back_end: Vec<Carrier>,
+    /// Where the buffers are: cpu, cuda or cuda:N; without it, on a GPU if there is one
+    #[arg(long, value_parser = device)]
+    device: Option<Choice>,
     /// Collectives before those that are timed
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
@@ -36,14 +43,6 @@ pub struct Arguments {
     repeat: u32,
     #[command(flatten)]
     outputs: Outputs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Carrier {
-    /// Shared memory
-    Threads,
-    /// Sockets
-    Tcp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,73 +68,34 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         return Err(CliError::usage("a size makes no sense", "sizes are megabytes above 0"));
     }
     arguments.outputs.check()?;
-    let environment = Environment::get().map_err(failed)?;
-    let mut samples = Vec::new();
-    if environment.place.is_some() {
-        let comm = connect_to(&environment).map_err(failed)?;
-        samples.extend(measure(arguments, &comm).map_err(failed)?);
-        if comm.rank() != 0 {
-            return Ok(());
-        }
-    } else {
-        for &carrier in &arguments.back_end {
-            for &ranks in &arguments.ranks {
-                samples.extend(world(arguments, carrier, ranks.into(), environment.options).map_err(failed)?);
-            }
-        }
+    let device = model_device(arguments.device)?;
+    let measure = |comm: Communicator| measure(arguments, &device, &comm).map_err(failed);
+    let worlds = each_world(&device, &arguments.back_end, &arguments.ranks, measure)?;
+    if worlds.is_empty() {
+        return Ok(());
     }
+    let samples: Vec<Sample> = worlds.into_iter().flatten().collect();
     Ok(arguments.outputs.write(report(&samples), out)?)
 }
 
-fn failed(error: CommError) -> CliError {
-    CliError::Failure(error.to_string())
-}
-
-/// Measures with ranks that are threads; what rank 0 found.
-fn world(arguments: &Arguments, carrier: Carrier, ranks: usize, options: Options) -> Result<Vec<Sample>, CommError> {
-    let ready = match carrier {
-        Carrier::Threads => threads::threads(ranks, options)?.into_iter().map(Some).collect(),
-        Carrier::Tcp => (0..ranks).map(|_| None).collect::<Vec<_>>(),
-    };
-    let port = launch::free_port().map_err(|error| CommError::Setup(format!("no free port: {error}")))?;
-    let rank = |rank, ready: Option<Communicator>| {
-        let master = ("127.0.0.1".to_string(), port);
-        let place = Place { rank, world: ranks, local_rank: rank, local_world: ranks, master, started_by: "bench" };
-        let comm = ready.map_or_else(|| rendezvous::connect(&place, "bench comm", options), Ok)?;
-        measure(arguments, &comm)
-    };
-    std::thread::scope(|scope| {
-        let start = |(number, ready)| {
-            let rank = &rank;
-            scope.spawn(move || rank(number, ready))
-        };
-        let running: Vec<_> = ready.into_iter().enumerate().map(start).collect();
-        let panicked = |_| CommError::Setup("internal error: a rank panicked, please report".into());
-        let found: Result<Vec<_>, CommError> = running.into_iter().map(|rank| rank.join().map_err(panicked)?).collect();
-        found.map(|mut all| all.swap_remove(0))
-    })
-}
-
 /// Measures on one rank; every rank gets the samples of all.
-fn measure(arguments: &Arguments, comm: &Communicator) -> Result<Vec<Sample>, CommError> {
+fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Result<Vec<Sample>, CommError> {
     let world = comm.world();
     let mut samples = Vec::new();
     for &collective in &arguments.collective {
         for &mb in &arguments.sizes {
             // Whole chunks for every rank.
             let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
-            let mut data = vec![(comm.rank() + 1) as f32; count];
-            call(comm, collective, &mut data)?;
-            check(comm, collective, &data)?;
+            let mut data = Data::new(device, vec![(comm.rank() + 1) as f32; count])?;
+            data.call(comm, collective)?;
+            check(comm, collective, &data.to_vec()?)?;
             for _ in 0..arguments.warmup {
-                call(comm, collective, &mut data)?;
+                data.call(comm, collective)?;
             }
             let mut all = vec![0.0_f64; world * arguments.repeat as usize];
             for own in all.chunks_mut(arguments.repeat as usize).skip(comm.rank()).take(1).flatten() {
                 comm.barrier()?;
-                let began = Instant::now();
-                call(comm, collective, &mut data)?;
-                *own = began.elapsed().as_secs_f64();
+                *own = data.call(comm, collective)?;
             }
             comm.all_gather(&mut all)?;
             let bytes = count * size_of::<f32>();
@@ -145,13 +105,47 @@ fn measure(arguments: &Arguments, comm: &Communicator) -> Result<Vec<Sample>, Co
     Ok(samples)
 }
 
-fn call(comm: &Communicator, collective: Collective, data: &mut [f32]) -> Result<(), CommError> {
-    match collective {
-        // Averages stay what they are, however often they are taken.
-        Collective::AllReduce => comm.all_reduce(data, Reduce::Avg),
-        Collective::ReduceScatter => comm.reduce_scatter(data, Reduce::Avg),
-        Collective::AllGather => comm.all_gather(data),
-        Collective::Broadcast => comm.broadcast(data, 0),
+/// A buffer where the communicator wants it.
+enum Data {
+    Host(Vec<f32>),
+    Gpu(Buffer<f32>),
+}
+
+impl Data {
+    fn new(device: &Device, values: Vec<f32>) -> Result<Data, CommError> {
+        if device.is_cpu() {
+            return Ok(Data::Host(values));
+        }
+        let device = kernel_device(device).map_err(|error| CommError::Setup(error.to_string()))?;
+        Ok(Data::Gpu(Buffer::from_slice(device, &values).map_err(|error| CommError::Setup(error.to_string()))?))
+    }
+
+    fn to_vec(&self) -> Result<Vec<f32>, CommError> {
+        match self {
+            Data::Host(values) => Ok(values.clone()),
+            Data::Gpu(buffer) => buffer.to_vec().map_err(|error| CommError::Setup(error.to_string())),
+        }
+    }
+
+    /// One collective, and how many seconds it took: on a GPU between events, so that what ranks say to each other before does not count;
+    /// in training it is hidden behind the collective before.
+    fn call(&mut self, comm: &Communicator, collective: Collective) -> Result<f64, CommError> {
+        let op = match collective {
+            // Averages stay what they are, however often they are taken.
+            Collective::AllReduce => Op::AllReduce(Reduce::Avg),
+            Collective::ReduceScatter => Op::ReduceScatter(Reduce::Avg),
+            Collective::AllGather => Op::AllGather,
+            Collective::Broadcast => Op::Broadcast { root: 0 },
+        };
+        let (address, count) = match self {
+            Data::Host(values) => (values.as_mut_ptr().cast(), values.len()),
+            Data::Gpu(buffer) => (buffer.view_mut().address() as *mut u8, buffer.len()),
+        };
+        let began = Instant::now();
+        // SAFETY: the buffer lives in `self`, and the collective has ended before this returns.
+        let handle = unsafe { comm.start(Call { op, dtype: Dtype::F32, count, wire: None }, address)? };
+        handle.synchronize()?;
+        Ok(handle.device_seconds().unwrap_or_else(|| began.elapsed().as_secs_f64()))
     }
 }
 

@@ -12,6 +12,7 @@ mod comm;
 mod compile;
 mod copy;
 pub(crate) mod data;
+mod ddp;
 mod fused;
 mod kernels;
 mod launch;
@@ -20,8 +21,10 @@ mod model;
 mod norm;
 pub(crate) mod record;
 mod rows;
+mod shard;
 pub(crate) mod tiles;
 mod wall;
+mod world;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -57,6 +60,10 @@ enum Subject {
     Copy(copy::Arguments),
     /// Collectives between ranks: all-reduce and others, by size, number of ranks and back end
     Comm(comm::Arguments),
+    /// Training steps on many ranks: time, communication, and how much of it backward hides, by form and bucket size
+    Ddp(ddp::Arguments),
+    /// Memory and time of a step with the optimizer's state whole and shared out
+    Shard(shard::Arguments),
     /// How long it takes to issue a launch
     Launch(launch::Arguments),
     /// How long each phase takes from a kernel to PTX, and a hit in the cache on disk
@@ -107,6 +114,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         Subject::Kernels(arguments) => kernels::run(arguments, out),
         Subject::Copy(arguments) => copy::run(arguments, out),
         Subject::Comm(arguments) => comm::run(arguments, out),
+        Subject::Ddp(arguments) => ddp::run(arguments, out),
+        Subject::Shard(arguments) => shard::run(arguments, out),
         Subject::Launch(arguments) => launch::run(arguments, out),
         Subject::Compile(arguments) => compile::run(arguments, out),
         Subject::Kernel(words) => kernels::run_named(words, out),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use candle_core::Device;
 use clap::Args;
 
 use self::plan::Plan;
@@ -116,9 +117,10 @@ struct Rates {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    let Some(team) = arguments.ranks.team()? else { return train(arguments, None, out) };
+    let device = model_device(arguments.device)?;
+    let Some(team) = arguments.ranks.team(&device)? else { return train(arguments, device, None, out) };
     let mut nobody = std::io::sink();
-    let outcome = train(arguments, Some(&team), if team.comm.rank() == 0 { out } else { &mut nobody });
+    let outcome = train(arguments, device, Some(&team), if team.comm.rank() == 0 { out } else { &mut nobody });
     if let Err(error) = &outcome {
         // The other ranks hear of it instead of waiting.
         team.comm.give_up(&error.to_string());
@@ -126,8 +128,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     outcome
 }
 
-fn train(arguments: &Arguments, team: Option<&TeamOptions>, out: &mut dyn Write) -> Result<()> {
-    let device = model_device(arguments.device)?;
+fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out: &mut dyn Write) -> Result<()> {
     let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
     let name = device_info(&device)?.name;
     let millions = config.parameters() as f64 / 1e6;

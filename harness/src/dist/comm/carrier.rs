@@ -72,6 +72,14 @@ pub(crate) trait Carrier {
         deadline: Deadline,
     ) -> Result<Option<Box<dyn Fence>>>;
 
+    /// Looks after what is still under way; called now and then while nothing is called.
+    ///
+    /// # Errors
+    /// Something did not end in time.
+    fn watch(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Tells the other ranks that this one does not go on, and why. May be called more than once.
     fn give_up(&mut self, error: &CommError);
 }

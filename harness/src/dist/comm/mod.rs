@@ -29,11 +29,13 @@ pub mod handle;
 pub(crate) mod links;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod sum;
 pub mod tcp;
 pub mod threads;
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -96,6 +98,8 @@ pub struct Communicator {
     failed: Arc<OnceLock<CommError>>,
     /// Marks where the stream that computes is, for back ends on a GPU.
     mark: Option<Mark>,
+    /// Carries collectives of host memory, where this one is for a GPU's.
+    host: Option<Box<Communicator>>,
 }
 
 /// Records where the stream that computes is, on the thread that calls a collective.
@@ -132,7 +136,17 @@ impl Communicator {
         let thread = thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
         let gone = |_| CommError::Setup(handle::PANICKED.into());
         whether.recv().map_err(gone)??;
-        Ok(Communicator { rank, world, name, queue: Some(queue), thread: Some(thread), trace, failed, mark })
+        Ok(Communicator {
+            rank,
+            world,
+            name,
+            queue: Some(queue),
+            thread: Some(thread),
+            trace,
+            failed,
+            mark,
+            host: None,
+        })
     }
 
     /// The only rank of a world of one.
@@ -149,6 +163,18 @@ impl Communicator {
     fn renamed(mut self, rank: usize, world: usize) -> Communicator {
         (self.rank, self.world) = (rank, world);
         self
+    }
+
+    /// The same with another communicator for host memory.
+    #[cfg(feature = "nccl")]
+    fn with_host(mut self, host: Communicator) -> Communicator {
+        self.host = Some(Box::new(host));
+        self
+    }
+
+    /// What carries host memory: slices and vectors, which all safe methods take.
+    pub fn host(&self) -> &Communicator {
+        self.host.as_deref().unwrap_or(self)
     }
 
     /// This rank, from 0.
@@ -250,14 +276,14 @@ impl Communicator {
     fn start_owned<T: Element>(&self, op: Op, mut data: Vec<T>) -> Result<Pending<T>> {
         let call = Call { op, dtype: T::DTYPE, count: data.len(), wire: None };
         // SAFETY: the vector's memory stays where it is, in a `Pending` that waits before it frees it.
-        let handle = unsafe { self.start(call, data.as_mut_ptr().cast())? };
+        let handle = unsafe { self.host().start(call, data.as_mut_ptr().cast())? };
         Ok(Pending::new(data, handle))
     }
 
     fn run<T: Element>(&self, op: Op, data: &mut [T], wire: Option<Dtype>) -> Result<()> {
         let call = Call { op, dtype: T::DTYPE, count: data.len(), wire };
         // SAFETY: `data` is borrowed until this function returns, which is when the collective is done.
-        let handle = unsafe { self.start(call, data.as_mut_ptr().cast())? };
+        let handle = unsafe { self.host().start(call, data.as_mut_ptr().cast())? };
         handle.wait()
     }
 
@@ -316,6 +342,9 @@ impl Communicator {
     /// Tells all ranks that this one cannot go on: their collectives fail with `reason` instead of waiting. For a rank that found an
     /// error outside of collectives; dropping the communicator while panicking does it too.
     pub fn give_up(&self, reason: &str) {
+        if let Some(host) = &self.host {
+            host.give_up(reason);
+        }
         self.send(Job::GiveUp(CommError::Setup(reason.to_string())));
     }
 
@@ -352,6 +381,9 @@ impl Drop for Communicator {
     }
 }
 
+/// How often a communicator looks after what is under way while nothing is called.
+const WATCH: Duration = Duration::from_secs(1);
+
 /// What the communicator's thread keeps.
 struct Progress {
     options: Options,
@@ -363,7 +395,18 @@ struct Progress {
 impl Progress {
     /// Carries jobs until the communicator is dropped. Every job ends, if not well then with the first error.
     fn serve(mut self, mut carrier: impl Carrier, jobs: &Receiver<Job>) {
-        while let Ok(job) = jobs.recv() {
+        loop {
+            let job = match jobs.recv_timeout(WATCH) {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let (None, Err(error)) = (self.failed.get(), carrier.watch()) {
+                        carrier.give_up(&error);
+                        let _ = self.failed.set(error);
+                    }
+                    continue;
+                }
+            };
             match job {
                 Job::GiveUp(reason) => {
                     carrier.give_up(&reason);

@@ -1,0 +1,299 @@
+//! `tilewright bench ddp`: training steps on many ranks, by the form in which gradients travel.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::{Device, Tensor};
+use clap::Args;
+
+use super::world::{Carrier, each_world};
+use crate::cli::model_options::{ModelOptions, model_device};
+use crate::cli::run::{Choice, device};
+use crate::cli::{CliError, Result};
+use crate::dist::comm::{Communicator, Dtype, Reduce};
+use crate::dist::ddp::{DdpOptions, Form};
+use crate::dist::error::Error;
+use crate::dist::sharded::Mode;
+use crate::model::{Config, Transformer};
+use crate::optim::{AdamWOptions, Schedule};
+use crate::report::plot::Bar;
+use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Table};
+use crate::train::{self, Learner, LearnerOptions, Team, TeamOptions};
+
+/// Without ranks from outside (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    work: Work,
+    /// Which forms
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed])]
+    form: Vec<Form>,
+    /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes)
+    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0])]
+    buckets: Vec<f64>,
+    /// Round gradients to bf16 on their way
+    #[arg(long)]
+    bf16_wire: bool,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+/// What every rank does: what `bench ddp` and `bench shard` share.
+#[derive(Args)]
+pub struct Work {
+    #[command(flatten)]
+    pub model: ModelOptions,
+    /// Where to train: cpu, cuda or cuda:N; without it, on a GPU if there is one
+    #[arg(long, value_parser = device)]
+    pub device: Option<Choice>,
+    /// Windows of a step, of all ranks together
+    #[arg(long, value_name = "WINDOWS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch: u32,
+    /// Tokens of a window
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: u32,
+    /// How many ranks, where they are threads of this process
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [2])]
+    pub ranks: Vec<u16>,
+    /// What carries them, where they are threads of this process
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Carrier::Threads])]
+    pub back_end: Vec<Carrier>,
+    /// Steps before those that are timed
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub warmup: u32,
+    /// Steps that are timed
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: u32,
+}
+
+impl Work {
+    pub fn config(&self) -> Result<Config> {
+        self.model.config(Config { context: self.context as usize, ..Config::default() })
+    }
+}
+
+/// A model in training on one rank.
+pub struct Trainee {
+    pub model: Transformer,
+    pub learner: Learner,
+    pub team: Option<Team>,
+    device: Device,
+    inputs: Tensor,
+    targets: Tensor,
+}
+
+/// One step of one rank, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Step {
+    pub whole: f64,
+    /// What was left over after backward.
+    pub waited: f64,
+    /// All collectives of gradients, hidden or not.
+    pub communication: f64,
+}
+
+impl Trainee {
+    /// A model whose gradients travel as `ddp` says; without it, a model that is alone.
+    ///
+    /// # Errors
+    /// No memory, a batch that the ranks do not divide.
+    pub fn new(
+        work: &Work,
+        config: &Config,
+        comm: &Arc<Communicator>,
+        ddp: Option<DdpOptions>,
+        shard: Option<Mode>,
+    ) -> train::Result<Trainee> {
+        let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
+        let device = model_device(work.device).map_err(other)?;
+        let model = Transformer::new(config, &device, 0)?;
+        let options = LearnerOptions {
+            adamw: AdamWOptions::default(),
+            schedule: Schedule { peak: 1e-3, floor: 1e-4, warmup: 0, total: 1000 },
+            weight_decay: 0.1,
+            decay_embeddings: false,
+            clip: None,
+        };
+        let (batch, world) = (work.batch as usize, comm.world());
+        let (team, learner) = match ddp {
+            None => (None, Learner::new(model.params(), options)?),
+            Some(ddp) => {
+                let team = TeamOptions { comm: comm.clone(), ddp, shard };
+                let (team, learner) = Team::form(&team, model.params(), options, batch)?;
+                (Some(team), learner)
+            }
+        };
+        // Any tokens do: how long a step takes does not depend on them.
+        let (windows, context) = ((batch / world).max(1), config.context);
+        let token = |i: usize| ((i + comm.rank() * 7919) * 2_654_435_761 % config.vocabulary) as u32;
+        let tokens: Vec<u32> = (0..windows * context + 1).map(token).collect();
+        let tensor =
+            |from: usize| Tensor::from_slice(&tokens[from..from + windows * context], (windows, context), &device);
+        let (inputs, targets) = (tensor(0)?, tensor(1)?);
+        Ok(Trainee { model, learner, team, device, inputs, targets })
+    }
+
+    /// Forward, backward, and the gradients' way.
+    ///
+    /// # Errors
+    /// Those of the model and of communication.
+    pub fn gradients(&mut self) -> train::Result<Step> {
+        self.learner.begin()?;
+        let loss = self.model.loss(&self.inputs, &self.targets)?;
+        self.learner.backward(&loss, 1.0)?;
+        let Some(team) = &self.team else { return Ok(Step::default()) };
+        let sent = team.ddp().finish_gradient_synchronization()?;
+        let trace = team.communicator().take_trace();
+        let communication = trace.iter().map(|record| (record.ended - record.started).as_secs_f64()).sum();
+        Ok(Step { waited: sent.waited.as_secs_f64(), communication, whole: 0.0 })
+    }
+
+    /// The rest of the step.
+    ///
+    /// # Errors
+    /// As [`Trainee::gradients`].
+    pub fn update(&mut self) -> train::Result<()> {
+        self.learner.update()?;
+        Ok(self.device.synchronize()?)
+    }
+
+    /// A whole step, from where all ranks are ready.
+    ///
+    /// # Errors
+    /// As [`Trainee::gradients`].
+    pub fn step(&mut self, comm: &Communicator) -> train::Result<Step> {
+        comm.barrier().map_err(Error::from)?;
+        comm.start_trace();
+        let began = Instant::now();
+        let step = self.gradients()?;
+        self.update()?;
+        Ok(Step { whole: began.elapsed().as_secs_f64(), ..step })
+    }
+}
+
+/// Steps of the slowest rank, as far as each number goes.
+///
+/// # Errors
+/// Those of steps.
+pub fn steps(work: &Work, trainee: &mut Trainee, comm: &Communicator) -> train::Result<Vec<Step>> {
+    for _ in 0..work.warmup {
+        trainee.step(comm)?;
+    }
+    let mut steps = Vec::new();
+    for _ in 0..work.repeat {
+        let step = trainee.step(comm)?;
+        let mut numbers = [step.whole, step.waited, step.communication];
+        comm.all_reduce(&mut numbers, Reduce::Max).map_err(Error::from)?;
+        let [whole, waited, communication] = numbers;
+        steps.push(Step { whole, waited, communication });
+    }
+    Ok(steps)
+}
+
+/// What one form gave.
+struct Found {
+    form: &'static str,
+    bucket_mb: Option<f64>,
+    calls: Option<usize>,
+    steps: Vec<Step>,
+}
+
+struct World {
+    back_end: &'static str,
+    ranks: usize,
+    found: Vec<Found>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    if arguments.buckets.iter().any(|mb| !(0.0..1e9).contains(mb)) {
+        return Err(CliError::usage("a bucket size makes no sense", "--buckets are megabytes from 0"));
+    }
+    arguments.outputs.check()?;
+    let config = arguments.work.config()?;
+    let work = &arguments.work;
+    let worlds = each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
+        measure(arguments, &config, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
+    })?;
+    if worlds.is_empty() {
+        return Ok(());
+    }
+    Ok(arguments.outputs.write(report(&worlds, &config, work), out)?)
+}
+
+fn measure(arguments: &Arguments, config: &Config, comm: Arc<Communicator>) -> train::Result<World> {
+    let wire = arguments.bf16_wire.then_some(Dtype::Bf16);
+    let options = |form, bucket_bytes| DdpOptions { form, bucket_bytes, wire, ..DdpOptions::default() };
+    let mut kinds: Vec<(Option<DdpOptions>, Option<f64>)> = vec![(None, None)];
+    for &form in &arguments.form {
+        match form {
+            Form::Bucketed => {
+                kinds.extend(arguments.buckets.iter().map(|&mb| (Some(options(form, (mb * 1e6) as usize)), Some(mb))));
+            }
+            _ => kinds.push((Some(options(form, 0)), None)),
+        }
+    }
+    let mut found = Vec::new();
+    for (ddp, bucket_mb) in kinds {
+        let mut trainee = Trainee::new(&arguments.work, config, &comm, ddp, None)?;
+        let calls = trainee.team.as_ref().map(|team| team.ddp().buckets().len());
+        let steps = steps(&arguments.work, &mut trainee, &comm)?;
+        found.push(Found { form: ddp.map_or("none", |ddp| ddp.form.name()), bucket_mb, calls, steps });
+    }
+    Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
+}
+
+fn mean(steps: &[Step], f: impl Fn(&Step) -> f64) -> f64 {
+    steps.iter().map(f).sum::<f64>() / steps.len() as f64
+}
+
+fn report(worlds: &[World], config: &Config, work: &Work) -> Report {
+    let columns = [
+        Column::text("back end"),
+        Column::integer("ranks"),
+        Column::text("form"),
+        Column::number("bucket").unit("MB"),
+        Column::integer("calls"),
+        Column::number("step").unit("ms"),
+        Column::number("communication").unit("ms"),
+        Column::number("left over").unit("ms"),
+        Column::number("left over").unit("%").decimals(1).key("left_over_percent"),
+        Column::number("hidden").unit("%").decimals(1),
+    ];
+    let mut table = Table::new("ddp", "Training steps by the form in which gradients travel", columns);
+    let mut bars = Vec::new();
+    for world in worlds {
+        for found in &world.found {
+            let alone = found.calls.is_none();
+            let (whole, waited) = (mean(&found.steps, |s| s.whole), mean(&found.steps, |s| s.waited));
+            let communication = mean(&found.steps, |s| s.communication);
+            let number = |x: f64| if alone { Cell::Empty } else { Cell::from(x) };
+            let hidden = (1.0 - waited / communication).clamp(0.0, 1.0);
+            let times: Vec<f64> = found.steps.iter().map(|step| step.whole * 1e3).collect();
+            table.push([
+                Cell::from(world.back_end),
+                world.ranks.into(),
+                found.form.into(),
+                found.bucket_mb.into(),
+                found.calls.into(),
+                Cell::statistics(&times),
+                number(communication * 1e3),
+                number(waited * 1e3),
+                number(100.0 * waited / whole),
+                number(100.0 * hidden),
+            ]);
+            let size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
+            let group = format!("{} ranks, {}", world.ranks, world.back_end);
+            bars.push(Bar { name: format!("{}{size}", found.form), group, value: whole * 1e3, error: None });
+        }
+    }
+    let millions = config.parameters() as f64 / 1e6;
+    let table = table
+        .note(format!(
+            "{millions:.2} M parameters, {}, {} windows of {} tokens in all. Every number is the slowest rank's, on average.",
+            config.precision, work.batch, config.context
+        ))
+        .note("Left over is what the step waits for after backward; hidden is the rest of the communication. `none` sends nothing.");
+    let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
+    Report::new("ddp", "Data-parallel training").table(table).plot(plot)
+}
