@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use tilewright_harness::model::{Attention, Config, Fusion, Norm, Precision, SIZES, Transformer};
+use tilewright_harness::model::{Attention, Config, Fusion, Norm, Precision, Replay, SIZES, Transformer};
 use tilewright_harness::ops::attention::Tiling;
 use tilewright_harness::params::no_grad;
 
@@ -229,6 +229,25 @@ fn parameters_are_complete_once_and_backwards() {
         assert!(place("norm.weight") < place("blocks.1.mlp.down.weight"));
         assert!(place("blocks.1.attention.qkv.weight") < place("blocks.0.mlp.down.weight"), "{order:?}");
     }
+}
+
+#[test]
+fn repeated_passes_add_up() {
+    let config = small();
+    let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
+    let (x, y) = (tokens(&config, 2, 9, 1), tokens(&config, 2, 9, 5));
+    let loss = model.loss(&x, &y).unwrap();
+    loss.backward().unwrap();
+    let once = flat(model.params().grads());
+    model.params().zero_grads().unwrap();
+    let mut passes = Replay::new(&model);
+    assert!(passes.why_not().is_some_and(|why| why.contains("CPU")));
+    for _ in 0..4 {
+        let found = passes.forward_backward(&x, &y, 0.5).unwrap();
+        assert_eq!(found.to_scalar::<f32>().unwrap(), loss.to_scalar::<f32>().unwrap());
+    }
+    let sum = flat(model.params().grads());
+    assert!(sum.iter().zip(&once).all(|(sum, once)| (sum - 2.0 * once).abs() <= 1e-5 * once.abs().max(1e-3)));
 }
 
 /// Every node costs a walk, an addition to zeros and, on a GPU, launches.

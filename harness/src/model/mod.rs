@@ -11,19 +11,22 @@
 //! [`Config::checkpoint`]. None of them changes what is computed.
 //!
 //! Files in reading order: `config.rs`, this one, `layers.rs` (a block as ops on the tape), `block.rs` (a block as one op),
-//! `head.rs` (norm, head and loss as one op), `checkpoint.rs` (blocks that are computed again backward).
+//! `head.rs` (norm, head and loss as one op), `checkpoint.rs` (blocks that are computed again backward),
+//! `replay.rs` (passes as CUDA graphs).
 
 mod block;
 mod checkpoint;
 mod config;
 mod head;
 mod layers;
+mod replay;
 
 use std::sync::Arc;
 
 use candle_core::{Device, Error, Result, Tensor};
 
 pub use config::{Attention, Config, Fusion, Norm, Precision, SIZES};
+pub use replay::Replay;
 
 use crate::ops::{self, Rope};
 use crate::params::{Init, Param, ParamSpec, Params};

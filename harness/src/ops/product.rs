@@ -53,7 +53,6 @@ pub fn fresh_product_plus<T: Elem>(base: &Tensor, a: &Tensor, b: &Tensor) -> Res
         #[cfg(feature = "cuda")]
         if let candle_core::Device::Cuda(cuda) = device {
             super::cublas::multiply(cuda, &a, &b, &mut target, [m, k, n], 1.0)?;
-            drop(target);
             return Ok(c);
         }
         cpu::add_rounded(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n])?;

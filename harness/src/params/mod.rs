@@ -264,6 +264,11 @@ impl Params {
         callbacks.push((key, Arc::new(callback)));
         ReadyHook { params: self.0.clone(), key }
     }
+
+    /// Whether [`Params::on_grad_ready`] has callbacks.
+    pub fn has_listeners(&self) -> bool {
+        !self.0.callbacks.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
 }
 
 impl Group {
