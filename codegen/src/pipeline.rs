@@ -1,6 +1,6 @@
 //! The compiler: one function per target, a pass a line.
 
-use crate::ir::{Func, Stage};
+use crate::ir::{Func, Op, Stage, Value};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
@@ -125,6 +125,33 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.func
 }
 
+/// Elements of one tile that a thread can hold: four times its registers. Beyond that, code would spill most of the tile,
+/// and compiling it takes minutes.
+const MAX_ELEMENTS_PER_THREAD: usize = 1024;
+
+/// Refuses tiles that are far larger than the registers of a block.
+fn check_tiles(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
+    let threads = 32 * options.num_warps as usize;
+    for id in func.walk() {
+        let data = func.op(id);
+        let spread = |v: &&Value| func.ty(**v).is_tensor() && !matches!(data.op, Op::Constant { .. } | Op::Splat);
+        let Some(&v) = data.results.iter().find(spread) else { continue };
+        let elements = func.ty(v).numel() / threads;
+        if elements > MAX_ELEMENTS_PER_THREAD {
+            let shape = func.ty(v).shape();
+            return Err(Unsupported {
+                loc: data.loc.clone(),
+                message: format!(
+                    "a tile of shape {shape:?} is {elements} elements for each of {threads} threads, at most \
+                     {MAX_ELEMENTS_PER_THREAD} are possible"
+                ),
+                help: Some("use smaller tiles or more warps: a thread has 255 registers".into()),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Compiles for an NVIDIA GPU.
 pub fn compile_gpu(
     func: &Func,
@@ -132,6 +159,7 @@ pub fn compile_gpu(
     options: &CompileOptions,
     observer: &mut dyn Observer,
 ) -> Result<Artifact, CompileError> {
+    check_tiles(func, options)?;
     let laid = gpu_ir(func, arch, options, observer);
     let module = lower::nvptx::lower(&laid, arch, options)?;
     observer.llvm_ir(&module.llvm_ir);

@@ -62,3 +62,22 @@ fn random_programs_become_ptx() {
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
+
+#[test]
+fn a_tile_beyond_the_registers_of_a_block_is_refused_at_once() {
+    let text = "kernel @wide(%x: ptr<f32>) {
+  %i = arange {start = 0, end = 262144} : tensor<262144xi32>
+  %p = splat %x : tensor<262144xptr<f32>>
+  %q = ptr_add %p, %i : tensor<262144xptr<f32>>
+  %v = load %q {eviction = normal} : tensor<262144xf32>
+  store %q, %v {eviction = normal}
+  return
+}";
+    let func = crate::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let compile = |num_warps| {
+        let options = CompileOptions { num_warps, ..CompileOptions::default() };
+        pipeline::compile_gpu(&func, GpuArch::Sm80, &options, &mut ())
+    };
+    let error = compile(4).expect_err("2048 elements a thread").to_string();
+    assert!(error.contains("[262144] is 2048 elements for each of 128 threads, at most 1024"), "{error}");
+}
