@@ -24,6 +24,7 @@ mod model_options;
 mod numerics;
 mod profile;
 mod ranks;
+mod reach;
 mod report;
 pub(crate) mod run;
 mod step;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tilewright::codegen::ir::DType;
-use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind};
+use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::num;
 use tilewright::kernel::launch_erased;
 use tilewright::{Device, LaunchArg, LaunchConfig};
@@ -14,7 +14,7 @@ use tilewright::{Device, LaunchArg, LaunchConfig};
 use super::bind::{self, Extents, Strides};
 use super::compile::Options;
 use super::tensors::{self, Contents, OnDevice, Tensor};
-use super::{CliError, Result, choose};
+use super::{CliError, Result, choose, reach};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -80,6 +80,7 @@ pub fn open(choice: Option<Choice>) -> Result<Device> {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let def = choose::kernel(&arguments.kernel)?;
     let job = Job::plan(def, arguments)?;
+    job.check_reach()?;
     let device = open(arguments.device)?;
     let outputs = job.launch(&device, &arguments.options)?;
     tensors::write(&arguments.output, &outputs)?;
@@ -160,6 +161,18 @@ impl Job {
         }
         let grid = grid(&arguments.grid, &extents)?;
         Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
+    }
+
+    /// Whether the kernel's views stay inside the tensors. A mistake in the kernel itself is the launch's to tell.
+    fn check_reach(&self) -> Result<()> {
+        let Ok(func) = self.def.record(&self.dtypes, &self.constants, &Specialization::default()) else {
+            return Ok(());
+        };
+        let mut counts = BTreeMap::new();
+        for (name, (shape, _)) in &self.memory {
+            counts.insert(*name, elements(name, shape)?);
+        }
+        reach::check(&func, &self.scalars, &counts)
     }
 
     /// Runs the kernel; gives what it wrote.
