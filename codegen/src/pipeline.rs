@@ -6,6 +6,7 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, direct_local_loads, early_arrivals,
     hoist_buffers, licm, order_products, pipeline_loads, resolve_views, rotate_loops, skew_products, specialize_warps,
+    take_turns,
 };
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
@@ -122,6 +123,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("delay_waits", Stage::Async, delay_waits::run);
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("early_arrivals", Stage::Async, early_arrivals::run);
+    p.pass("take_turns", Stage::Async, |f| take_turns::run(f, options));
     p.func
 }
 

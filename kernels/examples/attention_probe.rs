@@ -4,7 +4,7 @@
 //! `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
 //! `attention_probe DIR key=value…` writes one choice: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`, `causal`,
 //! `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the tiles), `one_pass`,
-//! `ws` (loads by warps of their own), `overlap` (true or false), `arch`.
+//! `ws` (loads by warps of their own), `turns` (and products in turns), `overlap` (true or false), `arch`.
 //! With `emit=laid` or `emit=async` it writes `NAME.tile`, the Tile IR of that stage, too.
 
 use std::collections::HashMap;
@@ -42,6 +42,7 @@ struct Choice {
     overlap: Option<bool>,
     consts: Vec<(&'static str, ConstValue)>,
     warp_specialize: Option<bool>,
+    take_turns: Option<bool>,
 }
 
 fn main() -> Result<()> {
@@ -121,16 +122,22 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
     let name = format!(
         "{name}_{dtype}_d{d}{}{}_q{}k{}w{}s{}",
         if causal { "_causal" } else { "" },
-        if given.get("ws").is_some_and(|ws| ws == "true") { "_ws" } else { "" },
+        match (warp_specialize, take_turns) {
+            (Some(true), Some(true)) => "_turns",
+            (Some(true), _) => "_ws",
+            _ => "",
+        },
         tiles.q_tile,
         tiles.k_tile,
         tiles.num_warps,
         tiles.num_stages
     );
     let consts = all.into_iter().filter(|(name, _)| has(name)).collect();
-    let warp_specialize = given.get("ws").map(|text| text.parse()).transpose().map_err(|e| format!("ws: {e}"))?;
-    let overlap = given.get("overlap").map(|text| text.parse()).transpose().map_err(|e| format!("overlap: {e}"))?;
-    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, warp_specialize, overlap })
+    let flag = |key: &str| -> Result<Option<bool>> {
+        given.get(key).map(|text| text.parse().map_err(|e| format!("{key}: {e}").into())).transpose()
+    };
+    let (warp_specialize, take_turns, overlap) = (flag("ws")?, flag("turns")?, flag("overlap")?);
+    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, warp_specialize, take_turns, overlap })
 }
 
 /// Aligned memory, strides that are multiples of 16, rows without gaps.
@@ -173,6 +180,7 @@ fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
         debug_asserts: false,
         warp_specialize: choice.warp_specialize,
         overlap: choice.overlap,
+        take_turns: choice.take_turns,
         ..CompileOptions::default()
     };
     let mut stages = Stages { wanted: emit.map(String::as_str), tile: String::new(), llvm: String::new() };

@@ -261,6 +261,8 @@ impl<'a> Machine<'a> {
             Op::AsyncCommit
             | Op::AsyncWait { pending: _ }
             | Op::FenceAsyncShared
+            | Op::TakeTurn
+            | Op::PassTurn
             | Op::BlockBarrier { id: _, threads: _ } => none(()),
             Op::MbarrierAlloc { arrivals } => {
                 let Type::Barrier { count } = self.ty(id, 0) else { wrong_type("mbarrier_alloc") };

@@ -452,6 +452,11 @@ op_table! {
     /// a barrier. Elements beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, barriers,
     /// i32 index, optionally a bool that turns it off.
     TmaLoad { boundary: Vec<usize> } = "tma_load" (4..5) -> 0, Write, Async;
+    /// The warpgroups of a role take turns: waits until the one before has passed the turn on. The first to wait is the first
+    /// warpgroup.
+    TakeTurn = "take_turn" (0..0) -> 0, Control, Async;
+    /// Passes the turn on to the next warpgroup of the role, from the last to the first.
+    PassTurn = "pass_turn" (0..0) -> 0, Control, Async;
     /// Parts of the block that run side by side: `warps` warps the first region, `producers` further warps, of four that
     /// the block has more, the second. `registers` are what a thread of either has. In the first region
     /// `block_barrier` and the barriers that the compiler places are for its own threads.

@@ -19,6 +19,7 @@ pub mod resolve_views;
 pub mod rotate_loops;
 pub mod skew_products;
 pub mod specialize_warps;
+pub mod take_turns;
 
 use crate::ir::Func;
 use crate::target::CompileOptions;

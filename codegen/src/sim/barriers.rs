@@ -139,8 +139,12 @@ impl Block<'_> {
                 self.bulk_load(t, arg(self, 0)?, arg(self, 1)?, &at, arg(self, 2 + rank)?, global)?;
             }
             "bar.sync" | "bar.arrive" if text.contains(',') => {
-                let numbers: Vec<usize> = text.split([' ', ',', ';']).filter_map(|s| s.parse().ok()).collect();
-                return self.named_barrier(t, numbers[0], numbers[1], op == "bar.sync");
+                let count = last_number(text)? as usize;
+                let id = match args.is_empty() {
+                    true => text.split([' ', ',']).nth(1).and_then(|s| s.parse().ok()).ok_or("no barrier")?,
+                    false => arg(self, 0)? as usize,
+                };
+                return self.named_barrier(t, id, count, op == "bar.sync");
             }
             _ => return Ok(None),
         }

@@ -22,6 +22,8 @@ mod matrix;
 mod memory;
 mod parse;
 #[cfg(test)]
+mod role_tests;
+#[cfg(test)]
 mod tests;
 mod value;
 

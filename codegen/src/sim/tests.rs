@@ -82,7 +82,7 @@ fn random_programs_give_what_the_interpreter_gives() {
 }
 
 /// The attention of `programs/`: its inputs, and its output O as the interpreter and the simulated GPU compute it.
-struct Attention {
+pub(super) struct Attention {
     func: Func,
     queries: usize,
     tile: usize,
@@ -90,7 +90,7 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(text: &str, queries: usize, tile: usize, dim: usize) -> Attention {
+    pub(super) fn new(text: &str, queries: usize, tile: usize, dim: usize) -> Attention {
         Attention { func: crate::text::parse(text).unwrap_or_else(|e| panic!("{e}")), queries, tile, dim }
     }
 
@@ -115,7 +115,7 @@ impl Attention {
         bytes.chunks(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
     }
 
-    fn interpret(&self) -> Vec<f64> {
+    pub(super) fn interpret(&self) -> Vec<f64> {
         let mut memory = crate::interp::Memory::new();
         let mut args: Vec<crate::interp::ArgValue> = self.inputs().into_iter().map(|b| memory.add(b).into()).collect();
         let o = memory.add(vec![0xFF; self.queries * self.dim * 2]);
@@ -127,11 +127,16 @@ impl Attention {
         Attention::numbers(memory.bytes(o))
     }
 
-    fn llvm_ir(&self, arch: GpuArch, options: &CompileOptions) -> crate::lower::nvptx::GpuModule {
+    pub(super) fn llvm_ir(&self, arch: GpuArch, options: &CompileOptions) -> crate::lower::nvptx::GpuModule {
         lower(&gpu_ir(&self.func, arch, options, &mut ()), arch, options).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn simulate(&self, llvm_ir: &str, module: &crate::lower::nvptx::GpuModule, seed: u64) -> Result<Vec<f64>, String> {
+    pub(super) fn simulate(
+        &self,
+        llvm_ir: &str,
+        module: &crate::lower::nvptx::GpuModule,
+        seed: u64,
+    ) -> Result<Vec<f64>, String> {
         let mut global = Global::default();
         let mut args: Vec<u64> = self.inputs().into_iter().map(|b| global.add(b)).collect();
         let o = global.add(vec![0xFF; self.queries * self.dim * 2]);
@@ -155,7 +160,7 @@ impl Attention {
 }
 
 /// ‖found − expected‖ / ‖expected‖; NaN where anything is NaN.
-fn relative_error(expected: &[f64], found: &[f64]) -> f64 {
+pub(super) fn relative_error(expected: &[f64], found: &[f64]) -> f64 {
     let square = |x: f64| x * x;
     let difference: f64 = expected.iter().zip(found).map(|(a, b)| square(a - b)).sum();
     (difference / expected.iter().map(|&a| square(a)).sum::<f64>()).sqrt()

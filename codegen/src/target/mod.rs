@@ -126,6 +126,9 @@ pub struct CompileOptions {
     /// Whether products of one iteration of a loop run under the arithmetic of the next (Hopper only), in loops that do not
     /// say so themselves; `None` leaves it to the compiler, which looks at how many registers it takes.
     pub overlap: Option<bool>,
+    /// Whether the warpgroups that compute take turns at the tensor cores, where loads are the work of others; `None` leaves
+    /// it to the compiler, which does not do it yet.
+    pub take_turns: Option<bool>,
 }
 
 impl Default for CompileOptions {
@@ -138,6 +141,7 @@ impl Default for CompileOptions {
             max_registers: None,
             warp_specialize: None,
             overlap: None,
+            take_turns: None,
         }
     }
 }

@@ -269,7 +269,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalSlot => shared::local_slot(cx),
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
-        Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared => Ok(()),
+        Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared | Op::TakeTurn | Op::PassTurn => Ok(()),
         Op::MmaSync { precision: _, warps } | Op::Wgmma { warps, late: _, open: _ } => shared::dot_by_warps(cx, warps),
         Op::FmaDot => shared::dot(cx),
         Op::WgmmaWait { pending: _ } => {

@@ -92,7 +92,9 @@ fn region_ends(op: &Op) -> &'static [End] {
         | Op::MbarrierArrive { .. }
         | Op::AsyncArrive { .. }
         | Op::MbarrierWait
-        | Op::TmaLoad { .. } => &[],
+        | Op::TmaLoad { .. }
+        | Op::TakeTurn
+        | Op::PassTurn => &[],
     }
 }
 

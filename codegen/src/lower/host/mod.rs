@@ -234,6 +234,8 @@ impl Lowering<'_> {
             | Op::AsyncArrive { .. }
             | Op::MbarrierWait
             | Op::TmaLoad { .. }
+            | Op::TakeTurn
+            | Op::PassTurn
             | Op::Roles { .. } => {
                 panic!("internal compiler error: `{}` of a GPU stage on the CPU, please report", data.op.mnemonic())
             }

@@ -383,6 +383,8 @@ impl<'f> Lowering<'f> {
             Op::AsyncArrive { .. } => self.async_arrive(id),
             Op::MbarrierWait => self.mbarrier_wait(id),
             Op::TmaLoad { .. } => self.tma_load(id)?,
+            Op::TakeTurn => self.turn("sync", 0),
+            Op::PassTurn => self.turn("arrive", 1),
             Op::Roles { .. } => self.roles(id)?,
             Op::Dot { .. } => panic!("internal compiler error: a dot without an instruction"),
         }

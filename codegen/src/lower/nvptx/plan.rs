@@ -3,7 +3,7 @@
 //! Buffers live from their `local_alloc` to the last use of anything made from them (through a loop's end, if they were
 //! made before the loop); scratch lives for one op. Barriers come from a walk that keeps the accesses since the last one:
 //! an access that overlaps an earlier one, of which at least one writes, needs a barrier in between. Loops are walked
-//! again with what their end leaves open, until nothing changes.
+//! again with what their end leaves open, until nothing changes; what is open only from before a loop is settled there.
 //!
 //! Of rings (buffers that asynchronous copies fill) the pass that made them placed the barriers; here they only wait for
 //! what used their memory before.
@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 const BUFFER_ALIGN: u32 = 1024;
 const SCRATCH_ALIGN: u32 = 16;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct SharedPlan {
     /// Dynamic shared memory of a block.
     pub bytes: u32,
@@ -153,22 +153,7 @@ impl SharedPlan {
         for &id in &func.block(block).ops {
             let data = func.op(id);
             match &data.op {
-                Op::For { .. } | Op::While => {
-                    // What one iteration leaves open meets the next.
-                    loop {
-                        let before = (self.barriers.len(), self.fences.len(), pending.clone());
-                        for &r in &data.regions {
-                            self.walk(func, r, pending);
-                        }
-                        // The loop may not run at all: what was open stays open.
-                        pending.reads.extend(&before.2.reads);
-                        pending.writes.extend(&before.2.writes);
-                        pending.unfenced.extend(&before.2.unfenced);
-                        if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
-                            break;
-                        }
-                    }
-                }
+                Op::For { .. } | Op::While => self.walk_loop(func, id, pending),
                 // Each role has its own barriers; what they share, mbarriers order.
                 Op::If | Op::Roles { .. } => {
                     let mut merged = Pending::default();
@@ -182,6 +167,42 @@ impl SharedPlan {
                     *pending = merged;
                 }
                 _ => self.access(func, id, pending),
+            }
+        }
+    }
+
+    /// What was open before a loop and would cost a barrier in each of its iterations gets it once, before the loop.
+    fn walk_loop(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
+        let (mut alone, mut with) = (self.clone(), self.clone());
+        alone.settle(func, id, &mut Pending::default());
+        let mut open = pending.clone();
+        with.settle(func, id, &mut open);
+        if (&with.barriers, &with.fences) == (&alone.barriers, &alone.fences) {
+            *self = with;
+            *pending = open;
+            return;
+        }
+        if !pending.unfenced.is_empty() {
+            self.fences.insert(id);
+        }
+        self.barriers.insert(id);
+        *pending = Pending::default();
+        self.settle(func, id, pending);
+    }
+
+    /// Walks a loop until what one iteration leaves open for the next does not change.
+    fn settle(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
+        loop {
+            let before = (self.barriers.len(), self.fences.len(), pending.clone());
+            for &r in &func.op(id).regions {
+                self.walk(func, r, pending);
+            }
+            // The loop may not run at all: what was open stays open.
+            pending.reads.extend(&before.2.reads);
+            pending.writes.extend(&before.2.writes);
+            pending.unfenced.extend(&before.2.unfenced);
+            if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
+                break;
             }
         }
     }

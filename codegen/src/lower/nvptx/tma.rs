@@ -9,6 +9,9 @@ use crate::target::{ArgDesc, ArgType, TensorMapDesc};
 /// Bytes of an mbarrier.
 pub(super) const MBARRIER_BYTES: u32 = 8;
 
+/// Named barriers from this on are turns; 0 is the block's, 1 the role's.
+const FIRST_TURN: u32 = 2;
+
 impl Lowering<'_> {
     /// i1: this thread acts for its role (or its block).
     fn leader(&mut self) -> Val {
@@ -202,6 +205,24 @@ impl Lowering<'_> {
         (params, args)
     }
 
+    /// Waits for the turn of this warpgroup, or passes it to the one `ahead`: each has a named barrier, to which it and the one
+    /// before it come.
+    pub(super) fn turn(&mut self, how: &str, ahead: u32) {
+        let groups = self.consumers.expect("internal compiler error: turns outside a role") / 4;
+        let own = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
+        let next = self.e.hoist(format!("add i32 {own}, {ahead}"));
+        let next = self.e.hoist(format!("and i32 {next}, {}", groups - 1));
+        let id = self.e.hoist(format!("add i32 {next}, {FIRST_TURN}"));
+        self.e.void(format!("call void asm sideeffect \"bar.{how} $0, 256;\", \"r,~{{memory}}\"(i32 {id}) #1"));
+    }
+
+    /// The last warpgroup passes the turn on before anybody has waited: the first one begins.
+    fn first_turn(&mut self, warps: u32) {
+        let own = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
+        let last = self.e.hoist(format!("icmp eq i32 {own}, {}", warps / 4 - 1));
+        self.when(Some(last), |this| this.turn("arrive", 1));
+    }
+
     /// The two regions side by side; see [`Op::Roles`].
     pub(super) fn roles(&mut self, id: OpId) -> Result<()> {
         let func = self.func;
@@ -220,6 +241,9 @@ impl Lowering<'_> {
             ));
         }
         self.consumers = Some(*warps);
+        if func.walk_from(data.regions[0]).iter().any(|&op| func.op(op).op == Op::TakeTurn) {
+            self.first_turn(*warps);
+        }
         self.block(data.regions[0])?;
         self.consumers = None;
         self.e.branch(join);

@@ -249,6 +249,8 @@ impl<'f> Homes<'f> {
             | Op::AsyncArrive { .. }
             | Op::MbarrierWait
             | Op::TmaLoad { .. }
+            | Op::TakeTurn
+            | Op::PassTurn
             | Op::Roles { .. } => {
                 panic!("internal compiler error: `{}` before layout assignment", data.op.mnemonic())
             }

@@ -1,0 +1,42 @@
+//! Warpgroups take turns at the tensor cores, so that the arithmetic of one runs under the products of another.
+//!
+//! Does: in loops of a role with several warpgroups, waits for the turn before the first product of an iteration, and passes
+//! it on when the products before the first wait have started.
+//! Requires: stage async, waits for products in their places. Keeps: meaning; all warpgroups run the same iterations.
+//! Does not: touch loops without products of their own, nor roles of more than four warpgroups.
+
+use crate::ir::{Func, Op, OpId};
+use crate::target::CompileOptions;
+
+/// See the module's page.
+pub fn run(func: &mut Func, options: &CompileOptions) {
+    if options.take_turns != Some(true) {
+        return;
+    }
+    let consumers = func.walk().into_iter().find_map(|id| match func.op(id).op {
+        Op::Roles { warps, .. } if (8..=16).contains(&warps) => Some(func.op(id).regions[0]),
+        _ => None,
+    });
+    let Some(consumers) = consumers else { return };
+    for id in func.walk_from(consumers) {
+        if matches!(func.op(id).op, Op::For { .. }) {
+            turns(func, id);
+        }
+    }
+}
+
+fn turns(func: &mut Func, id: OpId) {
+    let region = func.op(id).regions[0];
+    let ops = &func.block(region).ops;
+    let first = ops.iter().position(|&op| matches!(func.op(op).op, Op::Wgmma { .. }));
+    let wait = ops.iter().position(|&op| matches!(func.op(op).op, Op::WgmmaWait { .. }));
+    let (Some(first), Some(wait)) = (first, wait) else { return };
+    if wait < first {
+        return;
+    }
+    let loc = func.op(ops[first]).loc.clone();
+    let [take, pass] = [Op::TakeTurn, Op::PassTurn].map(|op| func.create_op(op, vec![], vec![], vec![], loc.clone()));
+    let ops = &mut func.block_mut(region).ops;
+    ops.insert(wait, pass);
+    ops.insert(first, take);
+}

@@ -1,0 +1,59 @@
+//! Roles on the simulated GPU: attention whose loads are the work of warps of their own.
+
+use super::tests::{Attention, relative_error};
+use crate::target::{CompileOptions, GpuArch};
+
+/// With a length that the host knows as an i32, and of one head: what a tensor map can say.
+fn attention64_in_bulk() -> Attention {
+    let text = include_str!("programs/attention64.tile");
+    let text = text.replace("%n: i64 {divisible_by = 16}", "%length: i32 {divisible_by = 16}");
+    let text = text.replace("%ho = mul %head64, %nd : i64", "%ho = constant {value = 0} : i64");
+    let (head, body) = text.split_once(") {\n").expect("a kernel");
+    Attention::new(&format!("{head}) {{\n  %n = cast %length : i64\n{body}"), 112, 64, 64)
+}
+
+/// The options of roles with this many warps that compute.
+fn roles(num_warps: u32, take_turns: bool) -> CompileOptions {
+    let (warp_specialize, take_turns) = (Some(true), Some(take_turns));
+    CompileOptions { num_warps, num_stages: 2, warp_specialize, take_turns, ..CompileOptions::default() }
+}
+
+#[test]
+fn attention_in_roles_gives_what_the_interpreter_gives() {
+    let case = attention64_in_bulk();
+    for (seed, (num_warps, turns)) in [(4, false), (8, false), (8, true)].into_iter().enumerate() {
+        let module = case.llvm_ir(GpuArch::Sm90a, &roles(num_warps, turns));
+        assert_eq!((module.threads, module.tensor_maps.len()), (32 * num_warps + 128, 2));
+        assert_eq!(module.llvm_ir.contains("bar.arrive"), turns);
+        let found = case.simulate(&module.llvm_ir, &module, seed as u64).unwrap_or_else(|e| panic!("case {seed}: {e}"));
+        let error = relative_error(&case.interpret(), &found);
+        assert!(error < 4e-3, "case {seed}: relative error {error}");
+    }
+}
+
+#[test]
+fn missing_synchronisation_between_roles_is_noticed() {
+    let case = attention64_in_bulk();
+    // One buffer for several tiles, so that it has to be given back.
+    let options = CompileOptions { num_stages: 1, ..roles(8, true) };
+    let module = case.llvm_ir(GpuArch::Sm90a, &options);
+    let mut unnoticed = Vec::new();
+    for (gone, complaint) in [
+        ("mbarrier.try_wait", "one too many arrives"),
+        ("mbarrier.arrive.shared", "for ever"),
+        ("mbarrier.arrive.expect_tx", "announced"),
+        ("cp.async.bulk.tensor", "bytes"),
+        ("fence.proxy.async", "without a proxy fence"),
+        ("fence.mbarrier_init", "without a fence"),
+        ("bar.sync 0;", "no barrier was made"),
+        ("bar.arrive", "for ever"),
+    ] {
+        let broken: Vec<&str> = module.llvm_ir.lines().filter(|l| !l.contains(gone)).collect();
+        assert!(broken.len() < module.llvm_ir.lines().count(), "{gone} is not there");
+        match case.simulate(&broken.join("\n"), &module, 1) {
+            Err(e) if e.contains(complaint) => {}
+            other => unnoticed.push(format!("without {gone}: {:?}", other.err())),
+        }
+    }
+    assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
+}
