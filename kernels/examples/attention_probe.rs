@@ -4,7 +4,8 @@
 //! `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
 //! `attention_probe DIR key=value…` writes one choice: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`, `causal`,
 //! `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the tiles), `one_pass`,
-//! `ws` (loads by warps of their own), `turns` (and products in turns), `overlap` (true or false), `arch`.
+//! `ws` (loads by warps of their own), `turns` (and products in turns), `overlap` (true or false), `tma`
+//! (bulk copies), `arch`.
 //! With `emit=laid` or `emit=async` it writes `NAME.tile`, the Tile IR of that stage, too.
 
 use std::collections::HashMap;
@@ -43,6 +44,7 @@ struct Choice {
     consts: Vec<(&'static str, ConstValue)>,
     warp_specialize: Option<bool>,
     take_turns: Option<bool>,
+    bulk_copies: Option<bool>,
 }
 
 fn main() -> Result<()> {
@@ -118,6 +120,11 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
         ("one_pass", ConstValue::Bool(parsed(given, "one_pass", false)?)),
         ("precision", ConstValue::Word(precision.to_string())),
     ];
+    let flag = |key: &str| -> Result<Option<bool>> {
+        given.get(key).map(|text| text.parse().map_err(|e| format!("{key}: {e}").into())).transpose()
+    };
+    let (warp_specialize, take_turns, overlap) = (flag("ws")?, flag("turns")?, flag("overlap")?);
+    let bulk_copies = flag("tma")?;
     let has = |name: &str| def.params.iter().any(|p| p.name == name);
     let name = format!(
         "{name}_{dtype}_d{d}{}{}_q{}k{}w{}s{}",
@@ -125,6 +132,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
         match (warp_specialize, take_turns) {
             (Some(true), Some(true)) => "_turns",
             (Some(true), _) => "_ws",
+            _ if bulk_copies == Some(true) => "_tma",
             _ => "",
         },
         tiles.q_tile,
@@ -133,11 +141,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
         tiles.num_stages
     );
     let consts = all.into_iter().filter(|(name, _)| has(name)).collect();
-    let flag = |key: &str| -> Result<Option<bool>> {
-        given.get(key).map(|text| text.parse().map_err(|e| format!("{key}: {e}").into())).transpose()
-    };
-    let (warp_specialize, take_turns, overlap) = (flag("ws")?, flag("turns")?, flag("overlap")?);
-    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, warp_specialize, take_turns, overlap })
+    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, warp_specialize, take_turns, overlap, bulk_copies })
 }
 
 /// Aligned memory, strides that are multiples of 16, rows without gaps.
@@ -181,6 +185,7 @@ fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
         warp_specialize: choice.warp_specialize,
         overlap: choice.overlap,
         take_turns: choice.take_turns,
+        bulk_copies: choice.bulk_copies,
         ..CompileOptions::default()
     };
     let mut stages = Stages { wanted: emit.map(String::as_str), tile: String::new(), llvm: String::new() };

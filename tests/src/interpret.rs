@@ -45,6 +45,8 @@ pub enum Form {
     Gpu(GpuArch),
     /// As the GPU's threads run it, with every access checked and races reported.
     Simulated { arch: GpuArch, num_warps: u32, num_stages: u32 },
+    /// The same on Hopper, with loads by the bulk copy engine.
+    Bulk { num_warps: u32, num_stages: u32 },
     /// The same on Hopper, with loads by warps of their own; and what the interpreter makes of the roles.
     Specialist { num_warps: u32, num_stages: u32 },
 }
@@ -97,9 +99,15 @@ pub fn interpret(
             let options = CompileOptions { num_warps, num_stages, ..CompileOptions::default() };
             simulate(&func, arch, &options, grid, args)
         }
-        Form::Specialist { num_warps, num_stages } => {
-            let options =
-                CompileOptions { num_warps, num_stages, warp_specialize: Some(true), ..CompileOptions::default() };
+        Form::Bulk { num_warps, num_stages } | Form::Specialist { num_warps, num_stages } => {
+            let (bulk, roles) = (Some(true), Some(matches!(form, Form::Specialist { .. })));
+            let options = CompileOptions {
+                num_warps,
+                num_stages,
+                bulk_copies: bulk,
+                warp_specialize: roles,
+                ..CompileOptions::default()
+            };
             let before: Vec<Option<Vec<u8>>> = args.iter().map(Arg::written).collect();
             let laid = pipeline::gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
             let interpreted = run(&laid, grid, args);

@@ -375,7 +375,10 @@ fn matmul_of_large_tiles_matches() {
     for columns in [[true, false], [false, true]] {
         check_matmul_in(&Product { columns, ..case }, [forms[1], Form::Specialist { num_warps: 8, num_stages: 2 }]);
     }
-    check_matmul_in(&case, [Form::Specialist { num_warps: 4, num_stages: 3 }]);
+    check_matmul_in(
+        &case,
+        [Form::Specialist { num_warps: 4, num_stages: 3 }, Form::Bulk { num_warps: 8, num_stages: 3 }],
+    );
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! Does: in each loop with a product of loaded tiles, finds the loads whose address depends only on scalars; replaces them by
 //! `async_copy` into a ring of as many buffers as the loop has stages. The copies of the first iterations come before the
 //! loop, each iteration then starts those of the iteration `stages − 1` further on and waits for its own. Products read
-//! the ring where it is; other users get their tile from it by `local_load`. What a late or open product reads is kept
+//! the ring where it is; other users get their tile from it by `local_load`. Where the options ask for it, the bulk copy
+//! engine fetches what a tensor map describes, all of an iteration counted by one barrier. What a late or open product reads is kept
 //! for one iteration more: its ring has one buffer more.
 //! Requires: stage laid.
 //! Keeps: meaning; barriers of everything but the rings are still to be placed.
@@ -12,6 +13,7 @@
 
 use super::assign_layouts::{view_parts, view_vector};
 use crate::analysis::axis::AxisAnalysis;
+use crate::analysis::tensor_map;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};
 use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
@@ -31,6 +33,8 @@ pub(super) struct Candidate {
     pub buffer: Type,
     /// A product of the next iteration reads it.
     held: bool,
+    /// Fetched by the bulk copy engine.
+    bulk: bool,
 }
 
 impl Candidate {
@@ -50,9 +54,13 @@ pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
 
 fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOptions) {
     let Op::For { num_stages, .. } = func.op(id).op else { return };
-    let candidates = find(func, id);
+    let mut candidates = find(func, id);
     if candidates.is_empty() {
         return;
+    }
+    if arch >= GpuArch::Sm90a && options.bulk_copies == Some(true) {
+        let axis = AxisAnalysis::new(func);
+        candidates.iter_mut().for_each(|c| c.bulk = by_engine(func, &axis, c));
     }
     let wanted = num_stages.unwrap_or(options.num_stages);
     let stages = fitting(func, id, &candidates, wanted, arch);
@@ -60,6 +68,13 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
         return;
     }
     Pipeline::new(func, id, stages).build(&candidates);
+}
+
+/// The bulk copy engine can fetch it.
+fn by_engine(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
+    let data = func.op(c.load);
+    let Op::LoadView { boundary, .. } = &data.op else { return false };
+    tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
 }
 
 /// Loads of the loop's own block that can run ahead; none where no product reads any of them.
@@ -92,7 +107,7 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
             }
         };
         let held = alloc.is_some_and(|alloc| read_longer(func, region, func.result(alloc)));
-        found.push(Candidate { load, alloc, in_registers: users > 0, buffer, held });
+        found.push(Candidate { load, alloc, in_registers: users > 0, buffer, held, bulk: false });
     }
     if found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
 }
@@ -157,7 +172,9 @@ fn fitting(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: G
         .filter(|alloc| !candidates.iter().any(|c| c.alloc == Some(*alloc)))
         .map(|alloc| bytes(func.ty(func.result(alloc))))
         .sum();
-    let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + held);
+    // Barriers take some bytes, too.
+    let barriers = if candidates.iter().any(|c| c.bulk) { 1024 } else { 0 };
+    let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + held + barriers);
     wanted.min((room / ring.max(1)) as u32)
 }
 
@@ -205,12 +222,14 @@ struct Pipeline<'f> {
     ahead: Vec<usize>,
     /// The different depths of the rings: those of one depth share their counters.
     depths: Vec<u32>,
+    /// Barriers that count the bulk copies of an iteration, one for each buffer of the shallowest ring.
+    full: Option<Value>,
 }
 
 impl<'f> Pipeline<'f> {
     fn new(func: &'f mut Func, id: OpId, stages: u32) -> Pipeline<'f> {
         let region = func.op(id).regions[0];
-        Pipeline { func, id, region, stages, ahead: Vec::new(), depths: Vec::new() }
+        Pipeline { func, id, region, stages, ahead: Vec::new(), depths: Vec::new(), full: None }
     }
 
     /// Numbers of the carried values that the views depend on.
@@ -273,6 +292,10 @@ impl<'f> Pipeline<'f> {
                 b.func.result(id)
             })
             .collect();
+        let by_cp_async = candidates.iter().any(|c| !c.bulk);
+        if candidates.iter().any(|c| c.bulk) {
+            self.full = Some(self.barriers(scratch));
+        }
         let mut index = self.func.op(self.id).operands[0];
         let mut carried: Vec<Value> = self.ahead.iter().map(|&i| self.func.op(self.id).operands[3 + i]).collect();
         for stage in 0..self.stages - 1 {
@@ -291,6 +314,8 @@ impl<'f> Pipeline<'f> {
         inits.extend(carried);
         inits.extend(vec![read; self.depths.len()]);
         inits.extend(vec![write; self.depths.len()]);
+        // The parity of the phase to wait for: 0 at first, as the slots to read.
+        inits.extend(self.full.map(|_| read));
         let params: Vec<Value> = inits
             .iter()
             .map(|&v| {
@@ -302,20 +327,33 @@ impl<'f> Pipeline<'f> {
             .collect();
         let (ahead_index, rest) = (params[0], &params[1..]);
         let (ahead, slots) = rest.split_at(self.ahead.len());
+        let (slots, parity) = slots.split_at(2 * self.depths.len());
         let (reads, writes) = slots.split_at(self.depths.len());
 
         // At the top of the body: wait for this iteration's copies, and start later ones.
         let top = self.func.add_block();
         let mut b = Builder::new(self.func, top, loc.clone());
-        b.op(Op::AsyncWait { pending: self.stages - 2 }, &[], &[]);
+        if by_cp_async {
+            b.op(Op::AsyncWait { pending: self.stages - 2 }, &[], &[]);
+        }
         if by_wgmma {
             b.op(Op::FenceAsyncShared, &[], &[]);
+        }
+        if let Some(full) = self.full {
+            b.op(Op::MbarrierWait, &[full, reads[0], parity[0]], &[]);
         }
         b.op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
         let (next_index, next_ahead) = self.issue(top, candidates, &rings, ahead_index, ahead, writes, upper, step);
         let mut b = Builder::new(self.func, top, loc.clone());
         let depths = self.depths.iter().chain(&self.depths);
-        let next_slots: Vec<Value> = slots.iter().zip(depths).map(|(&s, &depth)| next_slot(&mut b, s, depth)).collect();
+        let mut next_slots: Vec<Value> =
+            slots.iter().zip(depths).map(|(&s, &depth)| next_slot(&mut b, s, depth)).collect();
+        if let Some(&parity) = parity.first() {
+            let (zero, one) = (b.int(0, DType::I32), b.int(1, DType::I32));
+            let over = b.cmp(CmpOp::Eq, next_slots[0], zero);
+            let flip = b.select(over, one, zero);
+            next_slots.push(b.binary(BinaryOp::Xor, parity, flip));
+        }
         for (c, &ring) in candidates.iter().zip(&rings) {
             let read = reads[counter(&self.depths, c.depth(self.stages))];
             let id = b.op(Op::LocalSlot, &[ring, read], std::slice::from_ref(&c.buffer));
@@ -343,10 +381,22 @@ impl<'f> Pipeline<'f> {
         operands.extend(next_slots);
 
         // Whoever takes over the rings' memory waits for the last reads.
-        let after = self.func.create_op(Op::BlockBarrier { id: 0, threads: None }, vec![], vec![], vec![], loc);
+        let barrier = Op::BlockBarrier { id: 0, threads: None };
+        let mut after = vec![self.func.create_op(barrier, vec![], vec![], vec![], loc.clone())];
+        after.extend(self.full.map(|full| self.func.create_op(Op::MbarrierFree, vec![full], vec![], vec![], loc)));
         let ops = &mut self.func.block_mut(parent).ops;
         let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
-        ops.insert(at + 1, after);
+        ops.splice(at + 1..at + 1, after);
+    }
+
+    /// Barriers for the bulk copies, ready for use.
+    fn barriers(&mut self, block: BlockId) -> Value {
+        let loc = self.func.op(self.id).loc.clone();
+        let mut b = Builder::new(self.func, block, loc);
+        let count = self.depths[0] as usize;
+        let made = b.op(Op::MbarrierAlloc { arrivals: 1 }, &[], &[Type::Barrier { count }]);
+        b.op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
+        b.func.result(made)
     }
 
     /// Copies of one iteration, if it exists; gives the next iteration's index and carried values.
@@ -369,6 +419,14 @@ impl<'f> Pipeline<'f> {
         }
         let mut b = Builder::new(self.func, block, loc.clone());
         let exists = b.cmp(CmpOp::Lt, index, upper);
+        if let Some(full) = self.full {
+            let size = |c: &&Candidate| match &c.buffer {
+                Type::Shared { elem, .. } => (c.buffer.numel() * elem.bytes()) as u32,
+                _ => 0,
+            };
+            let bytes = candidates.iter().filter(|c| c.bulk).map(|c| size(&c)).sum();
+            b.op(Op::MbarrierExpect { bytes }, &[full, slots[0], exists], &[]);
+        }
         for (c, &ring) in candidates.iter().zip(rings) {
             let load = self.func.op(c.load).clone();
             let Op::LoadView { boundary, padding, .. } = load.op else {
@@ -379,12 +437,17 @@ impl<'f> Pipeline<'f> {
             let slot = slots[counter(&self.depths, c.depth(self.stages))];
             let id = b.op(Op::LocalSlot, &[ring, slot], std::slice::from_ref(&c.buffer));
             let buffer = b.func.result(id);
-            b.op(Op::AsyncCopy { boundary, padding }, &[view, buffer, exists], &[]);
+            match self.full.filter(|_| c.bulk) {
+                Some(full) => b.op(Op::TmaLoad { boundary }, &[view, buffer, full, slots[0], exists], &[]),
+                None => b.op(Op::AsyncCopy { boundary, padding }, &[view, buffer, exists], &[]),
+            };
         }
         let yields: Vec<Value> = self.ahead.iter().map(|&i| self.yields()[i]).collect();
         let next = yields.into_iter().map(|y| self.clone_slice(block, y, &mut map)).collect();
         let mut b = Builder::new(self.func, block, loc);
-        b.op(Op::AsyncCommit, &[], &[]);
+        if candidates.iter().any(|c| !c.bulk) {
+            b.op(Op::AsyncCommit, &[], &[]);
+        }
         (b.binary(BinaryOp::Add, index, step), next)
     }
 
@@ -411,10 +474,10 @@ impl<'f> Pipeline<'f> {
         ops.splice(at..at, new);
     }
 
-    /// A buffer (or a view of it) is an operand of `wgmma`.
+    /// A buffer (or a view of it) that threads copy to is an operand of `wgmma`.
     fn feeds_wgmma(&self, candidates: &[Candidate]) -> bool {
         let mut derived: Vec<Value> =
-            candidates.iter().filter_map(|c| c.alloc).map(|id| self.func.result(id)).collect();
+            candidates.iter().filter(|c| !c.bulk).filter_map(|c| c.alloc).map(|id| self.func.result(id)).collect();
         self.func.walk_from(self.region).into_iter().any(|id| {
             let data = self.func.op(id);
             let uses = data.operands.iter().any(|o| derived.contains(o));

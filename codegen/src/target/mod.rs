@@ -120,6 +120,9 @@ pub struct CompileOptions {
     pub debug_asserts: bool,
     /// Upper bound of registers per thread that ptxas may use; `None` leaves it to the block size.
     pub max_registers: Option<u32>,
+    /// Whether loads that run ahead in software pipelines are the work of the bulk copy engine (TMA, Hopper only) where a
+    /// tensor map describes them; `None` leaves it to the compiler, which has the threads copy.
+    pub bulk_copies: Option<bool>,
     /// Whether loads that run ahead are the work of warps of their own (Hopper only), in kernels whose loops do not say so
     /// themselves; `None` leaves it to the compiler, which does not do it yet.
     pub warp_specialize: Option<bool>,
@@ -139,6 +142,7 @@ impl Default for CompileOptions {
             ptx_version: 83,
             debug_asserts: true,
             max_registers: None,
+            bulk_copies: None,
             warp_specialize: None,
             overlap: None,
             take_turns: None,

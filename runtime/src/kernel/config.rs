@@ -73,11 +73,15 @@ pub struct LaunchConfig {
     pub debug_asserts: bool,
     /// Upper bound of registers per thread (GPU).
     pub max_registers: Option<u32>,
+    /// Loads that run ahead are the work of the bulk copy engine (Hopper) where it can; `None` leaves it to the compiler.
+    pub bulk_copies: Option<bool>,
     /// Loads that run ahead are the work of warps of their own (Hopper), in kernels whose loops do not say so themselves;
     /// `None` leaves it to the compiler.
     pub warp_specialize: Option<bool>,
-    /// Products of one iteration run under the arithmetic of the next (Hopper), in loops that do not say so themselves; `None`
-    /// leaves it to the compiler.
+    /// The warpgroups that compute take turns at the tensor cores, where loads are the work of others; `None` leaves it to
+    /// the compiler.
+    pub take_turns: Option<bool>,
+    /// Products of one iteration run under the arithmetic of the next (Hopper); `None` leaves it to the compiler.
     pub overlap: Option<bool>,
     /// Where the launch queues; the device's own stream by default.
     pub stream: Option<Stream>,
@@ -86,16 +90,17 @@ pub struct LaunchConfig {
 impl LaunchConfig {
     /// This grid, and the compiler's defaults.
     pub fn new(grid: impl Into<Grid>) -> LaunchConfig {
-        let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, warp_specialize, overlap, .. } =
-            CompileOptions::default();
+        let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, .. } = CompileOptions::default();
         LaunchConfig {
             grid: grid.into(),
             num_warps,
             num_stages,
             debug_asserts,
             max_registers,
-            warp_specialize,
-            overlap,
+            bulk_copies: None,
+            warp_specialize: None,
+            take_turns: None,
+            overlap: None,
             stream: None,
         }
     }
@@ -115,8 +120,18 @@ impl LaunchConfig {
         self
     }
 
+    pub fn bulk_copies(mut self, bulk_copies: bool) -> LaunchConfig {
+        self.bulk_copies = Some(bulk_copies);
+        self
+    }
+
     pub fn warp_specialize(mut self, warp_specialize: bool) -> LaunchConfig {
         self.warp_specialize = Some(warp_specialize);
+        self
+    }
+
+    pub fn take_turns(mut self, take_turns: bool) -> LaunchConfig {
+        self.take_turns = Some(take_turns);
         self
     }
 
@@ -137,7 +152,9 @@ impl LaunchConfig {
             num_stages: self.num_stages,
             debug_asserts: self.debug_asserts,
             max_registers: self.max_registers,
+            bulk_copies: self.bulk_copies,
             warp_specialize: self.warp_specialize,
+            take_turns: self.take_turns,
             overlap: self.overlap,
             ..CompileOptions::default()
         }

@@ -72,12 +72,15 @@ fn key(
         num_stages,
         debug_asserts,
         max_registers,
+        bulk_copies,
         warp_specialize,
+        take_turns,
         overlap,
     } = config;
     key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
     key.push(u64::from(*debug_asserts) << 63 | max_registers.map_or(u64::MAX >> 1, u64::from));
-    key.push(warp_specialize.map_or(2, u64::from) << 2 | overlap.map_or(2, u64::from));
+    let choices = [bulk_copies, warp_specialize, take_turns, overlap];
+    key.push(choices.iter().fold(0, |word, choice| word << 2 | choice.map_or(2, u64::from)));
     for chunk in dtypes.chunks(8) {
         key.push(chunk.iter().fold(0, |word, &d| word << 8 | d as u64));
     }

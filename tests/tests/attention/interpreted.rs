@@ -186,6 +186,21 @@ fn roles() {
     }
 }
 
+/// Loads by the bulk copy engine, in the pipelines that all threads share.
+#[test]
+fn bulk_copies() {
+    let tiles = Tiles { q: 64, k: 64 };
+    for (case, num_warps, num_stages) in
+        [(Case::new(200, 200, 32).causal(), 4, 2), (Case::new(150, 130, 64).heads(2, 2, 1), 8, 3)]
+    {
+        let inputs = case.inputs();
+        let expected = case.expected(&inputs);
+        let form = Form::Bulk { num_warps, num_stages };
+        check_forward(form, case, tiles, &inputs, &expected);
+        check_backward(form, case, tiles, &inputs, &expected);
+    }
+}
+
 #[test]
 fn lengths_that_are_no_multiples_of_the_tiles() {
     for (n_q, n_k) in [(1, 1), (17, 17), (1, 70), (70, 1), (33, 31), (16, 65)] {
