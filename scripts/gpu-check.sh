@@ -99,7 +99,7 @@ sanitize() {
 measure() {
     local name=$1 limit=$2 device=$3
     shift 3
-    run "bench-$name" "$limit" "$bin/tilewright" bench "$@" --device "$device" --json "$rows" --commit "$commit"
+    run "bench-$name" "$limit" "$bin/tilewright" bench "$@" --device "$device" --record "$rows" --commit "$commit"
     tables+=("$out/bench-$name.log")
 }
 

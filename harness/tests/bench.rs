@@ -21,7 +21,7 @@ fn rows(name: &str, arguments: &[&str]) -> (String, Vec<Value>) {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{name}.jsonl"));
     let _ = std::fs::remove_file(&file);
     let path = file.to_string_lossy();
-    let options = ["--json", &*path, "--commit", "abc123", "--warmup-ms", "0", "--rep-ms", "0"];
+    let options = ["--record", &*path, "--commit", "abc123", "--warmup-ms", "0", "--rep-ms", "0"];
     let output = bench(&[arguments, &options[..]].concat());
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     let lines = std::fs::read_to_string(&file).expect("the file of rows is there");
@@ -89,9 +89,16 @@ fn launches_and_copies_are_timed() {
     let (_, launch) = rows("launch", &["launch", "--rounds", "3", "--launches", "5"]);
     assert_timed(&launch);
     assert_eq!((kernels(&launch), &launch[0]["n"]), (vec!["launch"], &Value::from(3)));
-    let (_, copy) = rows("copy", &["copy", "--mib", "1"]);
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("bench-copy");
+    let (out, copy) = rows("copy", &["copy", "--mib", "1", "--out", &folder.to_string_lossy()]);
     assert_timed(&copy);
     assert_eq!(copy[0]["shape"], serde_json::json!([1 << 18]));
+    for extension in ["json", "csv", "md", "tex", "svg", "html"] {
+        let file = folder.join(format!("bench-copy.{extension}"));
+        assert!(file.is_file() && out.contains(&*file.to_string_lossy()), "{extension}: {out}");
+    }
+    let table: Value = serde_json::from_slice(&std::fs::read(folder.join("bench-copy.json")).unwrap()).unwrap();
+    assert_eq!(table["tables"][0]["rows"][0]["median_ms"], copy[0]["median_ms"]);
 }
 
 #[test]
@@ -222,13 +229,15 @@ fn mistakes_are_refused_with_the_remedy() {
     refused(&["flash_attention_fwd"], "tilewright bench attention");
     refused(&["softmax_rows", "--rows", "many"], "many");
     refused(&["kernels", "--rows", "0"], "at least 1");
-    refused(&["compile", "--target", "sm_70"], "expected sm_80 or sm_90a");
+    refused(&["compile", "--target", "sm_70"], "expected sm_80");
     refused(&["copy", "--mib", "0"], "0");
     refused(&["model", "--sizes", "smal"], "did you mean `small`?");
     refused(&["model", "--modes", "backward"], "forward-backward");
-    let output = bench(&["copy", "--mib", "1", "--json", "/no/such/folder/rows.jsonl"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("/no/such/folder/rows.jsonl"), "{}", text(&output.stderr));
+    for option in ["--record", "--json", "--csv"] {
+        let output = bench(&["copy", "--mib", "1", option, "/no/such/folder/rows.jsonl"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains("/no/such/folder/rows.jsonl"), "{}", text(&output.stderr));
+    }
 }
 
 #[test]

@@ -52,6 +52,12 @@ pub enum Error {
 }
 
 impl Outputs {
+    /// Whether any file is asked for.
+    pub fn any(&self) -> bool {
+        let files = [&self.json, &self.csv, &self.markdown, &self.latex, &self.plot, &self.html, &self.out];
+        files.into_iter().any(Option::is_some)
+    }
+
     /// Finds out before a measurement that a file's folder is missing or that nothing can be written there. Makes the
     /// folder of `--out`.
     ///

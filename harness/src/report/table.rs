@@ -299,6 +299,11 @@ impl Table {
         self
     }
 
+    /// For a terminal.
+    pub fn to_text(&self) -> String {
+        super::format::text::table(self)
+    }
+
     /// Which columns hold a deviation somewhere: they are two fields for programs.
     pub(super) fn has_deviation(&self, column: usize) -> bool {
         self.rows.iter().any(|row| row[column].deviation().is_some())

@@ -365,7 +365,7 @@ impl Recording {
         let flag = |on: bool, flag: u8| if on { flag } else { 0 };
         let mut flags = flag(options.spans, SPANS) | flag(options.nvtx, NVTX);
         if let Some(device) = &options.gpu {
-            cupti::start(device, options.memory_from_bytes.is_some())?;
+            cupti::start(device, options.memory_from_bytes.is_some()).inspect_err(|_| *state() = None)?;
             flags |= GPU;
         } else if let Some(bytes) = options.memory_from_bytes {
             memory::start(bytes);

@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         return attention_kinds::run(arguments, out);
     }
     let batch = arguments.batch.unwrap_or(1);
-    let (device, mut recorder) = arguments.common.open()?;
+    let (device, mut recorder) = arguments.common.open("attention")?;
     let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cuda()) {
         ([], true) => gpu.to_vec(),
         ([], false) => cpu.to_vec(),

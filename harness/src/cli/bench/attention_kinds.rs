@@ -1,7 +1,6 @@
 //! `tilewright bench attention --kinds`: attention as models use it, with a tape, in three kinds.
 
 use std::io::Write;
-use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor, Var};
 
@@ -11,7 +10,7 @@ use crate::cli::model_options::{device_info, model_device};
 use crate::cli::{CliError, Result};
 use crate::model::Attention;
 use crate::ops::attention::{Tiling, flash_attention, naive_attention, tiled_attention};
-use crate::report::{Axis, Cell, Column, Outputs, Plot, Point, Report, Series, Table};
+use crate::report::{Axis, Cell, Column, Plot, Point, Report, Series, Table};
 use crate::train;
 
 #[derive(clap::Args)]
@@ -26,9 +25,6 @@ pub struct Kinds {
     /// With --kinds: measured runs; 100, and 5 on the CPU
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
-    /// With --kinds: a folder for the table in all formats and the plots; --json then names a file for the whole report
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
 }
 
 /// One attention without heads.
@@ -149,8 +145,7 @@ fn accounting(case: &Case, why: &str) -> String {
 
 pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
     let arguments = &all.kinds;
-    let (json, commit) = (all.common.json.clone(), all.common.commit.clone());
-    let outputs = Outputs { json, commit, out: arguments.out.clone(), ..Outputs::default() };
+    let outputs = &all.common.outputs;
     outputs.check()?;
     let device = model_device(all.common.device)?;
     let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cpu()) {

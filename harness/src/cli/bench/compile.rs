@@ -51,7 +51,7 @@ const PHASES: [&str; 6] = ["record", "passes", "lower", "llvm parse", "llvm opti
 type Phases = [Duration; PHASES.len()];
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    let (device, mut recorder) = arguments.common.open()?;
+    let (device, mut recorder) = arguments.common.open("compile")?;
     let arch = arguments.target.or(device.gpu_arch()).unwrap_or(GpuArch::Sm90a);
     let mut first_of_process = true;
     for &d in &arguments.dim {

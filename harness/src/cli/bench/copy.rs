@@ -20,7 +20,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    let (device, mut recorder) = arguments.common.open()?;
+    let (device, mut recorder) = arguments.common.open("copy")?;
     let len = arguments.mib.map_or(default_len(&device), |mib| mib as usize * (1 << 18));
     let timing = measure(&arguments.common, &device, len)?;
     recorder.push(Row::new("copy", &[len], "f32").timed(&timing, Work::Bytes(bytes(len), None)))?;

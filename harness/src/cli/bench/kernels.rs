@@ -112,7 +112,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Result<()> {
-    let (device, mut recorder) = arguments.common.open()?;
+    let (device, mut recorder) = arguments.common.open("kernels")?;
     let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cuda()) {
         ([], true) => gpu.to_vec(),
         ([], false) => cpu.to_vec(),

@@ -1,7 +1,7 @@
 //! `tilewright bench`: times of kernels, launches and compilations, each beside a check of what was timed.
 //!
 //! A kernel's results are held against an f64 reference before its time is taken, with the same tiles: a wrong kernel
-//! gets a reason in place of a time, and the command fails. Every row goes to the `--json` file as soon as it is known;
+//! gets a reason in place of a time, and the command fails. Every row goes to the `--record` file as soon as it is known;
 //! the table comes last. `harness/records/README.md` says what the fields mean.
 
 mod attention;
@@ -36,6 +36,7 @@ use tilewright::bench::{Timing, do_bench};
 use self::record::Recorder;
 use super::Result;
 use super::run::{Choice, device, open};
+use crate::report::Outputs;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -79,25 +80,26 @@ struct Common {
     /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
-    /// Append the rows to this file, a JSON object a line
+    /// Append the rows to this file as they are found, a JSON object a line
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// The commit that this program was built from, for the rows
-    #[arg(long, value_name = "ID")]
-    commit: Option<String>,
+    record: Option<PathBuf>,
     /// How long each kernel runs before it is timed, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 100.0)]
     warmup_ms: f64,
     /// How long each kernel is timed, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 400.0)]
     rep_ms: f64,
+    #[command(flatten)]
+    outputs: Outputs,
 }
 
 impl Common {
-    fn open(&self) -> Result<(Device, Recorder)> {
+    /// The device, and what takes the rows of a benchmark.
+    fn open(&self, subject: &str) -> Result<(Device, Recorder)> {
         let device = open(self.device)?;
-        let recorder = Recorder::new(&device, self.commit.as_deref(), self.json.as_deref())?;
-        Ok((device, recorder))
+        self.outputs.check()?;
+        let recorder = Recorder::new(&device, self.outputs.commit.as_deref(), self.record.as_deref())?;
+        Ok((device, recorder.writing(subject, self.outputs.clone())))
     }
 
     fn time(&self, device: &Device, f: impl FnMut() -> tilewright::Result<()>) -> tilewright::Result<Timing> {

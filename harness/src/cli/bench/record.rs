@@ -5,12 +5,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tabled::builder::Builder;
-use tabled::settings::Style;
 use tilewright::Device;
 use tilewright::bench::Timing;
 
 use crate::cli::{CliError, Result};
+use crate::report::{Axis, Bar, Cell, Column, Outputs, Plot, Report, Table};
 
 /// One measurement. `harness/records/README.md` says what the fields mean.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -129,44 +128,32 @@ impl Row {
         }
     }
 
-    fn cells(&self) -> [String; 9] {
+    /// What tells a row apart, in words.
+    fn words(&self) -> [String; 4] {
         let shape: Vec<String> = self.shape.iter().map(usize::to_string).collect();
         let shape = format!("{} {}", shape.join("×"), self.case.as_deref().unwrap_or_default());
-        let rate = match (self.tflops, self.gbps) {
-            (Some(tflops), _) if tflops < 1.0 => format!("{:.1} GFLOP/s", 1e3 * tflops),
-            (Some(tflops), _) => format!("{tflops:.1} TFLOP/s"),
-            (None, Some(gbps)) => format!("{gbps:.0} GB/s"),
-            (None, None) => String::new(),
-        };
-        let spread = self
-            .p20_ms
-            .zip(self.p80_ms)
-            .filter(|_| self.n > Some(1))
-            .map(|(low, high)| format!("{} – {}", time(low), time(high)));
-        let median = match (&self.failed, self.median_ms) {
-            (Some(_), _) => "failed".to_string(),
-            (None, median) => median.map(time).unwrap_or_default(),
-        };
-        [
-            self.kernel.clone(),
-            shape.trim_end().to_string(),
-            self.dtype.clone(),
-            self.tiles.clone().unwrap_or_default(),
-            median,
-            spread.unwrap_or_default(),
-            rate,
-            self.fraction.map(|f| format!("{:.0} %", 100.0 * f)).unwrap_or_default(),
-            self.error.map(|e| format!("{e:.1e}")).unwrap_or_default(),
-        ]
+        let tiles = self.tiles.clone().unwrap_or_default();
+        [self.kernel.clone(), shape.trim_end().to_string(), self.dtype.clone(), tiles]
     }
-}
 
-/// Milliseconds with four digits that matter, in the unit that suits them.
-fn time(ms: f64) -> String {
-    match ms {
-        ms if ms >= 1000.0 => format!("{:.3} s", ms / 1000.0),
-        ms if ms >= 0.1 => format!("{ms:.3} ms"),
-        ms => format!("{:.2} µs", ms * 1000.0),
+    fn cells(&self) -> [Cell; 12] {
+        let [kernel, shape, dtype, tiles] = self.words();
+        // A single run has no spread.
+        let spread = |ms: Option<f64>| Cell::from(ms.filter(|_| self.n > Some(1)));
+        [
+            Cell::from(kernel),
+            Cell::from(shape),
+            Cell::from(dtype),
+            if tiles.is_empty() { Cell::Empty } else { Cell::from(tiles) },
+            if self.failed.is_some() { Cell::from("failed") } else { Cell::from(self.median_ms) },
+            spread(self.p20_ms),
+            spread(self.p80_ms),
+            Cell::from(self.n),
+            Cell::from(self.tflops),
+            Cell::from(self.gbps),
+            Cell::from(self.fraction.map(|fraction| 100.0 * fraction)),
+            Cell::from(self.error),
+        ]
     }
 }
 
@@ -178,6 +165,9 @@ pub struct Recorder {
     file: Option<(PathBuf, File)>,
     rows: Vec<Row>,
     failures: usize,
+    /// What was measured, and files for the table.
+    subject: String,
+    outputs: Outputs,
 }
 
 impl Recorder {
@@ -198,7 +188,16 @@ impl Recorder {
             file: json.map(open).transpose()?,
             rows: Vec::new(),
             failures: 0,
+            subject: "bench".to_string(),
+            outputs: Outputs::default(),
         })
+    }
+
+    /// With files for the table of a benchmark.
+    pub fn writing(mut self, subject: &str, outputs: Outputs) -> Recorder {
+        self.subject = format!("bench-{subject}");
+        self.outputs = outputs;
+        self
     }
 
     /// Keeps a row; one that failed makes the command fail.
@@ -229,33 +228,69 @@ impl Recorder {
         Ok(())
     }
 
-    /// Prints the table, the failures below it.
+    /// Prints the table, the failures below it, and writes the files.
     ///
     /// # Errors
-    /// Any row failed.
+    /// Any row failed, or a file cannot be written.
     pub fn finish(self, out: &mut dyn Write) -> Result<()> {
-        let mut table = Builder::default();
-        let header = ["kernel", "shape", "dtype", "tiles", "median", "20 % – 80 %", "rate", "of a copy", "error"];
-        // Columns that no row fills only make the table wide.
-        let cells: Vec<[String; 9]> = self.rows.iter().map(Row::cells).collect();
-        let used: Vec<usize> = (0..header.len()).filter(|&c| cells.iter().any(|row| !row[c].is_empty())).collect();
-        table.push_record(used.iter().map(|&c| header[c]));
-        for row in &cells {
-            table.push_record(used.iter().map(|&c| row[c].as_str()));
-        }
-        let driver = self.driver.map(|driver| format!(", driver for CUDA {driver}")).unwrap_or_default();
+        let driver = self.driver.as_ref().map(|driver| format!(", driver for CUDA {driver}")).unwrap_or_default();
         writeln!(out, "{}{driver}", self.device)?;
-        writeln!(out, "{}", table.build().with(Style::sharp()))?;
+        let table = self.table();
+        writeln!(out, "{}", table.to_text())?;
+        let report = Report::new(&self.subject, &table.title.clone()).table(table).plot(self.plot());
+        if self.outputs.any() {
+            for path in self.outputs.write_files(&self.outputs.with_machine(report))? {
+                writeln!(out, "wrote {}", path.display())?;
+            }
+        }
         for row in &self.rows {
             if let Some(why) = &row.failed {
-                let [kernel, shape, dtype, tiles, ..] = row.cells();
-                writeln!(out, "{kernel} {shape} {dtype} {tiles}: {}", why.lines().next().unwrap_or_default())?;
+                let words = row.words().join(" ");
+                writeln!(out, "{}: {}", words.trim_end(), why.lines().next().unwrap_or_default())?;
             }
         }
         match self.failures {
             0 => Ok(()),
             n => Err(CliError::Failure(format!("{n} of {} measurements failed", self.rows.len()))),
         }
+    }
+
+    fn table(&self) -> Table {
+        let ms = |name: &str| Column::number(name).unit("ms");
+        let columns = [
+            Column::text("kernel"),
+            Column::text("shape"),
+            Column::text("dtype"),
+            Column::text("tiles"),
+            ms("median"),
+            ms("p20"),
+            ms("p80"),
+            Column::integer("n"),
+            Column::number("rate").unit("TFLOP/s").significant(3),
+            Column::number("rate").unit("GB/s").significant(3),
+            Column::number("of a copy").unit("%").decimals(0),
+            Column::number("error").significant(2),
+        ];
+        let mut table = Table::new(&self.subject, "Times of kernels", columns);
+        for row in &self.rows {
+            table.push(row.cells());
+        }
+        table.without_empty_columns()
+    }
+
+    /// Medians as bars, from the 20th to the 80th percentile around them.
+    fn plot(&self) -> Plot {
+        let bar = |row: &Row| {
+            let median = row.median_ms?;
+            let spread = row.p80_ms.zip(row.p20_ms).filter(|_| row.n > Some(1)).map(|(high, low)| 0.5 * (high - low));
+            Some(Bar {
+                name: row.words().join(" ").trim_end().to_string(),
+                group: String::new(),
+                value: median,
+                error: spread,
+            })
+        };
+        Plot::bars(&self.subject, "Median time", Axis::linear("ms"), self.rows.iter().filter_map(bar).collect())
     }
 }
 
@@ -292,10 +327,5 @@ mod tests {
         assert!(error.contains("1 of 2"), "{error}");
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("too much shared memory") && text.contains("wrong result"), "{text}");
-    }
-
-    #[test]
-    fn times_have_units() {
-        assert_eq!([0.0012, 0.5, 12.0, 1500.0].map(time), ["1.20 µs", "0.500 ms", "12.000 ms", "1.500 s"]);
     }
 }
