@@ -7,7 +7,7 @@ use crate::parse::kernel::{Param, Signature};
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Expr, ItemFn};
+use syn::{Expr, ExprLit, ExprUnary, ItemFn, Lit, LitFloat, UnOp};
 
 /// The struct `NameRequired`, and how the kernel's own struct is made of it; nothing where no parameter has a default.
 pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
@@ -61,8 +61,21 @@ fn value(p: &Param, default: &Expr) -> TokenStream {
             };
             quote_spanned!(span=> <#ty>::#variant)
         }
-        // `1` stands for 1.0 too.
-        number if is_float(ty) => quote_spanned!(span=> (#number as #ty)),
+        number if is_float(ty) => float(number),
+        other => other.to_token_stream(),
+    }
+}
+
+/// A number for a float: `1` stands for 1.0 too.
+fn float(number: &Expr) -> TokenStream {
+    match number {
+        Expr::Lit(ExprLit { lit: Lit::Int(int), .. }) if int.suffix().is_empty() => {
+            LitFloat::new(&format!("{}.0", int.base10_digits()), int.span()).to_token_stream()
+        }
+        Expr::Unary(ExprUnary { op: op @ UnOp::Neg(_), expr, .. }) => {
+            let digits = float(expr);
+            quote!(#op #digits)
+        }
         other => other.to_token_stream(),
     }
 }

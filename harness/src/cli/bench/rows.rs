@@ -234,7 +234,6 @@ impl<T: Number> Rows<T> {
         self.clean()
     }
 
-    #[expect(clippy::too_many_lines, reason = "one arm for each kernel")]
     pub fn run(&mut self, op: Op) -> tilewright::Result<()> {
         let (device, shape) = (&self.device, [self.rows, self.d]);
         let x = Tensor::dense(self.x.view(), shape)?;
