@@ -1,7 +1,7 @@
 # The commands that people and CI use. Each does one thing that can be read here; the work is in cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package
+.PHONY: help setup test-mpi cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package
 
 # The ptxas that tests assemble PTX with: yours, or the one that `make cuda-tools` fetches.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -10,6 +10,7 @@ help:
 	@echo 'make demo      run kernels on the GPU if there is one, else on the CPU'
 	@echo 'make examples  run every file of examples/, on the GPU if there is one, else on the CPU'
 	@echo 'make test      run all tests; what needs a GPU says that it was skipped'
+	@echo 'make test-mpi  run the tests of ranks over MPI'
 	@echo 'make lint      check formatting, lints and documentation'
 	@echo 'make fuzz      fuzz the parser and the passes for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
@@ -37,6 +38,11 @@ examples: setup
 test: setup cuda-tools
 	@if [ -x "$(PTXAS)" ]; then export TILEWRIGHT_PTXAS="$(PTXAS)"; fi; \
 	set -x; cargo test --workspace
+
+# Ranks over MPI: wants Open MPI and libclang, which it installs.
+test-mpi: setup
+	@scripts/mpi-setup.sh
+	cargo test -p tilewright-harness --features mpi --test dist -- mpi
 
 lint: setup
 	cargo fmt --all --check
