@@ -16,6 +16,8 @@
 //! - [`report`] makes tables, plots and pages of what commands measure.
 //! - [`train`] is training: steps, checkpoints, and the loop around them.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "shapes are full of brackets: x [rows, d]")]
+
 pub mod account;
 pub mod cli;
 pub mod data;

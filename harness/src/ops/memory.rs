@@ -2,7 +2,7 @@
 //!
 //! - [`Read`] borrows a tensor's elements for a kernel that reads them.
 //! - [`Fresh`] is memory that a kernel fills and that then becomes a tensor.
-//! - [`write`] lends a tensor's elements to a kernel that changes them in place.
+//! - [`write()`] lends a tensor's elements to a kernel that changes them in place.
 //!
 //! Kernels run on the CPU, or on candle's own stream of a GPU, so they are in order with candle's work.
 

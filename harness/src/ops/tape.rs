@@ -1,6 +1,6 @@
 //! How an op gets onto candle's tape.
 //!
-//! Our ops compute first, into memory of their own, and are recorded afterwards: [`record`] makes a tensor of the result, whose
+//! Our ops compute first, into memory of their own, and are recorded afterwards: [`record1`] and its like make a tensor of the result, whose
 //! backward is a closure. What backward needs beside inputs and result, such as the log-sum-exp of an attention, the closure
 //! owns. This way an op may have several results inside, any number of parameters, and the same code on every device.
 
