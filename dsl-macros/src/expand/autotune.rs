@@ -44,15 +44,22 @@ fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
         Some(n) => quote!(::core::option::Option::Some(#n)),
         None => quote!(::core::option::Option::None),
     };
+    let flag = |value: Option<bool>| match value {
+        Some(b) => quote!(::core::option::Option::Some(#b)),
+        None => quote!(::core::option::Option::None),
+    };
     let configs = autotune.configs.iter().map(|config| {
-        let Config { constants, num_warps, num_stages, max_registers } = config;
+        let Config { constants, num_warps, num_stages, max_registers, warp_specialize, overlap } = config;
         let constants = constants.iter().map(|c| const_default(c, &quote!(#private::lang)));
         let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
+        let [warp_specialize, overlap] = [*warp_specialize, *overlap].map(flag);
         quote!(#private::autotune::ConfigDef {
             constants: &[#(#constants),*],
             num_warps: #num_warps,
             num_stages: #num_stages,
             max_registers: #max_registers,
+            warp_specialize: #warp_specialize,
+            overlap: #overlap,
         })
     });
     let default = match &autotune.default {

@@ -25,6 +25,8 @@ pub struct Config {
     pub num_warps: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
+    pub warp_specialize: Option<bool>,
+    pub overlap: Option<bool>,
 }
 
 /// An entry of the key.
@@ -117,7 +119,14 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
             continue;
         }
         let mut given = Vec::new();
-        let mut config = Config { constants: Vec::new(), num_warps: None, num_stages: None, max_registers: None };
+        let mut config = Config {
+            constants: Vec::new(),
+            num_warps: None,
+            num_stages: None,
+            max_registers: None,
+            warp_specialize: None,
+            overlap: None,
+        };
         for arg in &call.args {
             match read_argument(arg, signature, &given, &mut config) {
                 Ok(Some(constant)) => given.push(constant),
@@ -157,7 +166,8 @@ impl Config {
             Default::Word(w) => w.clone(),
         };
         let constants: Vec<String> = self.constants.iter().map(value).collect();
-        format!("{constants:?} {:?} {:?} {:?}", self.num_warps, self.num_stages, self.max_registers)
+        let Config { num_warps, num_stages, max_registers, warp_specialize, overlap, .. } = self;
+        format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {warp_specialize:?} {overlap:?}")
     }
 }
 
@@ -185,12 +195,14 @@ fn read_argument(
         "num_warps" => (&mut config.num_warps, 1..=32, "1, 2, 4, 8, 16 or 32"),
         "num_stages" => (&mut config.num_stages, 1..=16, "1 to 16"),
         "max_registers" => (&mut config.max_registers, 16..=255, "16 to 255"),
+        "warp_specialize" => return read_flag(name, value, &mut config.warp_specialize),
+        "overlap" => return read_flag(name, value, &mut config.overlap),
         _ => {
             let message = match signature.params.iter().any(|p| p.name == *name) {
                 true => format!("`{name}` is passed at each launch: a configuration chooses `#[constexpr]` parameters"),
                 false => format!(
                     "the kernel has no constant `{name}`: a configuration chooses among {}, and num_warps, num_stages, \
-                     max_registers",
+                     max_registers, warp_specialize, overlap",
                     names(constants(signature))
                 ),
             };
@@ -204,6 +216,17 @@ fn read_argument(
     let number = number.filter(|n| name != "num_warps" || n.is_power_of_two());
     let number = number.ok_or_else(|| Error::new(value.span(), format!("`{name}` is {expected}")))?;
     match slot.replace(number) {
+        None => Ok(None),
+        Some(_) => Err(Error::new(name.span(), format!("`{name}` is there twice"))),
+    }
+}
+
+/// A choice of the compiler that is made or not.
+fn read_flag(name: &Ident, value: &Expr, slot: &mut Option<bool>) -> Result<Option<(Ident, Default)>, Error> {
+    let Some(Default::Bool(flag)) = kernel::constant(value) else {
+        return Err(Error::new(value.span(), format!("`{name}` is true or false")));
+    };
+    match slot.replace(flag) {
         None => Ok(None),
         Some(_) => Err(Error::new(name.span(), format!("`{name}` is there twice"))),
     }

@@ -36,6 +36,8 @@ pub struct ConfigDef {
     pub num_warps: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
+    pub warp_specialize: Option<bool>,
+    pub overlap: Option<bool>,
 }
 
 /// One configuration: constants of the kernel, and choices of its compilation.
@@ -45,13 +47,16 @@ pub struct Config {
     pub num_warps: u32,
     pub num_stages: u32,
     pub max_registers: Option<u32>,
+    pub warp_specialize: Option<bool>,
+    pub overlap: Option<bool>,
 }
 
 impl Default for Config {
     /// No constants, and the compiler's defaults.
     fn default() -> Config {
-        let CompileOptions { num_warps, num_stages, max_registers, .. } = CompileOptions::default();
-        Config { constants: Vec::new(), num_warps, num_stages, max_registers }
+        let CompileOptions { num_warps, num_stages, max_registers, warp_specialize, overlap, .. } =
+            CompileOptions::default();
+        Config { constants: Vec::new(), num_warps, num_stages, max_registers, warp_specialize, overlap }
     }
 }
 
@@ -101,6 +106,8 @@ impl Config {
             num_warps: self.num_warps,
             num_stages: self.num_stages,
             max_registers: self.max_registers.or(base.max_registers),
+            warp_specialize: self.warp_specialize.or(base.warp_specialize),
+            overlap: self.overlap.or(base.overlap),
             ..base.clone()
         }
     }
@@ -112,10 +119,15 @@ impl fmt::Display for Config {
             write!(f, "{name}={value},")?;
         }
         write!(f, "num_warps={},num_stages={}", self.num_warps, self.num_stages)?;
-        match self.max_registers {
-            Some(registers) => write!(f, ",max_registers={registers}"),
-            None => Ok(()),
+        if let Some(registers) = self.max_registers {
+            write!(f, ",max_registers={registers}")?;
         }
+        for (name, flag) in [("warp_specialize", self.warp_specialize), ("overlap", self.overlap)] {
+            if let Some(flag) = flag {
+                write!(f, ",{name}={flag}")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -129,6 +141,8 @@ impl Autotune {
                 num_warps: def.num_warps.unwrap_or(default.num_warps),
                 num_stages: def.num_stages.unwrap_or(default.num_stages),
                 max_registers: def.max_registers,
+                warp_specialize: def.warp_specialize,
+                overlap: def.overlap,
             }
         })
     }
@@ -172,7 +186,10 @@ impl Autotune {
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             let (name, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not name=value"))?;
             let number = || value.parse::<u32>().map_err(|_| format!("{name} cannot be `{value}`"));
+            let flag = || value.parse::<bool>().map_err(|_| format!("{name} is true or false, not `{value}`"));
             match name {
+                "warp_specialize" => config.warp_specialize = Some(flag()?),
+                "overlap" => config.overlap = Some(flag()?),
                 "num_warps" => config.num_warps = number()?,
                 "num_stages" => config.num_stages = number()?,
                 "max_registers" => config.max_registers = Some(number()?),

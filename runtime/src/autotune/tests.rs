@@ -14,7 +14,7 @@ fn by_size(problem: &Problem) -> Config {
 #[autotune(
     configs = [
         Config(tile = 64, twice = true, num_warps = 2),
-        Config(twice = false, tile = 128, num_stages = 4, max_registers = 128),
+        Config(twice = false, tile = 128, num_stages = 4, max_registers = 128, warp_specialize = true, overlap = false),
     ],
     key = [n, mode],
     default = by_size,
@@ -50,7 +50,10 @@ fn configurations_read_as_they_are_written() {
     assert_eq!((autotune.tuned, autotune.key), (&["tile", "twice"][..], &["n", "mode"][..]));
     let texts: Vec<String> = autotune.configs().map(|config| config.to_string()).collect();
     assert_eq!(texts[0], "tile=64,twice=true,num_warps=2,num_stages=3");
-    assert_eq!(texts[1], "tile=128,twice=false,num_warps=4,num_stages=4,max_registers=128");
+    assert_eq!(
+        texts[1],
+        "tile=128,twice=false,num_warps=4,num_stages=4,max_registers=128,warp_specialize=true,overlap=false"
+    );
     for (config, text) in autotune.configs().zip(&texts) {
         assert_eq!(autotune.parse_config(text), Ok(config));
     }
