@@ -44,6 +44,7 @@ constexpr_enum! {
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
         Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, bulk_copies = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3),
         Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3),

@@ -49,16 +49,28 @@ fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
         None => quote!(::core::option::Option::None),
     };
     let configs = autotune.configs.iter().map(|config| {
-        let Config { constants, num_warps, num_stages, max_registers, warp_specialize, overlap } = config;
+        let Config {
+            constants,
+            num_warps,
+            num_stages,
+            max_registers,
+            bulk_copies,
+            warp_specialize,
+            take_turns,
+            overlap,
+        } = config;
         let constants = constants.iter().map(|c| const_default(c, &quote!(#private::lang)));
         let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
-        let [warp_specialize, overlap] = [*warp_specialize, *overlap].map(flag);
+        let [bulk_copies, warp_specialize, take_turns, overlap] =
+            [*bulk_copies, *warp_specialize, *take_turns, *overlap].map(flag);
         quote!(#private::autotune::ConfigDef {
             constants: &[#(#constants),*],
             num_warps: #num_warps,
             num_stages: #num_stages,
             max_registers: #max_registers,
+            bulk_copies: #bulk_copies,
             warp_specialize: #warp_specialize,
+            take_turns: #take_turns,
             overlap: #overlap,
         })
     });

@@ -25,7 +25,9 @@ pub struct Config {
     pub num_warps: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
+    pub bulk_copies: Option<bool>,
     pub warp_specialize: Option<bool>,
+    pub take_turns: Option<bool>,
     pub overlap: Option<bool>,
 }
 
@@ -124,7 +126,9 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
             num_warps: None,
             num_stages: None,
             max_registers: None,
+            bulk_copies: None,
             warp_specialize: None,
+            take_turns: None,
             overlap: None,
         };
         for arg in &call.args {
@@ -166,8 +170,10 @@ impl Config {
             Default::Word(w) => w.clone(),
         };
         let constants: Vec<String> = self.constants.iter().map(value).collect();
-        let Config { num_warps, num_stages, max_registers, warp_specialize, overlap, .. } = self;
-        format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {warp_specialize:?} {overlap:?}")
+        let Config { num_warps, num_stages, max_registers, bulk_copies, warp_specialize, take_turns, overlap, .. } =
+            self;
+        let flags = [bulk_copies, warp_specialize, take_turns, overlap];
+        format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {flags:?}")
     }
 }
 
@@ -195,14 +201,16 @@ fn read_argument(
         "num_warps" => (&mut config.num_warps, 1..=32, "1, 2, 4, 8, 16 or 32"),
         "num_stages" => (&mut config.num_stages, 1..=16, "1 to 16"),
         "max_registers" => (&mut config.max_registers, 16..=255, "16 to 255"),
+        "bulk_copies" => return read_flag(name, value, &mut config.bulk_copies),
         "warp_specialize" => return read_flag(name, value, &mut config.warp_specialize),
+        "take_turns" => return read_flag(name, value, &mut config.take_turns),
         "overlap" => return read_flag(name, value, &mut config.overlap),
         _ => {
             let message = match signature.params.iter().any(|p| p.name == *name) {
                 true => format!("`{name}` is passed at each launch: a configuration chooses `#[constexpr]` parameters"),
                 false => format!(
                     "the kernel has no constant `{name}`: a configuration chooses among {}, and num_warps, num_stages, \
-                     max_registers, warp_specialize, overlap",
+                     max_registers, bulk_copies, warp_specialize, take_turns, overlap",
                     names(constants(signature))
                 ),
             };

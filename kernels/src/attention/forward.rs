@@ -27,6 +27,7 @@ use tilewright_runtime::prelude::*;
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true, take_turns = true),
         Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, overlap = false),
         Config(q_tile = 64, k_tile = 128, num_warps = 4, num_stages = 2, overlap = false),

@@ -36,7 +36,9 @@ pub struct ConfigDef {
     pub num_warps: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
+    pub bulk_copies: Option<bool>,
     pub warp_specialize: Option<bool>,
+    pub take_turns: Option<bool>,
     pub overlap: Option<bool>,
 }
 
@@ -47,16 +49,19 @@ pub struct Config {
     pub num_warps: u32,
     pub num_stages: u32,
     pub max_registers: Option<u32>,
+    pub bulk_copies: Option<bool>,
     pub warp_specialize: Option<bool>,
+    pub take_turns: Option<bool>,
     pub overlap: Option<bool>,
 }
 
 impl Default for Config {
     /// No constants, and the compiler's defaults.
     fn default() -> Config {
-        let CompileOptions { num_warps, num_stages, max_registers, warp_specialize, overlap, .. } =
-            CompileOptions::default();
-        Config { constants: Vec::new(), num_warps, num_stages, max_registers, warp_specialize, overlap }
+        let CompileOptions { num_warps, num_stages, max_registers, .. } = CompileOptions::default();
+        let CompileOptions { bulk_copies, warp_specialize, take_turns, overlap, .. } = CompileOptions::default();
+        let constants = Vec::new();
+        Config { constants, num_warps, num_stages, max_registers, bulk_copies, warp_specialize, take_turns, overlap }
     }
 }
 
@@ -106,7 +111,9 @@ impl Config {
             num_warps: self.num_warps,
             num_stages: self.num_stages,
             max_registers: self.max_registers.or(base.max_registers),
+            bulk_copies: self.bulk_copies.or(base.bulk_copies),
             warp_specialize: self.warp_specialize.or(base.warp_specialize),
+            take_turns: self.take_turns.or(base.take_turns),
             overlap: self.overlap.or(base.overlap),
             ..base.clone()
         }
@@ -122,7 +129,13 @@ impl fmt::Display for Config {
         if let Some(registers) = self.max_registers {
             write!(f, ",max_registers={registers}")?;
         }
-        for (name, flag) in [("warp_specialize", self.warp_specialize), ("overlap", self.overlap)] {
+        let flags = [
+            ("bulk_copies", self.bulk_copies),
+            ("warp_specialize", self.warp_specialize),
+            ("take_turns", self.take_turns),
+            ("overlap", self.overlap),
+        ];
+        for (name, flag) in flags {
             if let Some(flag) = flag {
                 write!(f, ",{name}={flag}")?;
             }
@@ -141,7 +154,9 @@ impl Autotune {
                 num_warps: def.num_warps.unwrap_or(default.num_warps),
                 num_stages: def.num_stages.unwrap_or(default.num_stages),
                 max_registers: def.max_registers,
+                bulk_copies: def.bulk_copies,
                 warp_specialize: def.warp_specialize,
+                take_turns: def.take_turns,
                 overlap: def.overlap,
             }
         })
@@ -188,7 +203,9 @@ impl Autotune {
             let number = || value.parse::<u32>().map_err(|_| format!("{name} cannot be `{value}`"));
             let flag = || value.parse::<bool>().map_err(|_| format!("{name} is true or false, not `{value}`"));
             match name {
+                "bulk_copies" => config.bulk_copies = Some(flag()?),
                 "warp_specialize" => config.warp_specialize = Some(flag()?),
+                "take_turns" => config.take_turns = Some(flag()?),
                 "overlap" => config.overlap = Some(flag()?),
                 "num_warps" => config.num_warps = number()?,
                 "num_stages" => config.num_stages = number()?,
