@@ -108,8 +108,8 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     store(dq_block, (sum * scale).to::<T>(), boundary_check = checked(true, padded));
 }
 
-/// dK and dV: a program per tile of keys walks over the queries that see it. With `one_pass`, it also adds dS K to `dq_sum`,
-/// dense f32 [batch, heads, n_q, d].
+/// dK and dV: a program per tile of keys walks over the queries that see it. With `one_pass`, it also adds dS K to
+/// `dq_sum`, dense f32 [batch, heads, n_q, d].
 ///
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ then are left operands of the products that sum up
 /// dV and dK. Query heads of a group share keys, so the program walks over all of them.
