@@ -144,6 +144,33 @@ fn it_learns_the_text_and_writes_like_it() {
     assert!(std::fs::read_to_string(place.path("run/loss.svg")).unwrap().contains("</svg>"));
 }
 
+/// All ways to compute the model give the same losses, up to rounding, and the same forms the same bits.
+#[test]
+fn losses_agree_however_the_model_is_computed() {
+    let place = Place::new();
+    let forms = [
+        ("blocks", &["--attention", "flash", "--fusion", "blocks"][..]),
+        ("recomputed", &["--attention", "flash", "--fusion", "blocks", "--recompute"]),
+        ("flash", &["--attention", "flash", "--fusion", "ops"]),
+        ("tiled", &["--attention", "tiled", "--fusion", "ops"]),
+        ("naive", &["--attention", "naive", "--fusion", "none"]),
+    ];
+    let losses = |out: &str| -> Vec<f64> {
+        place.losses(out).iter().map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+    };
+    for (out, form) in forms {
+        ok(place.train(out, &[form, &["--steps", "100"]].concat()));
+    }
+    let expected = losses("naive");
+    assert_eq!(expected.len(), 101);
+    assert!(expected[99] < 0.6 * expected[0], "{expected:?}");
+    for (out, _) in forms {
+        for (step, (found, expected)) in losses(out).iter().zip(&expected).enumerate() {
+            assert!((found - expected).abs() <= 1e-4, "{out}, line {step}: {found} for {expected}");
+        }
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_saves_what_there_is() {

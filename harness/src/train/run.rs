@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
+use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -334,6 +335,33 @@ impl<'a> Run<'a> {
         let data = (self.data.name.as_str(), self.data.tokens.text_hash());
         let header = Header::new(self.model.hyperparameters(), training, &self.learner, sampler, data);
         checkpoint::save(path, &header, self.data.tokenizer.json(), &self.learner)
+    }
+
+    /// Writes what another implementation needs to make the same steps: the state now (`start.safetensors`, a checkpoint) and the
+    /// batches of the steps that are left (`batches.safetensors`: `inputs` and `targets`, u32 [steps, windows, context]). For a
+    /// run of one rank.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn export(&self, folder: &Path) -> Result<()> {
+        std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
+        self.write(&folder.join("start.safetensors"), self.sampler.state())?;
+        let RunOptions { batch: windows, context, steps, .. } = self.options;
+        let steps = steps.saturating_sub(self.learner.step()) as usize;
+        let mut sampler = self.sampler.clone();
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for _ in 0..steps {
+            let batch = sampler.draw(&self.data.train(), windows, context, Shard::WHOLE);
+            inputs.extend(batch.inputs.iter().flat_map(|token| token.to_le_bytes()));
+            targets.extend(batch.targets.iter().flat_map(|token| token.to_le_bytes()));
+        }
+        let path = folder.join("batches.safetensors");
+        let view = |bytes| TensorView::new(safetensors::Dtype::U32, vec![steps, windows, context], bytes);
+        let bytes = view(&inputs)
+            .and_then(|inputs| Ok([("inputs", inputs), ("targets", view(&targets)?)]))
+            .and_then(|tensors| safetensors::serialize(tensors, None))
+            .map_err(|error| Error::file("write", &path)(std::io::Error::other(error)))?;
+        crate::files::replace(&path, |file| file.write_all(&bytes)).map_err(Error::file("write", &path))
     }
 
     fn draw(&self) -> Result<()> {

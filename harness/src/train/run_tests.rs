@@ -178,6 +178,31 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn exported_batches_are_those_that_the_run_sees() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let run = Run::begin(&model, &data, options(3), &dir.path().join("run"), None).unwrap();
+    let folder = dir.path().join("export");
+    run.export(&folder).unwrap();
+    assert_eq!(Checkpoint::open(&folder.join("start.safetensors")).unwrap().header.step, 0);
+    let bytes = std::fs::read(folder.join("batches.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut sampler = Sampler::new(options(3).seed);
+    for name in ["inputs", "targets"] {
+        assert_eq!(tensors.tensor(name).unwrap().shape(), [3, 6, 8]);
+    }
+    for step in 0..3 {
+        let batch = sampler.draw(&data.train(), 6, 8, Shard::WHOLE);
+        for (name, expected) in [("inputs", &batch.inputs), ("targets", &batch.targets)] {
+            let tensor = tensors.tensor(name).unwrap();
+            let found = tensor.data().as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token));
+            assert_eq!(found.skip(step * 48).take(48).collect::<Vec<_>>(), **expected, "{name} of step {step}");
+        }
+    }
+}
+
+#[test]
 fn a_loss_that_is_no_number_stops_the_run_with_its_state_saved() {
     let dir = tempfile::tempdir().unwrap();
     let data = data(&dir.path().join("data"));

@@ -37,6 +37,9 @@ pub struct Arguments {
     /// Go on from the checkpoint in the folder; what is not said again is as it was
     #[arg(long)]
     resume: bool,
+    /// Write the starting state and all batches into this folder, for another implementation to make the same steps
+    #[arg(long, value_name = "DIR")]
+    export: Option<PathBuf>,
     /// Where to train: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
@@ -153,6 +156,13 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
             format!("the run has made {begun} steps already, of {}", options.steps),
             "--steps says how many it makes in all",
         ));
+    }
+    if let Some(folder) = &arguments.export {
+        if team.is_some() {
+            return Err(CliError::usage("many ranks export nothing", "leave --export out, or start one process"));
+        }
+        run.export(folder).map_err(fail)?;
+        writeln!(out, "wrote {}", folder.display())?;
     }
     run.peak = Some(peak(&device, config.precision)?);
     run.time_limit = arguments.steps.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes.max(0.0)));
