@@ -79,6 +79,10 @@ fn commands_exist() {
                 _ => panic!("{}: what is `{line}`?", page.display()),
             };
             words.remove(0);
+            // What a launcher starts is a command of its own.
+            if let Some(dashes) = words.iter().position(|word| word == "--") {
+                words.drain(..dashes + 2);
+            }
             // Options before --help are read, so that one that does not exist is an error.
             let output = std::process::Command::new(program).args(&words).arg("--help").output().unwrap();
             let error = String::from_utf8_lossy(&output.stderr);

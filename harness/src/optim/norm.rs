@@ -117,45 +117,32 @@ mod tests {
         assert_eq!(first(&x), Some("b"));
     }
 
-    /// On a GPU made of plain Rust, which finds races and accesses outside of the buffers.
+    /// As the passes for GPUs leave it, in the interpreter; and it becomes PTX.
     #[test]
-    fn a_gpu_adds_up_the_same() {
-        use tilewright::codegen::ir::DType;
+    fn gpus_add_up_the_same() {
+        use tilewright::codegen::interp::{self, ArgValue, Memory};
         use tilewright::codegen::lang::kernel::{ConstValue, Specialization};
-        use tilewright::codegen::sim::{self, Global, Launch};
+        use tilewright::codegen::pipeline;
         use tilewright::codegen::target::{CompileOptions, GpuArch};
-        use tilewright::codegen::{lower, pipeline};
 
         let n = 5000_usize;
         let x: Vec<f32> = (0..n).map(|i| ((i * 7 % 13) as f32 - 6.0) * 0.5).collect();
         let expected: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         let consts = [("tile", ConstValue::Int(1024)), ("tiles", ConstValue::Int(2))];
-        let dtypes: [DType; 0] = [];
-        let func = SUM_SQUARES.record(&dtypes, &consts, &Specialization::default()).unwrap();
+        let func = SUM_SQUARES.record(&[], &consts, &Specialization::default()).unwrap();
         for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
             let options = CompileOptions::default();
             let laid = pipeline::gpu_ir(&func, arch, &options, &mut ());
-            let module = lower::nvptx::lower(&laid, arch, &options).unwrap();
             let programs = n.div_ceil(2048);
-            let mut global = Global::default();
-            let input = global.add(bytemuck::cast_slice(&x).to_vec());
-            let output = global.add(vec![0xff; 4 * programs]);
-            sim::run(
-                &Launch {
-                    llvm_ir: &module.llvm_ir,
-                    grid: [programs as u32, 1, 1],
-                    threads: module.threads,
-                    shared_bytes: module.shared_bytes,
-                    args: &[input, output, n as u64],
-                    tensor_maps: &module.tensor_maps,
-                    seed: 1,
-                },
-                &mut global,
-            )
-            .unwrap();
-            let found: f64 =
-                global.bytes(output).as_chunks::<4>().0.iter().map(|&b| f64::from(f32::from_le_bytes(b))).sum();
+            let mut memory = Memory::new();
+            let input = memory.add(bytemuck::cast_slice(&x).to_vec());
+            let output = memory.add(vec![0xff; 4 * programs]);
+            let arguments = [input.into(), output.into(), ArgValue::Int(n as i64)];
+            interp::run(&laid, &arguments, [programs as u32, 1, 1], &mut memory).unwrap();
+            let partials = memory.bytes(output).as_chunks::<4>().0;
+            let found: f64 = partials.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).sum();
             assert!((found - expected).abs() <= 1e-6 * expected, "{arch:?}: {found} for {expected}");
+            assert!(pipeline::compile_gpu(&func, arch, &options, &mut ()).is_ok(), "{arch:?}");
         }
     }
 }
