@@ -279,19 +279,7 @@ impl<'f> Pipeline<'f> {
 
         // Rings, and the copies of the first iterations, into a scratch block that is then spliced before the loop.
         let scratch = self.func.add_block();
-        let mut b = Builder::new(self.func, scratch, loc.clone());
-        let rings: Vec<Value> = candidates
-            .iter()
-            .map(|c| {
-                let Type::Shared { shape, elem, layout } = c.buffer.clone() else {
-                    panic!("internal compiler error: a buffer of another type")
-                };
-                let mut ring = vec![c.depth(self.stages) as usize];
-                ring.extend(shape);
-                let id = b.op(Op::LocalAlloc, &[], &[Type::Shared { shape: ring, elem, layout }]);
-                b.func.result(id)
-            })
-            .collect();
+        let rings = self.rings(scratch, candidates);
         let by_cp_async = candidates.iter().any(|c| !c.bulk);
         if candidates.iter().any(|c| c.bulk) {
             self.full = Some(self.barriers(scratch));
@@ -349,10 +337,7 @@ impl<'f> Pipeline<'f> {
         let mut next_slots: Vec<Value> =
             slots.iter().zip(depths).map(|(&s, &depth)| next_slot(&mut b, s, depth)).collect();
         if let Some(&parity) = parity.first() {
-            let (zero, one) = (b.int(0, DType::I32), b.int(1, DType::I32));
-            let over = b.cmp(CmpOp::Eq, next_slots[0], zero);
-            let flip = b.select(over, one, zero);
-            next_slots.push(b.binary(BinaryOp::Xor, parity, flip));
+            next_slots.push(next_parity(&mut b, parity, next_slots[0]));
         }
         for (c, &ring) in candidates.iter().zip(&rings) {
             let read = reads[counter(&self.depths, c.depth(self.stages))];
@@ -387,6 +372,24 @@ impl<'f> Pipeline<'f> {
         let ops = &mut self.func.block_mut(parent).ops;
         let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
         ops.splice(at + 1..at + 1, after);
+    }
+
+    /// A ring for each load.
+    fn rings(&mut self, block: BlockId, candidates: &[Candidate]) -> Vec<Value> {
+        let loc = self.func.op(self.id).loc.clone();
+        let mut b = Builder::new(self.func, block, loc);
+        candidates
+            .iter()
+            .map(|c| {
+                let Type::Shared { shape, elem, layout } = c.buffer.clone() else {
+                    panic!("internal compiler error: a buffer of another type")
+                };
+                let mut ring = vec![c.depth(self.stages) as usize];
+                ring.extend(shape);
+                let id = b.op(Op::LocalAlloc, &[], &[Type::Shared { shape: ring, elem, layout }]);
+                b.func.result(id)
+            })
+            .collect()
     }
 
     /// Barriers for the bulk copies, ready for use.
@@ -501,4 +504,12 @@ fn next_slot(b: &mut Builder, slot: Value, depth: u32) -> Value {
     let end = b.int(i64::from(depth), DType::I32);
     let wraps = b.cmp(CmpOp::Eq, next, end);
     b.select(wraps, zero, next)
+}
+
+/// The other parity where the next slot is the first again.
+fn next_parity(b: &mut Builder, parity: Value, next_slot: Value) -> Value {
+    let (zero, one) = (b.int(0, DType::I32), b.int(1, DType::I32));
+    let over = b.cmp(CmpOp::Eq, next_slot, zero);
+    let flip = b.select(over, one, zero);
+    b.binary(BinaryOp::Xor, parity, flip)
 }
