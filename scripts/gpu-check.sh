@@ -90,7 +90,7 @@ sanitize() {
                 --heads 2 --length "$length" --dim "$dim" --dtype "$dtype"
             printf '%-64s %4d s  %s\n' "$tool attention d=$dim length=$length $dtype" "$took" "$verdict" >>"$out/sanitize.txt"
         done
-        run "sanitize-$tool-kernels" 180 "${under[@]}" kernels "${quick[@]}" --rows 65 --d 100,1024 --sizes 130
+        run "sanitize-$tool-kernels" 400 "${under[@]}" kernels "${quick[@]}" --rows 65 --d 100,1024 --sizes 130
         printf '%-64s %4d s  %s\n' "$tool kernels" "$took" "$verdict" >>"$out/sanitize.txt"
     done
 }
@@ -113,7 +113,7 @@ bench() {
     done
     measure attention-1024 60 cuda:0 attention --dim 64 --causal true --batch 16 --length 1024
     measure attention-4096 60 cuda:0 attention --dim 64 --causal true --batch 4 --length 4096
-    measure kernels 280 cuda:0 kernels --warmup-ms 20 --rep-ms 100
+    measure kernels 400 cuda:0 kernels --d 1024,8192 --warmup-ms 20 --rep-ms 100
     measure attention-cpu 60 cpu attention
     measure kernels-cpu 120 cpu kernels --warmup-ms 5 --rep-ms 20
 }
@@ -154,6 +154,8 @@ lead() {
 leaderboard() {
     peers peers ${PEERS:+"$PEERS" main}
     lead default 120 "$out/peers.jsonl"
+    lead one-pass 120 "$out/peers.jsonl" --one-pass
+    lead 128-one-pass 120 "$out/peers.jsonl" --one-pass --dim 128 --warmup-ms 500 --rep-ms 4000
     lead 128 120 "$out/peers.jsonl" --dim 128 --warmup-ms 500 --rep-ms 4000
     lead full 120 "$out/peers.jsonl" --full --warmup-ms 500 --rep-ms 4000
     lead full-128 120 "$out/peers.jsonl" --full --dim 128 --warmup-ms 500 --rep-ms 4000

@@ -71,6 +71,9 @@ pub struct Arguments {
     /// Tune the kernels before, for at most so many seconds each
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub tune: Option<f64>,
+    /// Sum dQ up in the kernel that makes dK and dV, atomically: faster where it is, and not the same bits in every run
+    #[arg(long)]
+    pub one_pass: bool,
     /// Tiles of the forward kernel, as q_tile,k_tile,warps,stages; without it what the autotuner knows
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     pub forward: Option<Tiles>,
@@ -159,6 +162,7 @@ impl Arguments {
             dtype: dtype.to_string(),
             precision,
             tiles: [self.forward, self.keys, self.queries],
+            one_pass: self.one_pass,
             tune: self.tune,
         })
     }

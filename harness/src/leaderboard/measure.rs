@@ -7,7 +7,7 @@ use tilewright::autotune::{self, Choice};
 use tilewright::bench::{Timing, do_bench};
 use tilewright::codegen::lang::Precision;
 use tilewright::kernels::attention::reference::Problem;
-use tilewright::kernels::attention::{Options, Tiles};
+use tilewright::kernels::attention::{Backward, Options, Tiles};
 use tilewright::kernels::{Tensor, TensorMut, weighted_sum};
 use tilewright::{Buffer, Device};
 
@@ -27,6 +27,8 @@ pub struct Plan {
     pub precision: Option<Precision>,
     /// Of the forward kernel, and of those that make dK with dV, and dQ; none where the autotuner chooses.
     pub tiles: [Option<Tiles>; 3],
+    /// Whether dQ is summed up atomically by the kernel that makes dK and dV.
+    pub one_pass: bool,
     /// Seconds of tuning for each kernel.
     pub tune: Option<f64>,
 }
@@ -41,6 +43,7 @@ pub struct Measured {
     pub times: [Timing; 3],
     /// As `Plan::tiles`, with what was used.
     pub tiles: [Tiles; 3],
+    one_pass: bool,
 }
 
 impl Plan {
@@ -80,7 +83,8 @@ impl Plan {
         after: fn(&mut Attention<T>) -> tilewright::Result<()>,
     ) -> Result<Measured, Trouble> {
         let mut step = Step::<T>::new(device, self, after)?;
-        let options = Options { precision: self.precision, ..Options::new(self.problem.causal) };
+        let backward = if self.one_pass { Backward::OnePass } else { Backward::TwoPass };
+        let options = Options { precision: self.precision, backward, ..Options::new(self.problem.causal) };
         let tiles = self.choose(&mut step, &options)?;
         let [forward, keys, queries] = tiles.map(Some);
         let options = Options { forward_tiles: forward, key_tiles: keys, query_tiles: queries, ..options };
@@ -90,7 +94,7 @@ impl Plan {
             do_bench(device, warmup_ms, rep_ms, || step.attention.backward(&options))?,
             do_bench(device, warmup_ms, rep_ms, || step.run(&options))?,
         ];
-        Ok(Measured { checked, times, tiles })
+        Ok(Measured { checked, times, tiles, one_pass: self.one_pass })
     }
 
     /// The tiles of all kernels: the given ones, and what a launch chooses.
@@ -108,6 +112,11 @@ impl Plan {
         let names = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
         let mut tiles = Vec::new();
         for (given, name) in self.tiles.iter().zip(names) {
+            // In one pass there is no kernel for dQ, and its tiles do not matter.
+            if self.one_pass && name == names[2] {
+                tiles.push(tiles[1]);
+                continue;
+            }
             let known = || chosen.iter().find(|choice| self.is_mine::<T>(choice, name, step.device()));
             let tile = given.or_else(|| known().and_then(|choice| Tiles::of(&choice.config)));
             tiles.push(
@@ -135,14 +144,20 @@ impl Plan {
             bucket(p.n_q),
             bucket(p.n_k),
         );
-        choice.kernel == kernel && choice.key == key
+        // One of the kernels also asks how dQ is made.
+        let mode = format!("one_pass={}", self.one_pass);
+        let same = |word: &str| key.split(',').any(|mine| mine == word) || word == mode;
+        choice.kernel == kernel && choice.key.split(',').all(same)
     }
 }
 
 impl Measured {
     /// `q_tile,k_tile,warps,stages` of the kernels of a pass.
     pub fn tiles_text(&self, pass: usize) -> String {
-        let [forward, keys, queries] = self.tiles.map(tiles::text);
+        let [forward, keys, mut queries] = self.tiles.map(tiles::text);
+        if self.one_pass {
+            queries = "one pass".to_string();
+        }
         match pass {
             0 => forward,
             1 => format!("{keys} {queries}"),

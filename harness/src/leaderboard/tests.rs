@@ -63,6 +63,10 @@ fn what_is_right_has_times_and_what_is_wrong_has_none() {
     assert_eq!((rows.len(), rows[2].kernel.as_str()), (3, "attention_fwd_sum_bwd"));
     assert!(rows[2].fraction.is_some() && rows[2].mean_ms.is_some() && rows[2].peer.is_none());
 
+    let one_pass = Plan { one_pass: true, ..plan.clone() };
+    let measured = one_pass.measure(&device, (0.0, 0.0)).unwrap();
+    assert!(measured.checked.error < 1e-5 && measured.tiles_text(1).ends_with(" one pass"), "{measured:?}");
+
     // One number too large in the last row of a gradient, as a kernel that skips a tile would leave it.
     fn spoil(attention: &mut Attention<f32>) -> tilewright::Result<()> {
         let last = attention.problem().n_q * attention.problem().d - 1;

@@ -59,8 +59,7 @@ impl Options {
     }
 
     fn launch(&self, tiles: Tiles, grid: [usize; 3]) -> LaunchConfig {
-        let config = LaunchConfig::new(grid).num_warps(tiles.num_warps).num_stages(tiles.num_stages);
-        LaunchConfig { stream: self.stream.clone(), ..config }
+        tiles.config().launch_config(&self.untiled(), grid)
     }
 }
 
@@ -309,7 +308,7 @@ struct RowVectors<'a> {
 }
 
 /// Tiles of the kernels before and after the products, which only read, sum and write.
-const ROW_TILES: Tiles = Tiles { q_tile: 32, k_tile: 32, num_warps: 4, num_stages: 1 };
+const ROW_TILES: Tiles = Tiles::new(32, 32, 4, 1);
 
 fn preprocess<T: FloatElement>(
     device: &Device,

@@ -9,7 +9,7 @@ use tilewright_tests::numerics::HostTensor;
 
 /// Tiles small enough for several of each kind in a small problem.
 fn small_tiles() -> Options {
-    let tiles = Some(Tiles { q_tile: 16, k_tile: 32, num_warps: 1, num_stages: 1 });
+    let tiles = Some(Tiles::new(16, 32, 1, 1));
     Options { forward_tiles: tiles, key_tiles: tiles, query_tiles: tiles, ..Options::default() }
 }
 
@@ -102,10 +102,7 @@ fn mistakes_say_what_is_expected() {
                 shape,
                 shape,
                 shape,
-                Options {
-                    forward_tiles: Some(Tiles { q_tile: 48, k_tile: 64, num_warps: 4, num_stages: 2 }),
-                    ..Options::default()
-                },
+                Options { forward_tiles: Some(Tiles::new(48, 64, 4, 2)), ..Options::default() },
             ),
             vec!["powers of two", "48"],
         ),

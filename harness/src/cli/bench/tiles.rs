@@ -1,12 +1,17 @@
 //! Tiles of attention on the command line, and the ones that a sweep tries.
+//!
+//! `64,128,4,2` are q_tile, k_tile, warps and stages; words after them say what the compiler would choose otherwise: `ws` or
+//! `no-ws` (loads by warps of their own), `ov` or `no-ov` (products under the next iteration's arithmetic).
 
 use tilewright::kernels::attention::Tiles;
 use tilewright::kernels::attention::config::Pass;
 
 /// Reads `q_tile,k_tile,warps,stages`.
 pub fn parse(text: &str) -> Result<Tiles, String> {
-    let numbers: Vec<usize> = text
-        .split(',')
+    let words: Vec<&str> = text.split(',').map(str::trim).collect();
+    let (given, hints) = words.split_at(words.len().min(4));
+    let numbers: Vec<usize> = given
+        .iter()
         .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is no number: write q_tile,k_tile,warps,stages")))
         .collect::<Result<_, _>>()?;
     let &[q_tile, k_tile, warps, stages] = &numbers[..] else {
@@ -23,7 +28,17 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     if !(1..=8).contains(&stages) {
         return Err(format!("stages is {stages}: expected 1 to 8"));
     }
-    Ok(Tiles { q_tile, k_tile, num_warps: warps as u32, num_stages: stages as u32 })
+    let mut tiles = Tiles::new(q_tile, k_tile, warps as u32, stages as u32);
+    for hint in hints {
+        match *hint {
+            "ws" => tiles.warp_specialize = Some(true),
+            "no-ws" => tiles.warp_specialize = Some(false),
+            "ov" => tiles.overlap = Some(true),
+            "no-ov" => tiles.overlap = Some(false),
+            other => return Err(format!("`{other}` is no hint: after four numbers come ws, no-ws, ov or no-ov")),
+        }
+    }
+    Ok(tiles)
 }
 
 /// Largest tile along queries or keys; the check's lengths are more than this.
@@ -31,7 +46,13 @@ pub const MAX_TILE: usize = 512;
 
 /// As [`parse`] reads it.
 pub fn text(tiles: Tiles) -> String {
-    format!("{},{},{},{}", tiles.q_tile, tiles.k_tile, tiles.num_warps, tiles.num_stages)
+    let hint = |hint: Option<bool>, on: &str| match hint {
+        None => String::new(),
+        Some(true) => format!(",{on}"),
+        Some(false) => format!(",no-{on}"),
+    };
+    let Tiles { q_tile, k_tile, num_warps, num_stages, warp_specialize, overlap } = tiles;
+    format!("{q_tile},{k_tile},{num_warps},{num_stages}{}{}", hint(warp_specialize, "ws"), hint(overlap, "ov"))
 }
 
 /// What a sweep tries beside the default. Some do not fit some head dimensions: the sweep says so and goes on.
@@ -63,12 +84,7 @@ pub fn sweep(pass: Pass) -> Vec<Tiles> {
             [128, 128, 8, 2],
         ],
     };
-    let tiles = |&[q, k, num_warps, num_stages]: &[u32; 4]| Tiles {
-        q_tile: q as usize,
-        k_tile: k as usize,
-        num_warps,
-        num_stages,
-    };
+    let tiles = |&[q, k, num_warps, num_stages]: &[u32; 4]| Tiles::new(q as usize, k as usize, num_warps, num_stages);
     list.iter().map(tiles).collect()
 }
 
@@ -81,6 +97,8 @@ mod tests {
         for pass in [Pass::Forward, Pass::Keys, Pass::Queries] {
             for tiles in sweep(pass) {
                 assert_eq!(parse(&text(tiles)), Ok(tiles));
+                let hinted = Tiles { warp_specialize: Some(true), overlap: Some(false), ..tiles };
+                assert_eq!(parse(&text(hinted)), Ok(hinted));
             }
         }
     }
@@ -97,5 +115,6 @@ mod tests {
         refused("64,8,4,2", "k_tile is 8");
         refused("64,64,3,2", "warps is 3");
         refused("64,64,4,0", "stages is 0");
+        refused("64,64,4,2,fast", "`fast` is no hint");
     }
 }
