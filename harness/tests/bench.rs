@@ -231,7 +231,6 @@ fn mistakes_are_refused_with_the_remedy() {
     refused(&["softmax_rows", "--rows", "many"], "many");
     refused(&["kernels", "--rows", "0"], "at least 1");
     refused(&["compile", "--target", "sm_70"], "expected sm_80");
-    refused(&["compile", "--target", "sm_70"], "or sm_90a");
     refused(&["copy", "--mib", "0"], "0");
     refused(&["model", "--sizes", "smal"], "did you mean `small`?");
     refused(&["model", "--modes", "backward"], "forward-backward");

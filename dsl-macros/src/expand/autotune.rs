@@ -63,15 +63,6 @@ fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
         let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
         let [bulk_copies, warp_specialize, take_turns, overlap] =
             [*bulk_copies, *warp_specialize, *take_turns, *overlap].map(flag);
-    let hint = |value: Option<bool>| match value {
-        Some(value) => quote!(::core::option::Option::Some(#value)),
-        None => quote!(::core::option::Option::None),
-    };
-    let configs = autotune.configs.iter().map(|config| {
-        let Config { constants, num_warps, num_stages, max_registers, warp_specialize, overlap } = config;
-        let constants = constants.iter().map(|c| const_default(c, &quote!(#private::lang)));
-        let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
-        let [warp_specialize, overlap] = [*warp_specialize, *overlap].map(hint);
         quote!(#private::autotune::ConfigDef {
             constants: &[#(#constants),*],
             num_warps: #num_warps,
@@ -80,7 +71,6 @@ fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
             bulk_copies: #bulk_copies,
             warp_specialize: #warp_specialize,
             take_turns: #take_turns,
-            warp_specialize: #warp_specialize,
             overlap: #overlap,
         })
     });

@@ -19,7 +19,6 @@ pub struct Autotune {
     pub tables: Option<Expr>,
 }
 
-#[derive(std::default::Default)]
 pub struct Config {
     /// One per tuned constant.
     pub constants: Vec<Default>,
@@ -29,7 +28,6 @@ pub struct Config {
     pub bulk_copies: Option<bool>,
     pub warp_specialize: Option<bool>,
     pub take_turns: Option<bool>,
-    pub warp_specialize: Option<bool>,
     pub overlap: Option<bool>,
 }
 
@@ -133,7 +131,6 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
             take_turns: None,
             overlap: None,
         };
-        let mut config = <Config as std::default::Default>::default();
         for arg in &call.args {
             match read_argument(arg, signature, &given, &mut config) {
                 Ok(Some(constant)) => given.push(constant),
@@ -177,8 +174,6 @@ impl Config {
             self;
         let flags = [bulk_copies, warp_specialize, take_turns, overlap];
         format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {flags:?}")
-        let numbers = [self.num_warps, self.num_stages, self.max_registers];
-        format!("{constants:?} {numbers:?} {:?} {:?}", self.warp_specialize, self.overlap)
     }
 }
 
@@ -193,20 +188,6 @@ fn read_argument(
         return Err(Error::new(arg.span(), "write `name = value`, as in `Config(tile = 64)`"));
     };
     let known = constants(signature).any(|p| p.name == *name);
-    let hint = match name.to_string().as_str() {
-        "warp_specialize" if !known => Some(&mut config.warp_specialize),
-        "overlap" if !known => Some(&mut config.overlap),
-        _ => None,
-    };
-    if let Some(slot) = hint {
-        let Some(Default::Bool(value)) = kernel::constant(value) else {
-            return Err(Error::new(value.span(), format!("`{name}` is `true` or `false`")));
-        };
-        return match slot.replace(value) {
-            None => Ok(None),
-            Some(_) => Err(Error::new(name.span(), format!("`{name}` is there twice"))),
-        };
-    }
     let (slot, range, expected) = match name.to_string().as_str() {
         _ if known => {
             if given.iter().any(|(other, _)| other == name) {
@@ -230,7 +211,6 @@ fn read_argument(
                 false => format!(
                     "the kernel has no constant `{name}`: a configuration chooses among {}, and num_warps, num_stages, \
                      max_registers, bulk_copies, warp_specialize, take_turns, overlap",
-                     max_registers, warp_specialize, overlap",
                     names(constants(signature))
                 ),
             };

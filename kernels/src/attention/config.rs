@@ -25,30 +25,41 @@ pub struct Tiles {
     pub num_warps: u32,
     /// Depth of the loops' pipelines (GPU).
     pub num_stages: u32,
-    /// Whether loads are the work of warps of their own (Hopper); `None` leaves it to the compiler, as the next one.
+    /// As in [`LaunchConfig`](tilewright_runtime::LaunchConfig), as the next ones; `None` leaves it to the compiler.
+    pub bulk_copies: Option<bool>,
     pub warp_specialize: Option<bool>,
-    /// Whether products of one iteration run under the arithmetic of the next (Hopper).
+    pub take_turns: Option<bool>,
     pub overlap: Option<bool>,
 }
 
 impl Tiles {
     /// Tiles whose schedule is the compiler's choice.
     pub const fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
-        Tiles { q_tile, k_tile, num_warps, num_stages, warp_specialize: None, overlap: None }
+        Tiles {
+            q_tile,
+            k_tile,
+            num_warps,
+            num_stages,
+            bulk_copies: None,
+            warp_specialize: None,
+            take_turns: None,
+            overlap: None,
+        }
     }
 
     /// As the autotuner has it.
     pub fn config(self) -> Config {
         let config = Config::default().set("q_tile", self.q_tile).set("k_tile", self.k_tile);
         let config = config.num_warps(self.num_warps).num_stages(self.num_stages);
-        Config { warp_specialize: self.warp_specialize, overlap: self.overlap, ..config }
+        let Tiles { bulk_copies, warp_specialize, take_turns, overlap, .. } = self;
+        Config { bulk_copies, warp_specialize, take_turns, overlap, ..config }
     }
 
     /// From a configuration of one of the three kernels.
     pub fn of(config: &Config) -> Option<Tiles> {
         let (q_tile, k_tile) = (config.get("q_tile")?, config.get("k_tile")?);
-        let Config { num_warps, num_stages, warp_specialize, overlap, .. } = *config;
-        Some(Tiles { q_tile, k_tile, num_warps, num_stages, warp_specialize, overlap })
+        let Config { num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap, .. } = *config;
+        Some(Tiles { q_tile, k_tile, num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap })
     }
 }
 

@@ -39,7 +39,6 @@ pub struct ConfigDef {
     pub bulk_copies: Option<bool>,
     pub warp_specialize: Option<bool>,
     pub take_turns: Option<bool>,
-    pub warp_specialize: Option<bool>,
     pub overlap: Option<bool>,
 }
 
@@ -53,8 +52,6 @@ pub struct Config {
     pub bulk_copies: Option<bool>,
     pub warp_specialize: Option<bool>,
     pub take_turns: Option<bool>,
-    /// As in [`LaunchConfig`], as the next one.
-    pub warp_specialize: Option<bool>,
     pub overlap: Option<bool>,
 }
 
@@ -65,9 +62,6 @@ impl Default for Config {
         let CompileOptions { bulk_copies, warp_specialize, take_turns, overlap, .. } = CompileOptions::default();
         let constants = Vec::new();
         Config { constants, num_warps, num_stages, max_registers, bulk_copies, warp_specialize, take_turns, overlap }
-        let CompileOptions { num_warps, num_stages, max_registers, warp_specialize, overlap, .. } =
-            CompileOptions::default();
-        Config { constants: Vec::new(), num_warps, num_stages, max_registers, warp_specialize, overlap }
     }
 }
 
@@ -120,7 +114,6 @@ impl Config {
             bulk_copies: self.bulk_copies.or(base.bulk_copies),
             warp_specialize: self.warp_specialize.or(base.warp_specialize),
             take_turns: self.take_turns.or(base.take_turns),
-            warp_specialize: self.warp_specialize.or(base.warp_specialize),
             overlap: self.overlap.or(base.overlap),
             ..base.clone()
         }
@@ -145,9 +138,6 @@ impl fmt::Display for Config {
         for (name, flag) in flags {
             if let Some(flag) = flag {
                 write!(f, ",{name}={flag}")?;
-        for (name, hint) in [("warp_specialize", self.warp_specialize), ("overlap", self.overlap)] {
-            if let Some(hint) = hint {
-                write!(f, ",{name}={hint}")?;
             }
         }
         Ok(())
@@ -167,7 +157,6 @@ impl Autotune {
                 bulk_copies: def.bulk_copies,
                 warp_specialize: def.warp_specialize,
                 take_turns: def.take_turns,
-                warp_specialize: def.warp_specialize,
                 overlap: def.overlap,
             }
         })
@@ -218,10 +207,6 @@ impl Autotune {
                 "warp_specialize" => config.warp_specialize = Some(flag()?),
                 "take_turns" => config.take_turns = Some(flag()?),
                 "overlap" => config.overlap = Some(flag()?),
-            let hint = || value.parse::<bool>().map_err(|_| format!("{name} cannot be `{value}`"));
-            match name {
-                "warp_specialize" => config.warp_specialize = Some(hint()?),
-                "overlap" => config.overlap = Some(hint()?),
                 "num_warps" => config.num_warps = number()?,
                 "num_stages" => config.num_stages = number()?,
                 "max_registers" => config.max_registers = Some(number()?),

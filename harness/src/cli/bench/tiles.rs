@@ -1,7 +1,8 @@
 //! Tiles of attention on the command line, and the ones that a sweep tries.
 //!
-//! `64,128,4,2` are q_tile, k_tile, warps and stages; words after them say what the compiler would choose otherwise: `ws` or
-//! `no-ws` (loads by warps of their own), `ov` or `no-ov` (products under the next iteration's arithmetic).
+//! `64,128,4,2` are q_tile, k_tile, warps and stages; words after them say what the compiler would choose otherwise: `ws`
+//! (loads by warps of their own), `turns` (which take turns), `ov` (products under the next iteration's arithmetic), `bulk` (bulk
+//! copies), or the same with `no-` before.
 
 use tilewright::kernels::attention::Tiles;
 use tilewright::kernels::attention::config::Pass;
@@ -30,13 +31,19 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     }
     let mut tiles = Tiles::new(q_tile, k_tile, warps as u32, stages as u32);
     for hint in hints {
-        match *hint {
-            "ws" => tiles.warp_specialize = Some(true),
-            "no-ws" => tiles.warp_specialize = Some(false),
-            "ov" => tiles.overlap = Some(true),
-            "no-ov" => tiles.overlap = Some(false),
-            other => return Err(format!("`{other}` is no hint: after four numbers come ws, no-ws, ov or no-ov")),
-        }
+        let word = hint.strip_prefix("no-").unwrap_or(hint);
+        let slot = match word {
+            "bulk" => &mut tiles.bulk_copies,
+            "ws" => &mut tiles.warp_specialize,
+            "turns" => &mut tiles.take_turns,
+            "ov" => &mut tiles.overlap,
+            _ => {
+                return Err(format!(
+                    "`{hint}` is no hint: after four numbers come ws, turns, ov, bulk, or no-ws and so on"
+                ));
+            }
+        };
+        *slot = Some(word == *hint);
     }
     Ok(tiles)
 }
@@ -51,8 +58,10 @@ pub fn text(tiles: Tiles) -> String {
         Some(true) => format!(",{on}"),
         Some(false) => format!(",no-{on}"),
     };
-    let Tiles { q_tile, k_tile, num_warps, num_stages, warp_specialize, overlap } = tiles;
-    format!("{q_tile},{k_tile},{num_warps},{num_stages}{}{}", hint(warp_specialize, "ws"), hint(overlap, "ov"))
+    let Tiles { q_tile, k_tile, num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap } = tiles;
+    let hints = [(bulk_copies, "bulk"), (warp_specialize, "ws"), (take_turns, "turns"), (overlap, "ov")];
+    let hints: String = hints.into_iter().map(|(value, word)| hint(value, word)).collect();
+    format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}")
 }
 
 /// What a sweep tries beside the default. Some do not fit some head dimensions: the sweep says so and goes on.
@@ -97,7 +106,13 @@ mod tests {
         for pass in [Pass::Forward, Pass::Keys, Pass::Queries] {
             for tiles in sweep(pass) {
                 assert_eq!(parse(&text(tiles)), Ok(tiles));
-                let hinted = Tiles { warp_specialize: Some(true), overlap: Some(false), ..tiles };
+                let hinted = Tiles {
+                    warp_specialize: Some(true),
+                    overlap: Some(false),
+                    take_turns: Some(false),
+                    bulk_copies: Some(true),
+                    ..tiles
+                };
                 assert_eq!(parse(&text(hinted)), Ok(hinted));
             }
         }
