@@ -250,6 +250,23 @@ fn repeated_passes_add_up() {
     assert!(sum.iter().zip(&once).all(|(sum, once)| (sum - 2.0 * once).abs() <= 1e-5 * once.abs().max(1e-3)));
 }
 
+/// A run that goes on from a checkpoint repeats the one that was killed to the last bit.
+#[test]
+fn gradients_have_the_same_bits_in_every_run() {
+    for fusion in Fusion::ALL.iter().copied() {
+        let config = Config { fusion, width: 64, hidden: 192, ..small() };
+        let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
+        let (x, y) = (tokens(&config, 8, 24, 1), tokens(&config, 8, 24, 5));
+        let gradients = || {
+            model.params().zero_grads().unwrap();
+            model.loss(&x, &y).unwrap().backward().unwrap();
+            flat(model.params().grads())
+        };
+        let first = gradients();
+        assert!((0..4).all(|_| gradients() == first), "{fusion}");
+    }
+}
+
 /// Every node costs a walk, an addition to zeros and, on a GPU, launches.
 #[test]
 fn blocks_are_few_nodes() {

@@ -4,7 +4,7 @@
 
 use candle_core::{D, Result, Tensor};
 
-use super::naive::{batched_product, score_type, see_nothing};
+use super::naive::{batched_product, causal_mask, score_type, see_nothing};
 use crate::ops::memory::{Fresh, for_float_type};
 use crate::ops::tape::record3;
 use crate::profile::span;
@@ -81,13 +81,11 @@ impl Plan {
     /// scale · Q Kᵀ of two tiles, masked.
     fn scores(&self, q: &Tensor, k: &Tensor, (row, rows): Rows, (key, keys): Rows) -> Result<Tensor> {
         let scores = (batched_product(q, &k.t()?)?.to_dtype(score_type(q))? * self.scale)?;
-        let sees = |i: usize, j: usize| key + j + self.n_q <= row + i + self.n_k;
-        // Only tiles on the diagonal hide something.
-        if !self.causal || sees(0, keys - 1) {
+        // Only tiles on the diagonal hide something: others are seen whole, even by their first row.
+        if !self.causal || row + self.n_k >= key + keys - 1 + self.n_q {
             return Ok(scores);
         }
-        let mask = (0..rows * keys).map(|at| if sees(at / keys, at % keys) { 0.0_f32 } else { -1e30 });
-        let mask = Tensor::from_iter(mask, q.device())?.reshape((rows, keys))?.to_dtype(scores.dtype())?;
+        let mask = causal_mask((row, rows), (key, keys), [self.n_q, self.n_k], &scores)?;
         scores.broadcast_add(&mask)
     }
 
