@@ -81,6 +81,9 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     let job = arguments.job.clone().unwrap_or_else(|| if several { String::new() } else { own() });
     let mut command = arguments.command.iter().cloned();
     let program = command.next().ok_or_else(|| CliError::usage("there is no command", "give it after --"))?;
+    // All ranks run the program that starts them, wherever it lies.
+    let own = std::env::current_exe().ok().filter(|_| program == "tilewright");
+    let program = own.map_or(program, Into::into);
     Ok(Plan {
         program,
         arguments: command.collect(),
