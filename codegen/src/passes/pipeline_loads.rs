@@ -267,6 +267,17 @@ impl<'f> Pipeline<'f> {
         &self.func.op(last).operands
     }
 
+    /// After the loop: whoever takes over the rings' memory waits for the last reads.
+    fn give_up_rings(&mut self, parent: BlockId) {
+        let loc = self.func.op(self.id).loc.clone();
+        let barrier = Op::BlockBarrier { id: 0, threads: None };
+        let mut after = vec![self.func.create_op(barrier, vec![], vec![], vec![], loc.clone())];
+        after.extend(self.full.map(|full| self.func.create_op(Op::MbarrierFree, vec![full], vec![], vec![], loc)));
+        let ops = &mut self.func.block_mut(parent).ops;
+        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
+        ops.splice(at + 1..at + 1, after);
+    }
+
     fn build(mut self, candidates: &[Candidate]) {
         self.ahead = self.carried_by(candidates);
         self.depths = candidates.iter().map(|c| c.depth(self.stages)).collect();
@@ -365,13 +376,7 @@ impl<'f> Pipeline<'f> {
         operands.extend(next_ahead);
         operands.extend(next_slots);
 
-        // Whoever takes over the rings' memory waits for the last reads.
-        let barrier = Op::BlockBarrier { id: 0, threads: None };
-        let mut after = vec![self.func.create_op(barrier, vec![], vec![], vec![], loc.clone())];
-        after.extend(self.full.map(|full| self.func.create_op(Op::MbarrierFree, vec![full], vec![], vec![], loc)));
-        let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
-        ops.splice(at + 1..at + 1, after);
+        self.give_up_rings(parent);
     }
 
     /// A ring for each load.
