@@ -42,6 +42,10 @@ impl Variant {
             num_warps: self.config.num_warps,
             num_stages: self.config.num_stages,
             max_registers: self.config.max_registers,
+            bulk_copies: self.config.bulk_copies,
+            warp_specialize: self.config.warp_specialize,
+            take_turns: self.config.take_turns,
+            overlap: self.config.overlap,
             ptx_version: PTX_VERSION,
             ..CompileOptions::default()
         };

@@ -5,9 +5,10 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use tilewright::codegen::ir::DType;
+use tilewright::codegen::ir::{DType, Func};
 use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::num;
+use tilewright::codegen::passes::dce;
 use tilewright::kernel::launch_erased;
 use tilewright::{Device, LaunchArg, LaunchConfig};
 
@@ -110,8 +111,12 @@ impl Job {
         let mut constants = choose::constants(def, &arguments.set)?;
         let words = scalar_words(def, &arguments.arg)?;
         let shapes = shape_words(def, &arguments.shape)?;
-        let given = given_tensors(def, tensors::read(&arguments.input)?, arguments)?;
-        let dtypes = element_types(def, &given, &arguments.dtype)?;
+        let file = tensors::read(&arguments.input)?;
+        let in_file: Vec<String> = file.iter().map(|(name, _)| name.clone()).collect();
+        let given = given_tensors(def, file);
+        // A tensor that is missing explains whatever else is not known.
+        let or_missing = |error| check_given(def, &given, &[], arguments, &in_file).err().unwrap_or(error);
+        let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
         let strides = bind::strides(def);
 
         let mut extents = Extents::default();
@@ -135,7 +140,9 @@ impl Job {
                 extents.add_number(name, extent);
             }
         }
-        choose::check_complete(def, &constants)?;
+        choose::check_complete(def, &constants).map_err(or_missing)?;
+        let unused = unused_memory(def, &dtypes, &constants);
+        check_given(def, &given, &unused, arguments, &in_file)?;
 
         let mut memory = BTreeMap::new();
         for (param, elem) in memory_params(def) {
@@ -145,6 +152,9 @@ impl Job {
                 (None, Some(text)) => extents.evaluate_shape(text).map_err(|why| {
                     CliError::usage(format!("--shape {}={text}: {why}", param.name), "see `tilewright run --help`")
                 })?,
+                (None, None) if unused.contains(&param.name) => {
+                    vec![0; strides.get(param.name).map_or(1, |strides| strides.params.len())]
+                }
                 (None, None) => output_shape(def, param.name, strides.get(param.name), &extents)?,
             };
             bind::check_rank(def, param.name, shape.len(), strides.get(param.name))?;
@@ -165,9 +175,7 @@ impl Job {
 
     /// Whether the kernel's views stay inside the tensors. A mistake in the kernel itself is the launch's to tell.
     fn check_reach(&self) -> Result<()> {
-        let Ok(func) = self.def.record(&self.dtypes, &self.constants, &Specialization::default()) else {
-            return Ok(());
-        };
+        let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
         let mut counts = BTreeMap::new();
         for (name, (shape, _)) in &self.memory {
             counts.insert(*name, elements(name, shape)?);
@@ -266,30 +274,50 @@ fn shape_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTree
 }
 
 /// The file's tensors that the kernel has parameters for.
-fn given_tensors(
-    def: &'static KernelDef,
-    file: Vec<(String, Tensor)>,
-    arguments: &Arguments,
-) -> Result<BTreeMap<&'static str, Tensor>> {
+fn given_tensors(def: &'static KernelDef, file: Vec<(String, Tensor)>) -> BTreeMap<&'static str, Tensor> {
     let mut by_name: BTreeMap<String, Tensor> = file.into_iter().collect();
-    let in_file = by_name.keys().cloned().collect::<Vec<_>>();
-    let mut given = BTreeMap::new();
-    for (param, _) in memory_params(def) {
-        match by_name.remove(param.name) {
-            Some(tensor) => {
-                given.insert(param.name, tensor);
-            }
-            None if matches!(param.kind, ParamKind::Out(_)) => {}
-            None => {
-                let names: Vec<&str> = in_file.iter().map(String::as_str).collect();
-                return Err(CliError::usage(
-                    format!("{} has no tensor `{}`, which `{}` reads", arguments.input.display(), param.name, def.name),
-                    choose::suggest(param.name, &names, "the file has"),
-                ));
-            }
-        }
-    }
-    Ok(given)
+    memory_params(def).filter_map(|(p, _)| Some((p.name, by_name.remove(p.name)?))).collect()
+}
+
+/// Checks that the file has every tensor that the kernel reads.
+fn check_given(
+    def: &'static KernelDef,
+    given: &BTreeMap<&'static str, Tensor>,
+    unused: &[&'static str],
+    arguments: &Arguments,
+    in_file: &[String],
+) -> Result<()> {
+    let missing = memory_params(def).find(|(param, _)| {
+        let read = !matches!(param.kind, ParamKind::Out(_)) && !unused.contains(&param.name);
+        read && !given.contains_key(param.name)
+    });
+    let Some((param, _)) = missing else { return Ok(()) };
+    let names: Vec<&str> = in_file.iter().map(String::as_str).collect();
+    Err(CliError::usage(
+        format!("{} has no tensor `{}`, which `{}` reads", arguments.input.display(), param.name, def.name),
+        choose::suggest(param.name, &names, "the file has"),
+    ))
+}
+
+/// The kernel as these types and constants make it, without what has no effect; `None` where it cannot be made, which the
+/// launch will tell.
+fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static str, ConstValue)]) -> Option<Func> {
+    let mut func = def.record(dtypes, constants, &Specialization::default()).ok()?;
+    dce::run(&mut func);
+    Some(func)
+}
+
+/// Memory that the kernel does not touch under these constants, such as the bias of a product without one.
+fn unused_memory(
+    def: &'static KernelDef,
+    dtypes: &[DType],
+    constants: &[(&'static str, ConstValue)],
+) -> Vec<&'static str> {
+    let Some(func) = recorded(def, dtypes, constants) else { return Vec::new() };
+    let uses = func.use_counts();
+    let params = &func.block(func.body).params;
+    let used = |name: &str| func.args.iter().zip(params).any(|(arg, v)| *arg.name == *name && uses[v.0 as usize] > 0);
+    memory_params(def).map(|(p, _)| p.name).filter(|name| !used(name)).collect()
 }
 
 /// Element types of the type parameters, from the tensors and from `--dtype`.

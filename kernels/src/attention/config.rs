@@ -121,8 +121,8 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         (Target::Nvptx(_), Pass::Keys) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),
-            // Four warps and 64 × 64 spill.
-            128 => Tiles::new(32, 128, 8, 2),
+            // Four warps and 64 × 64 spill, and so do sums that stay in flight.
+            128 => Tiles { overlap: Some(false), ..Tiles::new(32, 128, 8, 2) },
             _ if little_memory => Tiles::new(32, 32, 8, 2),
             _ => Tiles::new(32, 64, 8, 2),
         },

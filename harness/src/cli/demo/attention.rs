@@ -63,6 +63,8 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
             ("lse", (rows.clone(), DType::F32)),
             ("lse2", (rows.clone(), DType::F32)),
             ("delta", (rows, DType::F32)),
+            // Only the backward pass in one pass over the scores adds to it.
+            ("dq_sum", (vec![0], DType::F32)),
             ("dq", gradient(&q)),
             ("dk", gradient(&k)),
             ("dv", gradient(&v)),
