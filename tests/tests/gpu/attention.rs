@@ -2,7 +2,7 @@
 
 use super::gpu;
 use tilewright::codegen::ir::DType;
-use tilewright::kernels::attention::Options;
+use tilewright::kernels::attention::{Options, Tiles};
 use tilewright::prelude::Precision;
 use tilewright_tests::attention::{Case, Layout, check};
 use tilewright_tests::numerics::TF32_TOLERANCE;
@@ -77,5 +77,35 @@ fn attention_of_nothing() {
     let Some(gpu) = gpu() else { return };
     for (n_q, n_k) in [(20, 0), (0, 20), (0, 0)] {
         check_all(&gpu, Case::new(n_q, n_k, 64));
+    }
+}
+
+/// Loads by the bulk copy engine, by warps of their own, with turns at the tensor cores, products in flight or not.
+#[test]
+fn attention_in_every_schedule() {
+    let Some(gpu) = gpu() else { return };
+    let schedules: [(&str, fn(Tiles) -> Tiles); 5] = [
+        ("waits", |t| Tiles { overlap: Some(false), ..t }),
+        ("products in flight", |t| Tiles { overlap: Some(true), ..t }),
+        ("bulk copies", |t| Tiles { bulk_copies: Some(true), ..t }),
+        ("roles", |t| Tiles { warp_specialize: Some(true), ..t }),
+        ("turns", |t| Tiles { warp_specialize: Some(true), take_turns: Some(true), ..t }),
+    ];
+    for (name, schedule) in schedules {
+        println!("{name}");
+        let tiles = |q_tile, k_tile| Some(schedule(Tiles::new(q_tile, k_tile, 8, 2)));
+        let options = Options {
+            forward_tiles: tiles(128, 128),
+            key_tiles: tiles(64, 128),
+            query_tiles: tiles(128, 64),
+            ..Options::default()
+        };
+        for d in [64, 128] {
+            for (n_q, n_k) in [(512, 512), (300, 300), (130, 700), (700, 130), (17, 1)] {
+                let case = Case::new(n_q, n_k, d).heads(2, 2, 1);
+                check(&gpu, case, &options);
+                check(&gpu, case.causal(), &options);
+            }
+        }
     }
 }
