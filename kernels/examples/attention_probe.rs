@@ -16,9 +16,8 @@ use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind
 use tilewright_codegen::pipeline::{self, Observer};
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Target};
 use tilewright_codegen::text;
-use tilewright_kernels::attention::backward::{
-    FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ, FLASH_ATTENTION_BWD_PREPROCESS,
-};
+use tilewright_kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright_kernels::attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS;
 use tilewright_kernels::attention::config::{Pass, Tiles, d_tile, default_tiles};
 use tilewright_kernels::attention::forward::FLASH_ATTENTION_FWD;
 

@@ -111,8 +111,8 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
         Pass::Keys
     } else if is(&attention::backward::FLASH_ATTENTION_BWD_DQ) {
         Pass::Queries
-    } else if is(&attention::backward::FLASH_ATTENTION_BWD_PREPROCESS)
-        || is(&attention::backward::FLASH_ATTENTION_BWD_POSTPROCESS)
+    } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS)
+        || is(&attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS)
     {
         return (consts! { d = 64usize, d_tile = 64usize, q_tile = 64usize }.to_vec(), 4, 1);
     } else {

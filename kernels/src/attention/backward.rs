@@ -1,4 +1,4 @@
-//! The backward kernels.
+//! The backward kernels that multiply; those that go over rows before and after are in [`super::backward_rows`].
 //!
 //! FlashAttention-2 (Dao, 2023), Algorithm 2, in one of two forms:
 //!
@@ -13,100 +13,9 @@
 //! Shapes, strides, causal mask and `d_tile` are those of [`flash_attention_fwd`](super::forward). dO and dQ have the
 //! shape of q, dK and dV that of k.
 
+use super::backward_rows::{row_block, sum_block};
 use super::forward::{checked, key_tiles, row_offset, visible};
 use tilewright_runtime::prelude::*;
-
-/// What both passes need of each query row: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is
-/// 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
-///
-/// With `one_pass`, also zeros `dq_sum`, dense f32 [batch, heads, n_q, d], for the programs that add to it.
-///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch).
-#[kernel]
-pub fn flash_attention_bwd_preprocess<T: Float>(
-    o: In<T>,
-    d_o: In<T>,
-    lse: In<f32>,
-    delta: Out<f32>,
-    lse2: Out<f32>,
-    dq_sum: Out<f32>,
-    o_stride_batch: i64,
-    o_stride_head: i64,
-    o_stride_row: i64,
-    o_stride_dim: i64,
-    do_stride_batch: i64,
-    do_stride_head: i64,
-    do_stride_row: i64,
-    do_stride_dim: i64,
-    #[no_specialize] n_q: i32,
-    #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
-    #[constexpr] q_tile: usize,
-    #[constexpr = false] one_pass: bool,
-) {
-    let (head, batch) = (program_id(1), program_id(2));
-    let first_row = program_id(0) * q_tile;
-    let padded = d != d_tile;
-    let o_block = make_block_ptr(
-        o + (batch * o_stride_batch + head * o_stride_head),
-        shape = [n_q, d],
-        strides = [o_stride_row, o_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
-    let do_block = make_block_ptr(
-        d_o + (batch * do_stride_batch + head * do_stride_head),
-        shape = [n_q, d],
-        strides = [do_stride_row, do_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
-    let ot = load(o_block, boundary_check = checked(true, padded), padding = zero).to::<f32>();
-    let dot_ = load(do_block, boundary_check = checked(true, padded), padding = zero).to::<f32>();
-    let rows = row_offset(head, batch, n_q);
-    let lt = load(row_block(lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
-    store(row_block(delta + rows, first_row, n_q, q_tile), sum(ot * dot_, axis = 1), boundary_check = [0]);
-    store(row_block(lse2 + rows, first_row, n_q, q_tile), lt * std::f32::consts::LOG2_E, boundary_check = [0]);
-    if one_pass {
-        let sum_block = sum_block(dq_sum + rows * d, first_row, n_q, d, q_tile, d_tile);
-        store(sum_block, zeros::<f32>([q_tile, d_tile]), boundary_check = checked(true, padded));
-    }
-}
-
-/// dQ of one pass, from the f32 sums: dq = scale · dq_sum, in dQ's type and strides.
-///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch).
-#[kernel]
-pub fn flash_attention_bwd_postprocess<T: Float>(
-    dq_sum: In<f32>,
-    dq: Out<T>,
-    dq_stride_batch: i64,
-    dq_stride_head: i64,
-    dq_stride_row: i64,
-    dq_stride_dim: i64,
-    #[no_specialize] n_q: i32,
-    scale: f32,
-    #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
-    #[constexpr] q_tile: usize,
-) {
-    let (head, batch) = (program_id(1), program_id(2));
-    let first_row = program_id(0) * q_tile;
-    let padded = d != d_tile;
-    let sums = sum_block(dq_sum + row_offset(head, batch, n_q) * d, first_row, n_q, d, q_tile, d_tile);
-    let dq_block = make_block_ptr(
-        dq + (batch * dq_stride_batch + head * dq_stride_head),
-        shape = [n_q, d],
-        strides = [dq_stride_row, dq_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
-    let sum = load(sums, boundary_check = checked(true, padded), padding = zero);
-    store(dq_block, (sum * scale).to::<T>(), boundary_check = checked(true, padded));
-}
 
 /// dK and dV: a program per tile of keys walks over the queries that see it. With `one_pass`, it also adds dS K to
 /// `dq_sum`, dense f32 [batch, heads, n_q, d].
@@ -471,32 +380,6 @@ pub fn flash_attention_bwd_dq<T: Float>(
         order = [1, 0],
     );
     store(dq_block, (sum * scale).to::<T>(), boundary_check = checked(true, padded));
-}
-
-/// `len` numbers of a dense vector, from `first` on.
-#[device_fn]
-fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len: usize) -> BlockPtr<f32> {
-    make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
-}
-
-/// A tile of queries in the f32 sums of one pass, from row `first` on.
-#[device_fn]
-fn sum_block(
-    base: Ptr<f32>,
-    first: Scalar<i32>,
-    n: Scalar<i32>,
-    d: usize,
-    q_tile: usize,
-    d_tile: usize,
-) -> BlockPtr<f32> {
-    make_block_ptr(
-        base,
-        shape = [n, d],
-        strides = [d, 1],
-        offsets = [first, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    )
 }
 
 /// Adds a tile of queries to (dK / scale, dV). `p` is Pᵀ and `ds` dSᵀ, both [keys, queries].

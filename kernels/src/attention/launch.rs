@@ -1,8 +1,7 @@
 //! Attention from the host: checks, default tiles, launches.
 
-use super::backward::{
-    FlashAttentionBwdDkdv, FlashAttentionBwdDq, FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess,
-};
+use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
+use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
 use super::config::{Tiles, d_tile};
 use super::forward::FlashAttentionFwd;
 use crate::tensor::{self, FloatElement};

@@ -4,9 +4,8 @@
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::ConstValue;
 use tilewright::codegen::target::GpuArch;
-use tilewright::kernels::attention::backward::{
-    FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ, FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS,
-};
+use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright::kernels::attention::backward_rows::{FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
 use tilewright_tests::consts;

@@ -6,9 +6,8 @@ use tilewright::LaunchArg;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright::codegen::target::Target;
-use tilewright::kernels::attention::backward::{
-    FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ, FLASH_ATTENTION_BWD_PREPROCESS,
-};
+use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright::kernels::attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS;
 use tilewright::kernels::attention::config::{Pass, Tiles, d_tile, default_tiles};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::kernels::attention::reference::{self, Problem};
