@@ -84,16 +84,18 @@ fn attention_of_nothing() {
 #[test]
 fn attention_in_every_schedule() {
     let Some(gpu) = gpu() else { return };
-    let schedules: [(&str, fn(Tiles) -> Tiles); 5] = [
-        ("waits", |t| Tiles { overlap: Some(false), ..t }),
-        ("products in flight", |t| Tiles { overlap: Some(true), ..t }),
-        ("bulk copies", |t| Tiles { bulk_copies: Some(true), ..t }),
-        ("roles", |t| Tiles { warp_specialize: Some(true), ..t }),
-        ("turns", |t| Tiles { warp_specialize: Some(true), take_turns: Some(true), ..t }),
+    let plain = Tiles::new(128, 128, 8, 2);
+    let roles = Tiles { warp_specialize: Some(true), ..plain };
+    let schedules = [
+        ("waits", Tiles { overlap: Some(false), ..plain }),
+        ("products in flight", Tiles { overlap: Some(true), ..plain }),
+        ("bulk copies", Tiles { bulk_copies: Some(true), ..plain }),
+        ("roles", roles),
+        ("turns", Tiles { take_turns: Some(true), ..roles }),
     ];
     for (name, schedule) in schedules {
         println!("{name}");
-        let tiles = |q_tile, k_tile| Some(schedule(Tiles::new(q_tile, k_tile, 8, 2)));
+        let tiles = |q_tile, k_tile| Some(Tiles { q_tile, k_tile, ..schedule });
         let options = Options {
             forward_tiles: tiles(128, 128),
             key_tiles: tiles(64, 128),
