@@ -8,6 +8,9 @@
 //!
 //! p, m and v are f32 (master weights); g may be of another type. A model that computes in a shorter type takes its weights
 //! from `copy`, which the same launch writes.
+//!
+//! Rates that change from step to step are arguments of [`step`], or lie in the device's memory for [`step_by`]: whoever queues a step
+//! before its gradient is known, or replays a recording of it, writes them there.
 
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
@@ -83,6 +86,37 @@ pub fn adamw_with_copy<G: Float, C: Float>(
     store(copy + offsets, after.to::<C>(), mask = offsets < n);
 }
 
+/// As [`ADAMW_WITH_COPY`], told by numbers in memory: `rates` are `rate`, `spread` and `decay`; `verdict` is `grad_scale`, and
+/// whether the step is made at all (1) or leaves everything as it is (0). Without `copies`, `copy` stays as it is.
+///
+/// One program per `tile` of parameters.
+#[kernel]
+pub fn adamw_by<G: Float, C: Float>(
+    p: InOut<f32>,
+    m: InOut<f32>,
+    v: InOut<f32>,
+    g: In<G>,
+    copy: Out<C>,
+    rates: In<f64>,
+    verdict: In<f64>,
+    n: i64,
+    rest1: f32,
+    rest2: f32,
+    eps: f32,
+    #[constexpr] tile: usize,
+    #[constexpr = true] copies: bool,
+) {
+    let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
+    let (rate, spread, decay) = (load(rates), load(rates + 1), load(rates + 2));
+    let (grad_scale, made) = (load(verdict), load(verdict + 1));
+    let rates = (rate.to::<f32>(), spread.to::<f32>(), eps, decay.to::<f32>(), grad_scale.to::<f32>());
+    let mask = (offsets < n) && (made != 0.0);
+    let after = update((p, m, v), g, (offsets, mask), (rest1, rest2), rates);
+    if copies {
+        store(copy + offsets, after.to::<C>(), mask = mask);
+    }
+}
+
 /// What a step is told beside its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
@@ -134,6 +168,17 @@ impl Options {
             spread: (1.0 / (1.0 - self.beta2.powf(exponent)).sqrt()) as f32,
             decay: (self.lr * self.weight_decay) as f32,
         })
+    }
+}
+
+impl Options {
+    /// What [`step_by`] reads of these options in step `t` (from 1), but for `grad_scale`.
+    ///
+    /// # Errors
+    /// `t` = 0, betas outside [0, 1).
+    pub fn rates_of(&self, t: u64) -> Result<[f64; 3]> {
+        let Rates { rate, spread, decay, .. } = self.rates("adamw_by", t)?;
+        Ok([rate, spread, decay].map(f64::from))
     }
 }
 
@@ -226,6 +271,58 @@ pub fn step_with_copy<G: FloatElement, C: FloatElement>(
         decay,
         grad_scale: options.grad_scale as f32,
         tile: TILE,
+    }
+    .launch(device, n.div_ceil(TILE))
+}
+
+/// As [`step`] or [`step_with_copy`], told by numbers in the device's memory: `rates` are those of [`Options::rates_of`], `verdict` is
+/// the factor of the gradient, and 1 if the step is to be made, else 0. Of `options` this reads betas and `eps` alone.
+///
+/// # Errors
+/// Lengths that differ, tensors on another device, and everything that a launch can say.
+pub fn step_by<G: FloatElement, C: FloatElement>(
+    device: &Device,
+    [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],
+    g: View<'_, G>,
+    copy: Option<ViewMut<'_, C>>,
+    [rates, verdict]: [View<'_, f64>; 2],
+    options: &Options,
+) -> Result<()> {
+    const NAME: &str = "adamw_by";
+    let n = p.len();
+    for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len())] {
+        expect_len(NAME, name, len, n)?;
+    }
+    if let Some(copy) = &copy {
+        expect_len(NAME, "copy", copy.len(), n)?;
+    }
+    for (name, found, expected) in [("rates", rates.len(), 3), ("verdict", verdict.len(), 2)] {
+        if found < expected {
+            let (expected, found) = (format!("{expected} numbers"), found.to_string());
+            return Err(Error::Argument { kernel: NAME.into(), name, expected, found });
+        }
+    }
+    let Rates { rest1, rest2, .. } = options.rates(NAME, 1)?;
+    let copies = copy.is_some();
+    let mut none = Buffer::<C>::uninit(device, 0)?;
+    let mut copy = match copy {
+        Some(copy) => copy,
+        None => none.view_mut(),
+    };
+    AdamwBy {
+        p: &mut p,
+        m: &mut m,
+        v: &mut v,
+        g: &g,
+        copy: &mut copy,
+        rates: &rates,
+        verdict: &verdict,
+        n: n as i64,
+        rest1,
+        rest2,
+        eps: options.eps as f32,
+        tile: TILE,
+        copies,
     }
     .launch(device, n.div_ceil(TILE))
 }

@@ -56,6 +56,7 @@ pub static AUTOTUNED: &[&Autotune] = &[
 /// All kernels, by name.
 pub static KERNELS: &[&KernelDef] = &[
     &adamw::ADAMW,
+    &adamw::ADAMW_BY,
     &adamw::ADAMW_WITH_COPY,
     &cast::CAST,
     &column_sum::COLUMN_SUM,

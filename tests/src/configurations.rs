@@ -71,7 +71,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (rows(2, 1024), 4, 3)
     } else if is(&rope::ROPE_AT) || is(&rope::ROPE_FROM) {
         (consts! { tokens_tile = 32usize, heads_tile = 8usize, d_tile = 64usize }.to_vec(), 4, 3)
-    } else if is(&adamw::ADAMW) || is(&adamw::ADAMW_WITH_COPY) {
+    } else if [&adamw::ADAMW, &adamw::ADAMW_BY, &adamw::ADAMW_WITH_COPY].iter().any(|k| is(k)) {
         (consts! { tile = 1024usize }.to_vec(), 4, 3)
     } else if [
         &rms_norm::RMS_NORM_FWD,
@@ -94,7 +94,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     };
     let dtypes = match def.name {
         "column_sum" => vec![DType::F32, dtype],
-        "adamw_with_copy" | "cast" => vec![dtype, DType::BF16],
+        "adamw_by" | "adamw_with_copy" | "cast" => vec![dtype, DType::BF16],
         "cross_entropy_fwd" | "cross_entropy_bwd" | "embedding_bwd" | "rope_at" => vec![dtype, DType::I64],
         _ => vec![dtype],
     };

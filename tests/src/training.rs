@@ -194,7 +194,7 @@ pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: 
     }
 }
 
-/// Three steps with gradients of type T, with and without a copy of that type.
+/// Three steps with gradients of type T, with and without a copy of that type, told by arguments and by memory.
 pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
     let mut random = Random::new(15);
     let state: [Vec<f64>; 3] = {
@@ -204,8 +204,8 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
     let steps: Vec<Placed<T>> =
         (0..3).map(|_| Placed::random(device, &[n], crate::on_device::DENSE, &mut random)).collect();
     let options = adamw::Options { lr: 0.02, weight_decay: 0.1, grad_scale: 0.5, ..adamw::Options::default() };
-    for with_copy in [false, true] {
-        let what = format!("adamw {} [{n}] copy: {with_copy}", T::dtype());
+    for (with_copy, by_memory) in [(false, false), (false, true), (true, false), (true, true)] {
+        let what = format!("adamw {} [{n}] copy: {with_copy}, by memory: {by_memory}", T::dtype());
         let mut want = state.clone();
         let mut placed =
             state.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
@@ -214,7 +214,12 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
             let t = i as u64 + 1;
             let [p, m, v] = placed.each_mut().map(|x| x.buffer.slice_mut(..n).expect("a slice"));
             let gradient = g.buffer.slice(..n).expect("a slice");
-            ok(if with_copy {
+            ok(if by_memory {
+                let rates = options.rates_of(t).and_then(|rates| Buffer::from_slice(device, &rates)).expect("rates");
+                let verdict = Buffer::from_slice(device, &[options.grad_scale, 1.0]).expect("a verdict");
+                let copy = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
+                adamw::step_by(device, [p, m, v], gradient, copy, [rates.view(), verdict.view()], &options)
+            } else if with_copy {
                 let copy = copy.buffer.slice_mut(..n).expect("a slice");
                 adamw::step_with_copy(device, p, m, v, gradient, copy, t, &options)
             } else {

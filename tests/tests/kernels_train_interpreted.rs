@@ -252,6 +252,25 @@ fn adamw_matches() {
             let mut want = [&p, &m, &v].map(HostTensor::values);
             let [want_p, want_m, want_v] = &mut want;
             adamw::reference(want_p, want_m, want_v, &g.values(), t as u64, &options);
+            let rates = HostTensor::of(DType::F64, &[3], &[1], &[numbers[2], numbers[3], numbers[5]]);
+            let verdicts = [1.0, 0.0].map(|made| HostTensor::of(DType::F64, &[2], &[1], &[options.grad_scale, made]));
+            for form in forms() {
+                for (verdict, made) in verdicts.iter().zip([true, false]) {
+                    let mut state = [p.clone(), m.clone(), v.clone()];
+                    let before = [&p, &m, &v].map(HostTensor::values);
+                    let mut copy = HostTensor::of(DType::BF16, &[n], &[1], &vec![0.0; n]);
+                    let mut args: Vec<Arg> = state.iter_mut().map(Arg::Out).collect();
+                    args.extend([Arg::In(&g), Arg::Out(&mut copy), Arg::In(&rates), Arg::In(verdict), n.into()]);
+                    args.extend([numbers[0], numbers[1], numbers[4]].map(Arg::Float));
+                    let consts = consts! { tile = 8usize, copies = true };
+                    let types = [dtype, DType::BF16];
+                    interpret(form, &adamw::ADAMW_BY, &types, consts, programs(n.div_ceil(8)), &mut args);
+                    for (tensor, want) in state.iter().zip(if made { &want } else { &before }) {
+                        tensor.check("adamw_by", want, if made { 1e-5 } else { 0.0 });
+                    }
+                    copy.check("copy", &if made { want[0].clone() } else { vec![0.0; n] }, tolerance(DType::BF16));
+                }
+            }
             for (form, with_copy) in forms().flat_map(|form| [(form, false), (form, true)]) {
                 let mut state = [p.clone(), m.clone(), v.clone()];
                 let mut copy = HostTensor::poisoned(DType::BF16, &[n], &[1]);

@@ -4,7 +4,8 @@
 //! compute, not what candle would derive. Gradients of parameters go straight into the flat gradient of [`crate::params`].
 //! Nothing here drops a gradient: where an op has none to give, it says so.
 //!
-//! Files in reading order: `memory.rs` (tensors as kernels' memory), `tape.rs` (recording), then an op each. Functions named
+//! Files in reading order: `memory.rs` (tensors as kernels' memory), `tape.rs` (recording), then an op each;
+//! `replay.rs` repeats work of any ops. Functions named
 //! `…_unfused` are the same formulas in candle's own ops: what fusion is measured against, and what tests compare with.
 
 pub mod attention;
@@ -17,6 +18,7 @@ pub(crate) mod loss;
 pub mod memory;
 pub(crate) mod norm;
 pub(crate) mod product;
+pub mod replay;
 pub(crate) mod rope;
 pub mod tape;
 

@@ -8,6 +8,8 @@ use tilewright::kernels::adamw::{self, Options};
 use tilewright::prelude::*;
 use tilewright::{View, ViewMut};
 
+use super::judge::told::{PER_GROUP, RATES};
+
 /// What is the same for all parameters and steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamWOptions {
@@ -165,6 +167,66 @@ impl AdamW {
         self.step = step;
         Ok(())
     }
+
+    /// What [`AdamW::step_by`] has to find among the numbers of [`judge::tell`](super::judge::tell) in step `t` (from 1): the rates of
+    /// each group.
+    ///
+    /// # Errors
+    /// Betas outside [0, 1).
+    pub fn rates(&self, groups: &[Group], t: u64, rate: f64) -> Result<Vec<[f64; PER_GROUP]>> {
+        let AdamWOptions { beta1, beta2, eps } = self.options;
+        let rates = groups.iter().map(|group| {
+            let lr = rate * group.rate_factor;
+            let options = Options { lr, beta1, beta2, eps, weight_decay: group.weight_decay, grad_scale: 1.0 };
+            let [rate, spread, decay] = options.rates_of(t)?;
+            Ok([rate, spread, decay, 0.0])
+        });
+        rates.collect()
+    }
+
+    /// As [`AdamW::step`], told by memory of the device: `told` and `found` are those of [`judge`](super::judge). Whoever knows what was
+    /// found counts the step with [`AdamW::set_steps`].
+    ///
+    /// # Errors
+    /// As [`AdamW::step`].
+    pub fn step_by(
+        &mut self,
+        mut values: ViewMut<'_, f32>,
+        gradients: View<'_, f32>,
+        mut copy: Copy<'_>,
+        groups: &[Group],
+        told: View<'_, f64>,
+        found: View<'_, f64>,
+    ) -> Result<()> {
+        let device = self.first.device().clone();
+        let AdamWOptions { beta1, beta2, eps } = self.options;
+        let options = Options { beta1, beta2, eps, ..Options::default() };
+        for (i, group) in groups.iter().enumerate() {
+            let range = group.range.start.max(self.range.start)..group.range.end.min(self.range.end);
+            if range.is_empty() {
+                continue;
+            }
+            let local = range.start - self.range.start..range.end - self.range.start;
+            let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
+            let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
+            let rates = [told.slice(RATES + i * PER_GROUP..)?, found];
+            match &mut copy {
+                Copy::None => adamw::step_by::<f32, bf16>(&device, state, g, None, rates, &options)?,
+                Copy::Bf16(copy) => {
+                    adamw::step_by(&device, state, g, Some(copy.reborrow().slice(range)?), rates, &options)?;
+                }
+                Copy::F16(copy) => {
+                    adamw::step_by(&device, state, g, Some(copy.reborrow().slice(range)?), rates, &options)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts steps that were made by [`AdamW::step_by`].
+    pub fn set_steps(&mut self, steps: u64) {
+        self.step = steps;
+    }
 }
 
 #[cfg(test)]
@@ -240,6 +302,45 @@ mod tests {
         assert_eq!(values[1500..1600], start[1500..1600]);
         let moved = (0..1500).map(|i| (values[i] - start[i]).abs()).fold(0.0, f32::max);
         assert!(moved > 0.01, "the test sees movement far above its tolerance: {moved}");
+    }
+
+    /// Steps that the device is told of have the same bits, and those that it is told to leave out change nothing.
+    #[test]
+    fn told_steps_are_the_same_as_called_ones() {
+        use crate::optim::judge::{self, told};
+
+        let device = Device::cpu();
+        let n = 3000;
+        let start = numbers(n, 1);
+        let [mut called, mut by] = [1, 2].map(|_| Buffer::from_slice(&device, &start).unwrap());
+        let [mut called_copy, mut by_copy] = [1, 2].map(|_| Buffer::<bf16>::zeros(&device, n).unwrap());
+        let [mut first, mut second] = [1, 2].map(|_| AdamW::new(&device, 0..n, AdamWOptions::default()).unwrap());
+        let mut numbers_told = Buffer::<f64>::zeros(&device, 16).unwrap();
+        for t in 1..=5 {
+            let gradients = Buffer::from_slice(&device, &numbers(n, 100 + t as u32)).unwrap();
+            let rate = 0.01 / t as f64;
+            for made in [0.0, 1.0] {
+                let before = by.to_vec().unwrap();
+                let mut list = vec![0.0; told::RATES];
+                list.extend(second.rates(&groups(), t, rate).unwrap().as_flattened());
+                judge::tell(&device, numbers_told.view_mut(), &list).unwrap();
+                let found = Buffer::from_slice(&device, &[0.5, made]).unwrap();
+                let copy = Copy::Bf16(by_copy.view_mut());
+                second
+                    .step_by(by.view_mut(), gradients.view(), copy, &groups(), numbers_told.view(), found.view())
+                    .unwrap();
+                assert_eq!(made == 0.0, by.to_vec().unwrap() == before);
+            }
+            second.set_steps(t);
+            let copy = Copy::Bf16(called_copy.view_mut());
+            first.step(called.view_mut(), gradients.view(), copy, &groups(), rate, 0.5).unwrap();
+        }
+        assert_eq!(
+            (by.to_vec().unwrap(), by_copy.to_vec().unwrap()),
+            (called.to_vec().unwrap(), called_copy.to_vec().unwrap())
+        );
+        assert_eq!(second.steps(), first.steps());
+        assert_eq!(second.moments().1.to_vec().unwrap(), first.moments().1.to_vec().unwrap());
     }
 
     #[test]

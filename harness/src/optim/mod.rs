@@ -2,9 +2,11 @@
 //!
 //! A step is [`norm`] and [`clip`] (how large the gradient is, and by what it is shrunk), [`Schedule`] (the learning rate), and
 //! [`AdamW`] (the update). Nothing here knows of models: parameters are a flat slice, and [`Group`]s say what holds for which part of
-//! it. So one process can update all of the slice, or a share of it.
+//! it. So one process can update all of the slice, or a share of it. [`judge`] does the first part on the device, for steps that nobody
+//! waits for.
 
 mod adamw;
+pub mod judge;
 mod norm;
 mod schedule;
 

@@ -4,9 +4,13 @@ use std::ops::Range;
 
 use tilewright::prelude::*;
 
-/// Elements that one program adds up: a tile, this many times.
+/// Elements of a tile, of which one program adds up several.
 const TILE: usize = 1024;
-const TILES: usize = 16;
+
+/// Tiles of a program: enough programs to fill a GPU, and few partial sums.
+fn tiles(n: usize) -> usize {
+    if n < 1 << 26 { 16 } else { 128 }
+}
 
 /// partials\[p\] = Σᵢ xᵢ², over the `tiles` · `tile` elements of program p.
 #[kernel]
@@ -27,14 +31,18 @@ pub fn sum_squares(x: In<f32>, partials: Out<f32>, n: i64, #[constexpr] tile: us
 /// # Errors
 /// Those of the launch and of earlier work on the device.
 pub fn sum_of_squares(device: &Device, x: View<'_, f32>) -> Result<f64> {
-    let programs = x.len().div_ceil(TILE * TILES);
-    if programs == 0 {
-        return Ok(0.0);
-    }
+    Ok(partial_squares(device, x)?.to_vec()?.into_iter().map(f64::from).sum())
+}
+
+/// Sums of squares of the parts of x, in order: few enough to add up.
+pub(super) fn partial_squares(device: &Device, x: View<'_, f32>) -> Result<Buffer<f32>> {
+    let tiles = tiles(x.len());
+    let programs = x.len().div_ceil(TILE * tiles);
     let mut partials = Buffer::<f32>::uninit(device, programs)?;
-    SumSquares { x: &x, partials: &mut partials, n: x.len() as i64, tile: TILE, tiles: TILES }
-        .launch(device, programs)?;
-    Ok(partials.to_vec()?.into_iter().map(f64::from).sum())
+    if programs > 0 {
+        SumSquares { x: &x, partials: &mut partials, n: x.len() as i64, tile: TILE, tiles }.launch(device, programs)?;
+    }
+    Ok(partials)
 }
 
 /// The Euclidean norm of x.

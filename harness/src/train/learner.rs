@@ -8,7 +8,8 @@ use tilewright::{View, ViewMut};
 use super::{Error, LossScale, Result};
 use crate::dist::sharded::ShardedOptimizer;
 use crate::ops::memory::{self, Read, kernel_device, kernel_error};
-use crate::optim::{AdamW, AdamWOptions, Copy, Group, Schedule, clip, first_not_finite, merge_groups, norm};
+use crate::optim::judge::{self, found, told};
+use crate::optim::{AdamW, AdamWOptions, Copy, Group, Schedule, clip, first_not_finite, merge_groups};
 use crate::params::{Param, Params};
 use crate::profile::{Phase, phase};
 
@@ -48,6 +49,9 @@ pub struct Update {
 /// // here gradients of other processes would be added
 /// let update = learner.update()?;
 /// ```
+///
+/// [`Learner::update`] waits for the device. Its three parts do not, where the whole optimizer is here: [`Learner::announce`] before
+/// the step, [`Learner::decide`] in the place of `update`, and [`Learner::settle`] when what was found is read.
 pub struct Learner {
     params: Params,
     options: LearnerOptions,
@@ -55,6 +59,20 @@ pub struct Learner {
     engine: Engine,
     scale: LossScale,
     step: u64,
+    /// What the device is told of a step, and what it finds: f64, see [`judge`].
+    told: Tensor,
+    found: Tensor,
+}
+
+/// A step that was announced, and whose end is not known yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Announced {
+    /// The number of the step, from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub rate: f64,
+    /// Steps that the optimizer had made before.
+    optimizer_steps: u64,
 }
 
 /// Who has the optimizer's state.
@@ -93,24 +111,31 @@ impl Learner {
     pub fn new(params: &Params, options: LearnerOptions) -> Result<Learner> {
         let device = kernel_device(params.device())?;
         let adamw = AdamW::new(device, 0..params.flat_len(), options.adamw)?;
-        Ok(Learner::with_engine(params, options, Engine::Whole(adamw)))
+        Learner::with_engine(params, options, Engine::Whole(adamw))
     }
 
     /// As [`Learner::new`], with an optimizer of which every rank has a part.
-    pub fn shared(params: &Params, options: LearnerOptions, optimizer: ShardedOptimizer<AdamW>) -> Learner {
+    ///
+    /// # Errors
+    /// As [`Learner::new`].
+    pub fn shared(params: &Params, options: LearnerOptions, optimizer: ShardedOptimizer<AdamW>) -> Result<Learner> {
         Learner::with_engine(params, options, Engine::Shared(Box::new(optimizer)))
     }
 
-    fn with_engine(params: &Params, options: LearnerOptions, engine: Engine) -> Learner {
+    fn with_engine(params: &Params, options: LearnerOptions, engine: Engine) -> Result<Learner> {
         let f16 = params.copy().is_some_and(|copy| copy.dtype() == DType::F16);
-        Learner {
-            groups: groups(params, &options),
+        let groups = groups(params, &options);
+        let numbers = (told::RATES + told::PER_GROUP * groups.len()).next_multiple_of(judge::AT_ONCE);
+        Ok(Learner {
+            told: Tensor::zeros(numbers, DType::F64, params.device())?,
+            found: Tensor::zeros(found::LOSSES + 1, DType::F64, params.device())?,
+            groups,
             engine,
             scale: if f16 { LossScale::dynamic() } else { LossScale::NONE },
             params: params.clone(),
             options,
             step: 0,
-        }
+        })
     }
 
     pub fn params(&self) -> &Params {
@@ -223,73 +248,148 @@ impl Learner {
     /// # Errors
     /// A gradient that is not finite, with the first parameter whose gradient it is; the parameters are as before.
     pub fn update(&mut self) -> Result<Update> {
-        let norm = self.gradient_norm()?;
-        self.update_with_norm(norm)
-    }
-
-    /// The norm of the whole gradient, without loss scaling. Waits for the device.
-    ///
-    /// # Errors
-    /// Those of earlier work on the device.
-    pub fn gradient_norm(&self) -> Result<f64> {
-        let _phase = phase(Phase::Optimizer);
-        let device = kernel_device(self.params.device())?;
-        let gradients = Read::<f32>::new(self.params.grads())?;
-        let norm = match &self.engine {
-            Engine::Whole(_) => norm(device, gradients.view()?)?,
-            Engine::Shared(shared) => shared.gradient_norm(gradients.view()?)?,
-        };
-        Ok(norm / self.scale.factor())
-    }
-
-    /// As [`Learner::update`], for a gradient whose norm is known already, as it is where each process has a share of it.
-    ///
-    /// # Errors
-    /// As [`Learner::update`].
-    pub fn update_with_norm(&mut self, norm: f64) -> Result<Update> {
-        let step = self.step + 1;
-        let rate = self.options.schedule.rate(step);
-        let factor = self.scale.factor();
-        match self.scale.learn(norm.is_finite()) {
-            Some(true) => self.apply(rate, clip(norm, self.options.clip) / factor)?,
-            Some(false) => {}
-            None => return Err(self.not_finite(step)),
+        if self.is_shared() {
+            return self.update_shared();
         }
-        let applied = norm.is_finite();
-        self.step = step;
-        Ok(Update { step, rate, norm, applied })
+        let announced = self.announce()?;
+        self.decide(&Tensor::zeros(1, DType::F32, self.params.device())?)?;
+        let found = self.found.to_vec1::<f64>()?;
+        self.settle(announced, &found)
     }
 
-    fn apply(&mut self, rate: f64, gradient_scale: f64) -> Result<()> {
-        let _phase = phase(Phase::Optimizer);
-        let (engine, groups) = (&mut self.engine, &self.groups);
-        let gradients = Read::<f32>::new(self.params.grads())?;
-        let copy = self.params.copy();
-        let copy_dtype = copy.as_ref().map(Tensor::dtype);
-        let adamw = match engine {
-            Engine::Whole(adamw) => adamw,
-            Engine::Shared(shared) => {
-                memory::write::<f32, _>(self.params.values(), |_, values| {
-                    Ok(shared.step(values, gradients.view()?, groups, rate, gradient_scale)?)
-                })?;
-                return Ok(self.params.refresh_copy()?);
-            }
+    /// Tells the device what the next step needs, and counts the step as made. It does not wait.
+    ///
+    /// # Errors
+    /// An optimizer of which every rank has a part, and those of the launches.
+    pub fn announce(&mut self) -> Result<Announced> {
+        let Engine::Whole(adamw) = &mut self.engine else {
+            let message = "an optimizer that ranks share makes its steps with `update`";
+            return Err(candle_core::Error::Msg(message.into()).into());
         };
+        let _phase = phase(Phase::Optimizer);
+        let (step, optimizer_steps) = (self.step + 1, adamw.steps());
+        let rate = self.options.schedule.rate(step);
+        let mut numbers = vec![0.0; told::RATES];
+        numbers[told::FACTOR] = self.scale.factor();
+        numbers[told::LIMIT] = self.options.clip.unwrap_or(f64::INFINITY);
+        numbers[told::STRICT] = if self.scale.can_shrink() { 0.0 } else { 1.0 };
+        numbers.extend(adamw.rates(&self.groups, optimizer_steps + 1, rate)?.as_flattened());
+        memory::write::<f64, ()>(&self.told, |device, told| judge::tell(device, told, &numbers).map_err(kernel_error))?;
+        adamw.set_steps(optimizer_steps + 1);
+        self.step = step;
+        Ok(Announced { step, rate, optimizer_steps })
+    }
+
+    /// Queues the end of a step on the device: the gradient's norm, clipping and AdamW, or nothing of it if the gradient or one of
+    /// `losses`, f32 [n], is not finite. It does not wait, and depends on nothing but memory: a recording of it can be replayed,
+    /// if `decide` has run before with as many losses.
+    ///
+    /// # Errors
+    /// As [`Learner::announce`].
+    pub fn decide(&mut self, losses: &Tensor) -> Result<()> {
+        let _phase = phase(Phase::Optimizer);
+        let wanted = found::LOSSES + losses.elem_count();
+        if self.found.elem_count() != wanted {
+            self.found = Tensor::zeros(wanted, DType::F64, self.params.device())?;
+        }
+        let Engine::Whole(adamw) = &mut self.engine else {
+            let message = "an optimizer that ranks share makes its steps with `update`";
+            return Err(candle_core::Error::Msg(message.into()).into());
+        };
+        let gradients = Read::<f32>::new(self.params.grads())?;
+        let (losses, told) = (Read::<f32>::new(losses)?, Read::<f64>::new(&self.told)?);
+        memory::write::<f64, ()>(&self.found, |device, found| {
+            judge::judge(device, gradients.view()?, losses.view()?, told.view()?, found).map_err(kernel_error)
+        })?;
+        let (found, groups, copy) = (Read::<f64>::new(&self.found)?, &self.groups, self.params.copy());
         memory::write::<f32, _>(self.params.values(), |_, values| {
-            let gradients = gradients.view()?;
-            let go = |copy: Copy<'_>| {
-                adamw.step(values, gradients, copy, groups, rate, gradient_scale).map_err(kernel_error)
-            };
-            match (&copy, copy_dtype) {
-                (Some(copy), Some(DType::BF16)) => memory::write::<bf16, _>(copy, |_, copy| go(Copy::Bf16(copy))),
-                (Some(copy), Some(DType::F16)) => memory::write::<f16, _>(copy, |_, copy| go(Copy::F16(copy))),
+            let (gradients, told, found) = (gradients.view()?, told.view()?, found.view()?);
+            let go = |copy: Copy<'_>| adamw.step_by(values, gradients, copy, groups, told, found).map_err(kernel_error);
+            match &copy {
+                Some(copy) if copy.dtype() == DType::BF16 => {
+                    memory::write::<bf16, _>(copy, |_, copy| go(Copy::Bf16(copy)))
+                }
+                Some(copy) if copy.dtype() == DType::F16 => {
+                    memory::write::<f16, _>(copy, |_, copy| go(Copy::F16(copy)))
+                }
                 _ => go(Copy::None),
             }
         })?;
         Ok(())
     }
 
-    fn not_finite(&self, step: u64) -> Error {
+    /// What the last [`Learner::decide`] found, f64, as [`judge`] lists it. The next one writes over it.
+    pub fn found(&self) -> &Tensor {
+        &self.found
+    }
+
+    /// Ends a step with what was found: learns from it, and takes the step back if it was not made. Steps are settled in their order.
+    ///
+    /// # Errors
+    /// A gradient that is not finite, as [`Learner::update`] says it; steps that were announced later were not made either.
+    pub fn settle(&mut self, announced: Announced, found: &[f64]) -> Result<Update> {
+        let Announced { step, rate, optimizer_steps } = announced;
+        let (norm, made) = (found[found::NORM], found[found::MADE] != 0.0);
+        if made {
+            self.scale.learn(true);
+            return Ok(Update { step, rate, norm, applied: true });
+        }
+        self.take_back(announced)?;
+        match self.scale.learn(norm.is_finite()) {
+            // What is not finite is a loss.
+            Some(true) | None => Err(self.not_finite(step)),
+            Some(false) => {
+                self.step = step;
+                debug_assert_eq!(optimizer_steps, self.optimizer_steps());
+                Ok(Update { step, rate, norm, applied: false })
+            }
+        }
+    }
+
+    /// Takes back a step that was announced and not made, and all later ones.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn take_back(&mut self, announced: Announced) -> Result<()> {
+        self.step = announced.step - 1;
+        if let Engine::Whole(adamw) = &mut self.engine {
+            adamw.set_steps(announced.optimizer_steps);
+        }
+        Ok(self.found.zero_set()?)
+    }
+
+    /// Whether steps may be announced before earlier ones are settled: not where the next step depends on what was found.
+    pub fn can_run_ahead(&self) -> bool {
+        !self.is_shared() && !self.scale.is_dynamic()
+    }
+
+    /// As [`Learner::update`], with an optimizer of which every rank has a part.
+    fn update_shared(&mut self) -> Result<Update> {
+        let _phase = phase(Phase::Optimizer);
+        let Engine::Shared(shared) = &mut self.engine else {
+            return Err(candle_core::Error::Msg("this optimizer is not shared".into()).into());
+        };
+        let (step, factor) = (self.step + 1, self.scale.factor());
+        let rate = self.options.schedule.rate(step);
+        let gradients = Read::<f32>::new(self.params.grads())?;
+        let norm = shared.gradient_norm(gradients.view()?)? / factor;
+        match self.scale.learn(norm.is_finite()) {
+            Some(true) => {
+                let (groups, scale) = (&self.groups, clip(norm, self.options.clip) / factor);
+                memory::write::<f32, _>(self.params.values(), |_, values| {
+                    Ok(shared.step(values, gradients.view()?, groups, rate, scale)?)
+                })?;
+                self.params.refresh_copy()?;
+            }
+            Some(false) => {}
+            None => return Err(self.not_finite(step)),
+        }
+        self.step = step;
+        Ok(Update { step, rate, norm, applied: norm.is_finite() })
+    }
+
+    /// The error of a step whose gradient, which is there now, is not finite.
+    pub(super) fn not_finite(&self, step: u64) -> Error {
         let first = match first_in(self.params.grads(), &self.params) {
             Ok(Some(name)) => format!("that of `{name}`"),
             Ok(None) => "none: its elements are finite, and the sum of their squares is not".to_string(),

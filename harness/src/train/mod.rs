@@ -2,6 +2,7 @@
 //!
 //! - [`Learner`] is one training step in pieces: gradients to zero, backward of micro-batches, update. It knows parameters and
 //!   losses, and no model, so that whoever trains on several devices can put work between the pieces.
+//! - [`WholeStep`] queues such steps without waiting for them, and replays them on a GPU.
 //! - [`checkpoint`] keeps all that a run is on disk.
 //! - [`Run`] is the loop: batches, steps, evaluations, checkpoints, the log. It asks [`LanguageModel`] of a model.
 //! - [`Team`] is a run's other ranks, where there are any.
@@ -19,12 +20,14 @@ pub mod run;
 mod scale;
 mod team;
 mod transformer;
+mod whole;
 
 pub use error::{Error, Result, is_out_of_memory};
 pub use generate::{Sampling, generate};
-pub use learner::{Learner, LearnerOptions, Moments, Update};
+pub use learner::{Announced, Learner, LearnerOptions, Moments, Update};
 pub use model::LanguageModel;
 pub use peak::peak;
 pub use run::{Ending, Observer, Run, RunOptions};
 pub use scale::LossScale;
 pub use team::{Team, TeamOptions};
+pub use whole::{Found, Queued, WholeStep};

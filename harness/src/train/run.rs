@@ -1,5 +1,6 @@
 //! A run: steps, evaluations and checkpoints until it is done.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::checkpoint::{self, Checkpoint, Header};
+use super::learner::Update;
 use super::learner::first_in;
 use super::log::{self, Line, Log, StepLine};
 use super::team::Vote;
+use super::whole::{Queued, WholeStep};
 use super::{Error, LanguageModel, Learner, LearnerOptions, Result, Team, TeamOptions};
 use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
 use crate::params::no_grad;
@@ -70,6 +73,9 @@ pub struct Run<'a> {
     data: &'a Dataset,
     options: RunOptions,
     learner: Learner,
+    whole: WholeStep,
+    /// When the last step was done.
+    finished: Option<Instant>,
     sampler: Sampler,
     folder: PathBuf,
     /// Of the rank that leads.
@@ -79,6 +85,22 @@ pub struct Run<'a> {
     pub peak: Option<f64>,
     /// Ends the run when it is over.
     pub time_limit: Option<Duration>,
+}
+
+/// A step that has begun.
+enum OnItsWay {
+    Made(StepLine),
+    Queued(QueuedStep),
+}
+
+/// A step that the device works on, and what it takes to explain its failure.
+struct QueuedStep {
+    queued: Queued,
+    inputs: Tensor,
+    targets: Tensor,
+    /// The sampler before it.
+    before: SamplerState,
+    began: Instant,
 }
 
 impl<'a> Run<'a> {
@@ -128,7 +150,9 @@ impl<'a> Run<'a> {
         let leads = team.as_ref().is_none_or(Team::leads);
         let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;
         let folder = folder.to_path_buf();
-        Ok(Run { model, data, options, learner, sampler, folder, log, team, peak: None, time_limit: None })
+        let whole = WholeStep::new(&learner);
+        let (finished, peak, time_limit) = (None, None, None);
+        Ok(Run { model, data, options, learner, whole, finished, sampler, folder, log, team, peak, time_limit })
     }
 
     pub fn learner(&self) -> &Learner {
@@ -152,32 +176,27 @@ impl<'a> Run<'a> {
     fn go_on(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
         let start = Instant::now();
         let mut ending = Ending::Done;
-        while self.learner.step() < self.options.steps {
-            let line = self.step()?;
-            let out_of_time = self.time_limit.is_some_and(|limit| start.elapsed() >= limit);
-            let own = Vote { loss: line.loss, stop: stop.load(Ordering::Relaxed), out_of_time };
-            let vote = self.team.as_ref().map_or(Ok(own), |team| team.count(own))?;
-            let line = StepLine { loss: vote.loss, ..line };
-            let step = line.step;
-            if let Some(log) = &mut self.log {
-                observer.step(&line);
-                log.push(&Line::Step(line))?;
-            }
-            // Whoever is alone may be told by what has just been shown; ranks all have to hear of it before they stop.
-            if vote.stop || (self.team.is_none() && stop.load(Ordering::Relaxed)) {
-                ending = Ending::Stopped;
-                break;
-            }
-            if vote.out_of_time {
-                ending = Ending::OutOfTime;
-                break;
-            }
-            let RunOptions { steps, evaluate_every, save_every, .. } = self.options;
+        let mut on_their_way = VecDeque::new();
+        let RunOptions { steps, evaluate_every, save_every, .. } = self.options;
+        while ending == Ending::Done && self.learner.step() < steps {
+            on_their_way.push_back(self.queue()?);
+            let step = self.learner.step();
             let due = |every: u64| every > 0 && step.is_multiple_of(every) && step < steps;
-            if due(evaluate_every) {
+            // Whoever looks at the state waits for it.
+            let looks = due(evaluate_every) || due(save_every) || step >= steps;
+            let mut ahead = if looks { 0 } else { self.whole.ahead(&self.learner) };
+            while on_their_way.len() > ahead
+                && let Some(queued) = on_their_way.pop_front()
+            {
+                let line = self.finish(queued)?;
+                if let Some(end) = self.tell(line, start, stop, observer)? {
+                    (ending, ahead) = (end, 0);
+                }
+            }
+            if ending == Ending::Done && due(evaluate_every) {
                 self.evaluate(observer)?;
             }
-            if due(save_every) {
+            if ending == Ending::Done && due(save_every) {
                 self.save()?;
             }
         }
@@ -191,12 +210,41 @@ impl<'a> Run<'a> {
         Ok(ending)
     }
 
+    /// Shows and logs a step, and says whether it is the last one.
+    fn tell(
+        &mut self,
+        line: StepLine,
+        start: Instant,
+        stop: &AtomicBool,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Ending>> {
+        let out_of_time = self.time_limit.is_some_and(|limit| start.elapsed() >= limit);
+        let own = Vote { loss: line.loss, stop: stop.load(Ordering::Relaxed), out_of_time };
+        let vote = self.team.as_ref().map_or(Ok(own), |team| team.count(own))?;
+        let line = StepLine { loss: vote.loss, ..line };
+        if let Some(log) = &mut self.log {
+            observer.step(&line);
+            log.push(&Line::Step(line))?;
+        }
+        // Whoever is alone may be told by what has just been shown; ranks all have to hear of it before they stop.
+        if vote.stop || (self.team.is_none() && stop.load(Ordering::Relaxed)) {
+            return Ok(Some(Ending::Stopped));
+        }
+        Ok(vote.out_of_time.then_some(Ending::OutOfTime))
+    }
+
     /// One training step. The loss is that of this rank's windows.
     ///
     /// # Errors
     /// As [`Run::go`].
     pub fn step(&mut self) -> Result<StepLine> {
-        let start = Instant::now();
+        let queued = self.queue()?;
+        self.finish(queued)
+    }
+
+    /// Begins a step. One rank of many makes it at once, others queue it.
+    fn queue(&mut self) -> Result<OnItsWay> {
+        let began = Instant::now();
         let RunOptions { batch: windows, micro_batch, context, .. } = self.options;
         let before = self.sampler.state();
         let batch = {
@@ -204,10 +252,56 @@ impl<'a> Run<'a> {
             let shard = self.team.as_ref().map_or(Shard::WHOLE, Team::shard);
             self.sampler.draw(&self.data.train(), windows, context, shard)
         };
+        if self.team.is_some() {
+            return self.step_of_team(&batch, before, began).map(OnItsWay::Made);
+        }
+        let (inputs, targets) = tensors(&batch, self.model.params().device())?;
+        let queued = self.whole.queue(self.model, &mut self.learner, [&inputs, &targets], micro_batch)?;
+        Ok(OnItsWay::Queued(QueuedStep { queued, inputs, targets, before, began }))
+    }
+
+    /// Waits for a step.
+    fn finish(&mut self, step: OnItsWay) -> Result<StepLine> {
+        let QueuedStep { queued, inputs, targets, before, began } = match step {
+            OnItsWay::Made(line) => return Ok(line),
+            OnItsWay::Queued(queued) => queued,
+        };
+        let micro_batch = self.options.micro_batch.max(1);
+        let (announced, found) = queued.wait()?;
+        let windows = inputs.dim(0)?;
+        let mut mean = 0.0;
+        for (i, loss) in found.losses().iter().enumerate() {
+            let (first, count) = (i * micro_batch, micro_batch.min(windows - i * micro_batch));
+            if !loss.is_finite() {
+                self.learner.take_back(announced)?;
+                let error = self.not_finite(&inputs.narrow(0, first, count)?)?;
+                return Err(self.save_before(error, before));
+            }
+            mean += count as f64 / windows as f64 * loss;
+        }
+        let update = match self.learner.settle(announced, found.numbers()) {
+            Ok(update) => update,
+            Err(Error::NotFinite { step, .. }) => {
+                // Later steps may have written over its gradient.
+                self.learner.begin()?;
+                for first in (0..windows).step_by(micro_batch) {
+                    let part = |x: &Tensor| x.narrow(0, first, micro_batch.min(windows - first));
+                    self.learner.backward(&self.model.loss(&part(&inputs)?, &part(&targets)?)?, 1.0)?;
+                }
+                let error = self.learner.not_finite(step);
+                return Err(self.save_before(error, before));
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(self.line(update, mean, began))
+    }
+
+    /// A step of one rank of many.
+    fn step_of_team(&mut self, batch: &Batch, before: SamplerState, began: Instant) -> Result<StepLine> {
         self.learner.begin()?;
         let mut mean = 0.0;
         let mut rest = batch.windows;
-        for micro in batch.split(micro_batch) {
+        for micro in batch.split(self.options.micro_batch) {
             let (inputs, targets) = tensors(&micro, self.model.params().device())?;
             let share = micro.windows as f64 / batch.windows as f64;
             rest -= micro.windows;
@@ -230,23 +324,31 @@ impl<'a> Run<'a> {
         if let Some(team) = &self.team {
             team.ddp().finish_gradient_synchronization()?;
         }
-        let update = match self.learner.update() {
-            Ok(update) => update,
-            Err(error @ Error::NotFinite { .. }) => return Err(self.save_before(error, before)),
-            Err(error) => return Err(error),
-        };
-        let seconds = start.elapsed().as_secs_f64();
+        match self.learner.update() {
+            Ok(update) => Ok(self.line(update, mean, began)),
+            Err(error @ Error::NotFinite { .. }) => Err(self.save_before(error, before)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What there is to say of a step that is done now. Where steps overlap, each has the time since the one before it.
+    fn line(&mut self, update: Update, loss: f64, began: Instant) -> StepLine {
+        let now = Instant::now();
+        let since = self.finished.map_or(began, |finished| finished.max(began));
+        self.finished = Some(now);
+        let seconds = (now - since).as_secs_f64();
+        let RunOptions { batch: windows, context, .. } = self.options;
         let tokens = (windows * context) as f64;
         let flop = tokens * self.model.flop_per_token(context);
-        Ok(StepLine {
+        StepLine {
             step: update.step,
-            loss: mean,
+            loss,
             rate: update.rate,
             norm: update.applied.then_some(update.norm),
             seconds,
             tokens_per_second: tokens / seconds,
             mfu: self.peak.map(|peak| flop / seconds / (peak * self.world() as f64)),
-        })
+        }
     }
 
     fn world(&self) -> usize {

@@ -31,6 +31,16 @@ impl LossScale {
         self.factor
     }
 
+    /// Whether the factor changes with what gradients are found.
+    pub fn is_dynamic(&self) -> bool {
+        self.dynamic
+    }
+
+    /// Whether a smaller factor may help against an overflow.
+    pub fn can_shrink(&self) -> bool {
+        self.dynamic && self.factor > 1.0
+    }
+
     /// Learns whether the gradient of a step was finite. Says whether the step counts: `None` where an overflow cannot be helped by a
     /// smaller factor.
     pub fn learn(&mut self, finite: bool) -> Option<bool> {
@@ -41,7 +51,7 @@ impl LossScale {
             }
             return Some(true);
         }
-        if !self.dynamic || self.factor <= 1.0 {
+        if !self.can_shrink() {
             return None;
         }
         (self.factor, self.good) = (0.5 * self.factor, 0);

@@ -73,7 +73,7 @@ impl Team {
                         ShardedOptimizer::by_buckets(device, comm.clone(), ddp.buckets(), len, learner.adamw)?
                     }
                 };
-                Learner::shared(params, learner, optimizer)
+                Learner::shared(params, learner, optimizer)?
             }
         };
         Ok((Team { ddp, comm }, learner))
