@@ -138,7 +138,7 @@ pub fn judge(
             found: losses.len().to_string(),
         });
     }
-    let partials = partial_squares(device, gradients)?;
+    let partials = partial_squares(device, &[gradients])?;
     JudgeStep {
         partials: &partials,
         losses: &losses,

@@ -11,5 +11,5 @@ mod norm;
 mod schedule;
 
 pub use adamw::{AdamW, AdamWOptions, Copy, Group, merge_groups};
-pub use norm::{clip, first_not_finite, norm, sum_of_squares};
+pub use norm::{clip, first_not_finite, norm, sum_of_squares, sum_of_squares_of};
 pub use schedule::Schedule;

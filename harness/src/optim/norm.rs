@@ -31,16 +31,27 @@ pub fn sum_squares(x: In<f32>, partials: Out<f32>, n: i64, #[constexpr] tile: us
 /// # Errors
 /// Those of the launch and of earlier work on the device.
 pub fn sum_of_squares(device: &Device, x: View<'_, f32>) -> Result<f64> {
-    Ok(partial_squares(device, x)?.to_vec()?.into_iter().map(f64::from).sum())
+    sum_of_squares_of(device, &[x])
 }
 
-/// Sums of squares of the parts of x, in order: few enough to add up.
-pub(super) fn partial_squares(device: &Device, x: View<'_, f32>) -> Result<Buffer<f32>> {
-    let tiles = tiles(x.len());
-    let programs = x.len().div_ceil(TILE * tiles);
-    let mut partials = Buffer::<f32>::uninit(device, programs)?;
-    if programs > 0 {
-        SumSquares { x: &x, partials: &mut partials, n: x.len() as i64, tile: TILE, tiles }.launch(device, programs)?;
+/// [`sum_of_squares`] of several slices together, for which the device is waited for once.
+///
+/// # Errors
+/// As [`sum_of_squares`].
+pub fn sum_of_squares_of(device: &Device, slices: &[View<'_, f32>]) -> Result<f64> {
+    Ok(partial_squares(device, slices)?.to_vec()?.into_iter().map(f64::from).sum())
+}
+
+/// Sums of squares of the parts of the slices, in order: few enough to add up.
+pub(super) fn partial_squares(device: &Device, slices: &[View<'_, f32>]) -> Result<Buffer<f32>> {
+    let programs = |x: &View<'_, f32>| x.len().div_ceil(TILE * tiles(x.len()));
+    let mut partials = Buffer::<f32>::uninit(device, slices.iter().map(programs).sum())?;
+    let mut at = 0;
+    for x in slices.iter().filter(|x| !x.is_empty()) {
+        let mut own = partials.slice_mut(at..at + programs(x))?;
+        SumSquares { x, partials: &mut own, n: x.len() as i64, tile: TILE, tiles: tiles(x.len()) }
+            .launch(device, programs(x))?;
+        at += programs(x);
     }
     Ok(partials)
 }
@@ -96,6 +107,9 @@ mod tests {
             let found = norm(&device, buffer.view()).unwrap();
             assert!((found - expected).abs() <= 1e-6 * expected, "{n}: {found} for {expected}");
             assert_eq!(norm(&device, buffer.view()).unwrap().to_bits(), found.to_bits());
+            let (low, high) = (buffer.slice(0..n / 3).unwrap(), buffer.slice(n / 3..n).unwrap());
+            let parts = sum_of_squares_of(&device, &[low, buffer.slice(0..0).unwrap(), high]).unwrap().sqrt();
+            assert!((parts - expected).abs() <= 1e-6 * expected, "{n}: {parts} for {expected}");
         }
     }
 

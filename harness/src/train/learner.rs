@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tilewright::{View, ViewMut};
 
 use super::{Error, LossScale, Result};
-use crate::dist::sharded::ShardedOptimizer;
+use crate::dist::sharded::{ShardedOptimizer, State};
 use crate::ops::memory::{self, Read, kernel_device, kernel_error};
 use crate::optim::judge::{self, found, told};
 use crate::optim::{AdamW, AdamWOptions, Copy, Group, Schedule, clip, first_not_finite, merge_groups};
@@ -183,7 +183,7 @@ impl Learner {
                 Ok(Moments::Here(first, second))
             }
             Engine::Shared(shared) => {
-                let mut state = shared.gather_state()?.into_iter();
+                let mut state = shared.gather_state()?.flats.into_iter();
                 Ok(Moments::Collected(state.next().unwrap_or_default(), state.next().unwrap_or_default()))
             }
         }
@@ -215,7 +215,7 @@ impl Learner {
                 if let [first, second] = state.as_mut_slice() {
                     read(ViewMut::of_slice(host, first)?, ViewMut::of_slice(host, second)?)?;
                 }
-                Ok(shared.load_state(optimizer_steps, &state)?)
+                Ok(shared.load_state(&State::uniform(optimizer_steps, state))?)
             }
         }
     }

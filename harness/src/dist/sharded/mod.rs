@@ -1,0 +1,442 @@
+//! Optimizer state shared out over ranks: each rank updates a part of the parameters, then all get all.
+//!
+//! | mode | gradients | a rank's part | after the step |
+//! |---|---|---|---|
+//! | broadcast | all of them, averaged, on every rank | whole parameters, about 1/world of all elements | every rank broadcasts its part |
+//! | ZeRO-1 | each rank's shares only ([`Exchange::ReduceScatter`](super::ddp::Exchange)) | 1/world of every bucket | an all-gather for each bucket |
+//!
+//! Broadcast sends n bytes more than data-parallel training without sharding; ZeRO-1 sends the same bytes, since an all-reduce is a
+//! reduce-scatter and an all-gather (Rajbhandari et al., "ZeRO", 2020, section 7.1).
+//!
+//! Elements are updated one by one, so that who does it does not change the result: in broadcast mode parameters are bit for bit those
+//! of an optimizer that is not shared out.
+
+mod parts;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tilewright::{Buffer, Device, View, ViewMut};
+
+use super::buckets::Bucket;
+use super::comm::handle::wait_all;
+use super::comm::{Call, Communicator, Dtype, Handle, Op, Reduce};
+use super::error::{Error, Result};
+use crate::optim::{AdamW, AdamWOptions, Copy, Group, sum_of_squares_of};
+use parts::{Part, cut, join, overlap, share_out};
+
+/// An optimizer whose state belongs to a range of the flat tensors, element by element.
+pub trait FlatOptimizer: Sized {
+    type Options;
+    /// Names of what it keeps for each element.
+    const STATE: &'static [&'static str];
+
+    /// State for `range` before the first step.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    fn new(device: &Device, range: Range<usize>, options: &Self::Options) -> tilewright::Result<Self>;
+
+    fn range(&self) -> Range<usize>;
+
+    /// Steps made.
+    fn steps(&self) -> u64;
+
+    /// Bytes of state.
+    fn bytes(&self) -> usize;
+
+    /// One step of its range; arguments as [`AdamW::step`]'s.
+    ///
+    /// # Errors
+    /// Those of the launches.
+    fn step(
+        &mut self,
+        values: ViewMut<'_, f32>,
+        gradients: View<'_, f32>,
+        copy: Copy<'_>,
+        groups: &[Group],
+        rate: f64,
+        gradient_scale: f64,
+    ) -> tilewright::Result<()>;
+
+    /// What it keeps, in the order of [`FlatOptimizer::STATE`].
+    fn state(&self) -> Vec<View<'_, f32>>;
+
+    /// Sets what it keeps: `read` fills the memory of each name.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    fn restore(
+        &mut self,
+        steps: u64,
+        read: impl FnMut(&'static str, ViewMut<'_, f32>) -> tilewright::Result<()>,
+    ) -> tilewright::Result<()>;
+}
+
+impl FlatOptimizer for AdamW {
+    type Options = AdamWOptions;
+    const STATE: &'static [&'static str] = &["first", "second"];
+
+    fn new(device: &Device, range: Range<usize>, options: &AdamWOptions) -> tilewright::Result<AdamW> {
+        AdamW::new(device, range, *options)
+    }
+
+    fn range(&self) -> Range<usize> {
+        AdamW::range(self)
+    }
+
+    fn steps(&self) -> u64 {
+        AdamW::steps(self)
+    }
+
+    fn bytes(&self) -> usize {
+        AdamW::bytes(self)
+    }
+
+    fn step(
+        &mut self,
+        values: ViewMut<'_, f32>,
+        gradients: View<'_, f32>,
+        copy: Copy<'_>,
+        groups: &[Group],
+        rate: f64,
+        gradient_scale: f64,
+    ) -> tilewright::Result<()> {
+        AdamW::step(self, values, gradients, copy, groups, rate, gradient_scale)
+    }
+
+    fn state(&self) -> Vec<View<'_, f32>> {
+        let (first, second) = self.moments();
+        vec![first, second]
+    }
+
+    fn restore(
+        &mut self,
+        steps: u64,
+        mut read: impl FnMut(&'static str, ViewMut<'_, f32>) -> tilewright::Result<()>,
+    ) -> tilewright::Result<()> {
+        AdamW::restore(self, steps, |first, second| {
+            read("first", first)?;
+            read("second", second)
+        })
+    }
+}
+
+/// How parameters are shared out, and how they come together again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Whole parameters by size; every rank broadcasts its own
+    Broadcast,
+    /// A share of every bucket; gradients are reduce-scattered, parameters all-gathered
+    Zero1,
+}
+
+/// An optimizer of which every rank has a part.
+pub struct ShardedOptimizer<O: FlatOptimizer> {
+    comm: Arc<Communicator>,
+    device: Device,
+    options: O::Options,
+    parts: Vec<Part>,
+    /// Elements that each rank owns.
+    load: Vec<usize>,
+    /// This rank's own, each with the part that it belongs to.
+    own: Vec<(usize, O)>,
+    /// The elements that are updated, by all ranks together, with the steps that each range has been in: sorted.
+    made: Vec<(Range<usize>, u64)>,
+    mode: Mode,
+    flat_len: usize,
+}
+
+/// All ranks' state together, which does not depend on how many there are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// Steps that elements have been in: parameters that came later have fewer. Sorted, and without overlap.
+    pub steps: Vec<(Range<usize>, u64)>,
+    /// For each name of [`FlatOptimizer::STATE`] an element for every element of the flat tensors; zeros where there is no state.
+    pub flats: Vec<Vec<f32>>,
+}
+
+impl State {
+    /// Of elements that have all been in the same steps.
+    pub fn uniform(steps: u64, flats: Vec<Vec<f32>>) -> State {
+        let len = flats.first().map_or(0, Vec::len);
+        State { steps: vec![(0..len, steps)], flats }
+    }
+}
+
+impl<O: FlatOptimizer> ShardedOptimizer<O> {
+    /// Shares whole parameters out by size: `params` are their ranges in a flat tensor of `flat_len` elements. Each rank's part is one
+    /// piece of the flat tensor, and within one parameter as large as the others'.
+    ///
+    /// # Errors
+    /// No memory for this rank's state.
+    pub fn by_parameters(
+        device: &Device,
+        comm: Arc<Communicator>,
+        params: &[Range<usize>],
+        flat_len: usize,
+        options: O::Options,
+    ) -> Result<ShardedOptimizer<O>> {
+        let mut optimizer = ShardedOptimizer::empty(device, comm, options, Mode::Broadcast, flat_len);
+        optimizer.add_param_group(params)?;
+        Ok(optimizer)
+    }
+
+    /// Shares every bucket out: those of the [`Ddp`](super::ddp::Ddp) that reduce-scatters the gradients.
+    ///
+    /// # Errors
+    /// No memory for this rank's state.
+    pub fn by_buckets(
+        device: &Device,
+        comm: Arc<Communicator>,
+        buckets: &[Bucket],
+        flat_len: usize,
+        options: O::Options,
+    ) -> Result<ShardedOptimizer<O>> {
+        let mut optimizer = ShardedOptimizer::of_buckets(device, comm, buckets, flat_len, options);
+        let all: Vec<Range<usize>> = buckets.iter().map(|bucket| bucket.range.clone()).collect();
+        optimizer.add_param_group(&all)?;
+        Ok(optimizer)
+    }
+
+    /// As [`ShardedOptimizer::by_buckets`], of no parameters yet: [`ShardedOptimizer::add_param_group`] says which.
+    pub fn of_buckets(
+        device: &Device,
+        comm: Arc<Communicator>,
+        buckets: &[Bucket],
+        flat_len: usize,
+        options: O::Options,
+    ) -> ShardedOptimizer<O> {
+        let mut optimizer = ShardedOptimizer::empty(device, comm, options, Mode::Zero1, flat_len);
+        let world = optimizer.comm.world();
+        for bucket in buckets {
+            let shares = bucket.shares(world);
+            if shares.each > 0 {
+                optimizer.parts.push(Part::Shared { each: shares.each, range: shares.main });
+            }
+            if !shares.rest.is_empty() {
+                optimizer.parts.push(Part::Common { range: shares.rest });
+            }
+        }
+        optimizer
+    }
+
+    fn empty(device: &Device, comm: Arc<Communicator>, options: O::Options, mode: Mode, flat_len: usize) -> Self {
+        let load = vec![0; comm.world()];
+        ShardedOptimizer {
+            comm,
+            device: device.clone(),
+            options,
+            parts: Vec::new(),
+            load,
+            own: Vec::new(),
+            made: Vec::new(),
+            mode,
+            flat_len,
+        }
+    }
+
+    /// Takes in more parameters, before or during training, the same ones on every rank: their state starts at zero. Parameters that
+    /// are shared out whole go to the rank that has least; with ZeRO-1 each element goes to the rank that has it in its share.
+    ///
+    /// # Errors
+    /// Parameters that are here already, or with ZeRO-1 in no bucket; no memory.
+    pub fn add_param_group(&mut self, params: &[Range<usize>]) -> Result<()> {
+        let mut sorted: Vec<Range<usize>> = params.iter().filter(|range| !range.is_empty()).cloned().collect();
+        sorted.sort_by_key(|range| range.start);
+        let twice = sorted.windows(2).find(|pair| pair[0].end > pair[1].start).map(|pair| pair[1].clone());
+        let taken = |range: &&Range<usize>| {
+            range.end > self.flat_len || self.made.iter().any(|(made, _)| overlap(made, range).is_some())
+        };
+        if let Some(range) = twice.or_else(|| sorted.iter().find(taken).cloned()) {
+            return Err(Error::Misuse(format!(
+                "parameters {range:?} are in this optimizer already, or in no flat tensor"
+            )));
+        }
+        match self.mode {
+            Mode::Broadcast => {
+                for (by, range) in share_out(&sorted, &mut self.load) {
+                    if by == self.comm.rank() {
+                        self.own.push((self.parts.len(), O::new(&self.device, range.clone(), &self.options)?));
+                    }
+                    self.parts.push(Part::Owned { by, range });
+                }
+            }
+            Mode::Zero1 => self.add_shares(&sorted)?,
+        }
+        self.made.extend(sorted.into_iter().map(|range| (range, 0)));
+        self.made.sort_by_key(|(range, _)| range.start);
+        Ok(())
+    }
+
+    /// State for what this rank has in its shares of parameters.
+    fn add_shares(&mut self, params: &[Range<usize>]) -> Result<()> {
+        let covered = |range: &Range<usize>| -> usize {
+            self.parts.iter().filter_map(|part| overlap(&part.range(), range)).map(|both| both.len()).sum()
+        };
+        if let Some(range) = params.iter().find(|range| covered(range) < range.len()) {
+            let help = "gradients of parameters that were frozen when Ddp was made do not travel: make both anew, and load the state";
+            return Err(Error::Misuse(format!("parameters {range:?} are in no bucket\n  help: {help}")));
+        }
+        let joined = join(params);
+        for (index, part) in self.parts.iter().enumerate() {
+            let Some(mine) = part.of(self.comm.rank()) else { continue };
+            for range in joined.iter().filter_map(|range| overlap(range, &mine)) {
+                self.own.push((index, O::new(&self.device, range, &self.options)?));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Steps made.
+    pub fn steps(&self) -> u64 {
+        self.made.iter().map(|(_, steps)| *steps).max().unwrap_or(0)
+    }
+
+    /// Bytes of state on this rank.
+    pub fn bytes(&self) -> usize {
+        self.own.iter().map(|(_, own)| own.bytes()).sum()
+    }
+
+    /// Elements that this rank updates.
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        self.own.iter().map(|(_, own)| own.range()).collect()
+    }
+
+    /// The norm of the gradient of all parameters that this updates; this rank has at least its part of it averaged. All ranks get the
+    /// same bits. Waits for the device.
+    ///
+    /// # Errors
+    /// Those of the device and of communication.
+    pub fn gradient_norm(&self, gradients: View<'_, f32>) -> Result<f64> {
+        // What all have is counted once.
+        let counts = |part: &Part| !matches!(part, Part::Common { .. }) || self.comm.rank() == 0;
+        let own = self.own.iter().filter(|(part, _)| counts(&self.parts[*part]));
+        let slices: Vec<View<'_, f32>> =
+            own.map(|(_, own)| gradients.slice(own.range())).collect::<tilewright::Result<_>>()?;
+        let mut sum = [sum_of_squares_of(&self.device, &slices)?];
+        self.comm.all_reduce(&mut sum, Reduce::Sum)?;
+        Ok(sum[0].sqrt())
+    }
+
+    /// One step: updates this rank's part, and gives everybody everything: each piece leaves when it is updated, while the next ones are.
+    /// `values` and `gradients` are the whole flat tensors, the other arguments as [`AdamW::step`]'s. A copy in a shorter type is not
+    /// written: refresh it afterwards.
+    ///
+    /// # Errors
+    /// Those of the launches and of communication.
+    pub fn step(
+        &mut self,
+        mut values: ViewMut<'_, f32>,
+        gradients: View<'_, f32>,
+        groups: &[Group],
+        rate: f64,
+        gradient_scale: f64,
+    ) -> Result<()> {
+        let base = values.address();
+        let mut handles = Vec::new();
+        let mut outcome = Ok(());
+        for index in 0..self.parts.len() {
+            let own = self.own.iter_mut().filter(|(part, _)| *part == index);
+            // What is under way is other parts' elements, which these steps neither read nor write.
+            let mut update =
+                own.map(|(_, own)| own.step(values.reborrow(), gradients, Copy::None, groups, rate, gradient_scale));
+            outcome = update.try_for_each(|done| done).map_err(Error::from);
+            // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
+            outcome = outcome.and_then(|()| unsafe { self.start(index, base, &mut handles) });
+            if outcome.is_err() {
+                break;
+            }
+        }
+        let waited = wait_all(&handles);
+        outcome.and(waited.map_err(Error::from))?;
+        self.made.iter_mut().for_each(|(_, steps)| *steps += 1);
+        Ok(())
+    }
+
+    /// Starts to give every rank what the others own of a part of the flat tensor at `base`, if anything of it is updated at all.
+    ///
+    /// # Safety
+    /// As [`Communicator::start`]'s, for the part's range.
+    unsafe fn start(&self, index: usize, base: u64, handles: &mut Vec<Handle>) -> Result<()> {
+        let part = &self.parts[index];
+        let range = part.range();
+        let op = match part {
+            Part::Owned { by, .. } => Op::Broadcast { root: *by },
+            Part::Shared { .. } => Op::AllGather,
+            Part::Common { .. } => return Ok(()),
+        };
+        if !self.made.iter().any(|(made, _)| overlap(made, &range).is_some()) {
+            return Ok(());
+        }
+        let call = Call { op, dtype: Dtype::F32, count: range.len(), wire: None };
+        let address = base + (range.start * size_of::<f32>()) as u64;
+        // SAFETY: the caller's promise.
+        handles.push(unsafe { self.comm.start(call, address as *mut u8)? });
+        Ok(())
+    }
+
+    /// Gives every rank what the others own of a flat tensor.
+    fn synchronize(&self, flat: &mut ViewMut<'_, f32>) -> Result<()> {
+        let base = flat.address();
+        let mut handles = Vec::new();
+        let outcome = (0..self.parts.len()).try_for_each(|index| {
+            // SAFETY: `flat` is borrowed exclusively until all handles have been waited for, below.
+            unsafe { self.start(index, base, &mut handles) }
+        });
+        let waited = wait_all(&handles);
+        outcome.and(waited.map_err(Error::from))
+    }
+
+    /// All ranks' state, the same on every rank.
+    ///
+    /// # Errors
+    /// Those of the device and of communication.
+    pub fn gather_state(&self) -> Result<State> {
+        let mut flats = Vec::new();
+        for index in 0..O::STATE.len() {
+            let mut flat = Buffer::<f32>::zeros(&self.device, self.flat_len)?;
+            for (_, own) in &self.own {
+                flat.slice_mut(own.range())?.copy_from(own.state()[index])?;
+            }
+            self.synchronize(&mut flat.view_mut())?;
+            flats.push(flat.to_vec()?);
+        }
+        Ok(State { steps: self.made.clone(), flats })
+    }
+
+    /// Sets this rank's part from the state of a whole optimizer, whatever its world was. Parameters that the state does not know
+    /// begin at zero.
+    ///
+    /// # Errors
+    /// State of another model; no memory.
+    pub fn load_state(&mut self, state: &State) -> Result<()> {
+        let State { steps, flats } = state;
+        if flats.len() != O::STATE.len() || flats.iter().any(|flat| flat.len() != self.flat_len) {
+            let found: Vec<usize> = flats.iter().map(Vec::len).collect();
+            return Err(Error::Misuse(format!(
+                "the state is of another optimizer or model: expected {} times {} elements, found {found:?}",
+                O::STATE.len(),
+                self.flat_len
+            )));
+        }
+        let mut own = Vec::new();
+        for (part, range) in std::mem::take(&mut self.own).into_iter().map(|(part, own)| (part, own.range())) {
+            for (range, steps) in cut(&range, steps) {
+                let mut piece = O::new(&self.device, range.clone(), &self.options)?;
+                piece.restore(steps, |name, mut memory| {
+                    let index = O::STATE.iter().position(|known| *known == name).unwrap_or(0);
+                    memory.copy_from_slice(&flats[index][range.clone()])
+                })?;
+                own.push((part, piece));
+            }
+        }
+        self.own = own;
+        self.made = self.made.iter().flat_map(|(range, _)| cut(range, steps)).collect();
+        Ok(())
+    }
+}

@@ -1,0 +1,197 @@
+//! Parameters that join a sharded optimizer during training, and its state in worlds of other sizes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tilewright_harness::dist::comm::Communicator;
+use tilewright_harness::dist::ddp::{Ddp, DdpOptions, Exchange, Form};
+use tilewright_harness::dist::sharded::{ShardedOptimizer, State};
+use tilewright_harness::ops::memory;
+use tilewright_harness::optim::{AdamW, Copy};
+use tilewright_harness::params::Params;
+
+use crate::model::{self, OPTIONS, RATE, values};
+use crate::training::{rows, same_everywhere, update_sharded};
+use crate::world::{KINDS, Kind, options, ranks};
+
+const EXCHANGES: [Exchange; 2] = [Exchange::AllReduce, Exchange::ReduceScatter];
+/// Steps of the parameters that are there from the start, and the step in which the others come.
+const STEPS: usize = 6;
+const LATER: usize = 2;
+/// Between worlds of different sizes: sums in another order.
+const TOLERANCE: f64 = 1e-6;
+
+fn ranges(params: &Params, names: &[&str]) -> Vec<Range<usize>> {
+    names.iter().map(|name| params.get(name).unwrap().range()).collect()
+}
+
+/// Two parameters of the middle come later: in ZeRO-1 they share their buckets with some that are there already.
+const FIRST: [&str; 3] = ["in", "norm", "unused"];
+const SECOND: [&str; 2] = ["out", "shared"];
+
+/// A communicator's rank with a fresh model. Buckets hold about three parameters.
+fn begin(comm: Communicator, exchange: Exchange, seed: u64) -> (Params, Ddp) {
+    let params = model::params(seed);
+    let options = DdpOptions { form: Form::Bucketed, bucket_bytes: 8000, exchange, ..DdpOptions::default() };
+    let ddp = Ddp::new(&params, Arc::new(comm), options).unwrap();
+    (params, ddp)
+}
+
+fn optimizer(params: &Params, ddp: &Ddp, names: &[&str]) -> ShardedOptimizer<AdamW> {
+    let (device, comm) = (memory::kernel_device(params.device()).unwrap(), ddp.communicator().clone());
+    let (first, len) = (ranges(params, names), params.flat_len());
+    match ddp.options().exchange {
+        Exchange::AllReduce => ShardedOptimizer::by_parameters(device, comm, &first, len, OPTIONS).unwrap(),
+        Exchange::ReduceScatter => {
+            let mut optimizer = ShardedOptimizer::of_buckets(device, comm, ddp.buckets(), len, OPTIONS);
+            optimizer.add_param_group(&first).unwrap();
+            optimizer
+        }
+    }
+}
+
+/// Gradients of this rank's rows, averaged.
+fn gradients(params: &Params, ddp: &Ddp, step: usize) {
+    params.zero_grads().unwrap();
+    model::loss(params, step, rows(ddp.communicator())).unwrap().backward().map(|_| ()).unwrap();
+    ddp.finish_gradient_synchronization().unwrap();
+}
+
+/// Steps from `from` to `STEPS`; in step `LATER` the second group comes.
+fn go(params: &Params, ddp: &Ddp, optimizer: &mut ShardedOptimizer<AdamW>, steps: Range<usize>) -> Vec<Vec<f32>> {
+    let step = |step| {
+        if step == LATER {
+            optimizer.add_param_group(&ranges(params, &SECOND)).unwrap();
+        }
+        gradients(params, ddp, step);
+        update_sharded(params, optimizer);
+        same_everywhere(params, ddp.communicator(), step);
+        values(params)
+    };
+    steps.map(step).collect()
+}
+
+/// The same by optimizers that are not shared out, one for each parameter, made when it comes.
+fn unshared(comm: Communicator) -> Vec<Vec<f32>> {
+    let (params, ddp) = begin(comm, Exchange::AllReduce, 1);
+    let device = memory::kernel_device(params.device()).unwrap();
+    let mut optimizers: Vec<AdamW> = Vec::new();
+    let add = |optimizers: &mut Vec<AdamW>, names: &[&str]| {
+        optimizers.extend(ranges(&params, names).into_iter().map(|range| AdamW::new(device, range, OPTIONS).unwrap()));
+    };
+    add(&mut optimizers, &FIRST);
+    let step = |step| {
+        if step == LATER {
+            add(&mut optimizers, &SECOND);
+        }
+        gradients(&params, &ddp, step);
+        let gradients = memory::Read::<f32>::new(params.grads()).unwrap();
+        memory::write::<f32, _>(params.values(), |_, mut values| {
+            for optimizer in &mut optimizers {
+                let (values, groups) = (values.reborrow(), model::groups(&params));
+                optimizer
+                    .step(values, gradients.view()?, Copy::None, &groups, RATE, 1.0)
+                    .map_err(memory::kernel_error)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+        values(&params)
+    };
+    (0..STEPS).map(step).collect()
+}
+
+#[test]
+fn parameters_that_come_later_begin_their_own_count_of_steps() {
+    for kind in KINDS {
+        for world in [1, 2, 3, 4] {
+            let expected = ranks(kind, world, options(), unshared).swap_remove(0);
+            let start = values(&model::params(1));
+            let out = ranges(&model::params(1), &["out"]).remove(0);
+            assert_eq!(expected[LATER - 1][out.clone()], start[out.clone()]);
+            assert_ne!(expected[LATER][out.clone()], start[out]);
+            for exchange in EXCHANGES {
+                let found = ranks(kind, world, options(), |comm| {
+                    let (params, ddp) = begin(comm, exchange, 1);
+                    let mut optimizer = optimizer(&params, &ddp, &FIRST);
+                    go(&params, &ddp, &mut optimizer, 0..STEPS)
+                });
+                // Sums in the order of ranks, whoever takes them: the same bits.
+                assert!(found.iter().all(|found| *found == expected), "{kind:?}, {exchange:?}, {world} ranks");
+            }
+        }
+    }
+}
+
+/// State of both groups, saved by worlds of 1 to 4 ranks in either mode, goes on in worlds of 1 to 4 in the other and in the same.
+#[test]
+fn their_state_goes_on_in_any_world() {
+    let half = LATER + 2;
+    let whole = ranks(Kind::Threads, 1, options(), unshared).swap_remove(0);
+    for (saver, exchange) in [(1, EXCHANGES[0]), (2, EXCHANGES[1]), (3, EXCHANGES[0]), (4, EXCHANGES[1])] {
+        let saved = ranks(Kind::Threads, saver, options(), |comm| {
+            let (params, ddp) = begin(comm, exchange, 1);
+            let mut optimizer = optimizer(&params, &ddp, &FIRST);
+            go(&params, &ddp, &mut optimizer, 0..half);
+            (values(&params), optimizer.gather_state().unwrap())
+        });
+        assert!(saved.iter().all(|state| *state == saved[0]), "all ranks have the whole state");
+        let (start, state) = &saved[0];
+        let steps_of = |name: &str| {
+            let range = ranges(&model::params(1), &[name]).remove(0);
+            state.steps.iter().find(|(known, _)| known.start <= range.start && range.end <= known.end).unwrap().1
+        };
+        assert_eq!((steps_of("in"), steps_of("out")), (half as u64, (half - LATER) as u64));
+        for exchange in EXCHANGES {
+            for world in [1, 2, 3, 4] {
+                let found = ranks(Kind::Threads, world, options(), |comm| goes_on(comm, exchange, start, state, half));
+                for found in &found {
+                    let distance = model::distance(found, &whole[STEPS - 1]);
+                    assert!(distance <= TOLERANCE, "{saver} ranks, then {world}, {exchange:?}: {distance:e}");
+                }
+            }
+        }
+    }
+}
+
+/// An optimizer that has all parameters from the start takes the state of one that did not.
+fn goes_on(comm: Communicator, exchange: Exchange, start: &[f32], state: &State, from: usize) -> Vec<f32> {
+    let (params, ddp) = begin(comm, exchange, 9);
+    let flat = candle_core::Tensor::from_slice(start, start.len(), params.device()).unwrap();
+    params.values().slice_set(&flat, 0, 0).unwrap();
+    let mut optimizer = optimizer(&params, &ddp, &[FIRST.as_slice(), &SECOND].concat());
+    let before = optimizer.bytes();
+    optimizer.load_state(state).unwrap();
+    assert_eq!(optimizer.bytes(), before, "no element has its state twice");
+    assert_eq!(optimizer.steps(), from as u64);
+    go(&params, &ddp, &mut optimizer, from..STEPS).pop().unwrap()
+}
+
+#[test]
+fn groups_that_make_no_sense_are_mistakes() {
+    for exchange in EXCHANGES {
+        let texts = ranks(Kind::Threads, 2, options(), |comm| {
+            let (params, ddp) = begin(comm, exchange, 1);
+            let mut optimizer = optimizer(&params, &ddp, &FIRST);
+            let before = (optimizer.bytes(), optimizer.ranges());
+            let len = params.flat_len();
+            let frozen = ranges(&params, &["frozen"]);
+            let out = ranges(&params, &["out"]).remove(0);
+            let beyond = len - 1..len + 1;
+            let wrong = [ranges(&params, &["in"]), vec![beyond], vec![out.clone(), out]];
+            let mut texts: Vec<String> =
+                wrong.iter().map(|wrong| optimizer.add_param_group(wrong).unwrap_err().to_string()).collect();
+            if exchange == Exchange::ReduceScatter {
+                texts.push(optimizer.add_param_group(&frozen).unwrap_err().to_string());
+            }
+            assert_eq!((optimizer.bytes(), optimizer.ranges()), before, "a mistake changes nothing");
+            texts
+        });
+        let texts = &texts[0];
+        assert!(
+            texts[..3].iter().all(|text| text.contains("in this optimizer already, or in no flat tensor")),
+            "{texts:?}"
+        );
+        assert!(texts.get(3).is_none_or(|text| text.contains("in no bucket") && text.contains("frozen")), "{texts:?}");
+    }
+}
