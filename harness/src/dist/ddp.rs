@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use super::buckets::{Bucket, buckets};
 use super::comm::handle::wait_all;
-use super::comm::{Call, CommError, Communicator, Dtype, Handle, Op, Reduce};
+use super::comm::{Call, CommError, Communicator, Dtype, Handle, Lap, Op, Reduce};
 use super::error::{Error, Result};
 use crate::ops::memory;
 use crate::params::{ParamId, Params, ReadyHook};
@@ -86,14 +86,23 @@ impl Default for DdpOptions {
 }
 
 /// What a step sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Synchronized {
     /// Collectives.
     pub calls: usize,
     /// Bytes of gradients, as they lie in memory.
     pub bytes: usize,
-    /// How long [`Ddp::finish_gradient_synchronization`] held up its caller: the communication that backward did not hide.
+    /// How long [`Ddp::finish_gradient_synchronization`] held up its caller.
     pub waited: Duration,
+    lap: Option<Box<dyn Lap>>,
+}
+
+impl Synchronized {
+    /// The communication that backward did not hide: how long the caller was held up, or on a GPU the stream that computes, where this
+    /// waits for it. (On a GPU it is known while collectives are traced, [`Communicator::start_trace`].)
+    pub fn left_over(&self) -> Duration {
+        let on_device = self.lap.as_ref().and_then(|lap| lap.seconds());
+        on_device.map_or(self.waited, |seconds| Duration::from_secs_f64(seconds.max(0.0)))
+    }
 }
 
 /// Averages the gradients of one model over all ranks.
@@ -188,6 +197,7 @@ impl Ddp {
     pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
         let began = Instant::now();
         let inner = &self.inner;
+        let mut lap = if inner.comm.is_tracing() { inner.comm.lap()? } else { None };
         let mut pass = inner.lock();
         let eager = inner.is_eager();
         let outcome = (pass.next..inner.buckets.len()).try_for_each(|bucket| {
@@ -202,8 +212,11 @@ impl Ddp {
         // All of them, before an error lets the gradients be used again.
         let waited = wait_all(&handles);
         outcome.and(waited)?;
+        if let Some(lap) = &mut lap {
+            lap.stop()?;
+        }
         let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * size_of::<f32>()).sum();
-        Ok(Synchronized { calls: handles.len(), bytes, waited: began.elapsed() })
+        Ok(Synchronized { calls: handles.len(), bytes, waited: began.elapsed(), lap })
     }
 }
 

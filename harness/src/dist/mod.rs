@@ -56,8 +56,9 @@ pub fn connect_for(environment: &Environment, device: &candle_core::Device) -> R
         candle_core::Device::Cpu => connect_to(environment),
         #[cfg(all(feature = "nccl", feature = "cuda"))]
         candle_core::Device::Cuda(cuda) => {
-            let (host, guard) = (connect_to(environment)?, connect_to(environment)?);
-            comm::nccl::connect(host, guard, cuda.cuda_stream(), environment.options)
+            let alone = rank::Place::alone();
+            let place = environment.place.as_ref().unwrap_or(&alone);
+            comm::nccl::connect(connect_to(environment)?, place, cuda.cuda_stream(), environment.options)
         }
         _ if environment.place.as_ref().is_none_or(|place| place.world == 1) => {
             Err(CommError::Setup("one rank on a GPU has nobody to talk to: leave --ddp and --shard out".into()))

@@ -40,6 +40,14 @@ pub struct Place {
     pub started_by: &'static str,
 }
 
+impl Place {
+    /// That of the only rank of a world of one.
+    pub fn alone() -> Place {
+        let master = ("127.0.0.1".into(), PORT);
+        Place { rank: 0, world: 1, local_rank: 0, local_world: 1, master, started_by: "nobody" }
+    }
+}
+
 /// What carries collectives between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackEnd {

@@ -26,13 +26,20 @@ const LONGEST: usize = 1 << 20;
 /// The port is in use, ranks are missing after [`Options::start_timeout`], two say that they are the same one, or they do not agree
 /// how many they are.
 pub fn connect(place: &Place, job: &str, options: Options) -> Result<Communicator> {
+    tcp::over_sockets(place.rank, sockets(place, job, options)?, options)
+}
+
+/// The sockets themselves, by rank; none for this rank.
+///
+/// # Errors
+/// As [`connect`].
+pub(crate) fn sockets(place: &Place, job: &str, options: Options) -> Result<Vec<Option<TcpStream>>> {
     let deadline = Deadline::after(options.start_timeout);
-    let peers = match (place.world, place.rank) {
-        (1, _) => vec![None],
-        (_, 0) => host(place, job, deadline)?,
-        _ => join(place, job, deadline)?,
-    };
-    tcp::over_sockets(place.rank, peers, options)
+    match (place.world, place.rank) {
+        (1, _) => Ok(vec![None]),
+        (_, 0) => host(place, job, deadline),
+        _ => join(place, job, deadline),
+    }
 }
 
 fn setup<T>(message: impl Into<String>) -> Result<T> {

@@ -324,7 +324,10 @@ impl<'a> Run<'a> {
         if let Some(team) = &self.team {
             team.ddp().finish_gradient_synchronization()?;
         }
-        match self.learner.update() {
+        let update = self.learner.update();
+        // Gradients that another rank did not finish may be anything.
+        self.team.as_ref().map_or(Ok(()), Team::check)?;
+        match update {
             Ok(update) => Ok(self.line(update, mean, began)),
             Err(error @ Error::NotFinite { .. }) => Err(self.save_before(error, before)),
             Err(error) => Err(error),

@@ -118,11 +118,23 @@ impl Team {
         }
     }
 
+    /// Fails if communication has: on a GPU that may come to light after a collective seemed to be fine.
+    ///
+    /// # Errors
+    /// The first one.
+    pub fn check(&self) -> Result<()> {
+        match self.comm.failure() {
+            Some(error) => Err(Error::from(error.clone()).into()),
+            None => Ok(()),
+        }
+    }
+
     /// Counts what all ranks say.
     ///
     /// # Errors
     /// Those of communication.
     pub fn count(&self, vote: Vote) -> Result<Vote> {
+        self.check()?;
         let mut all = [vote.loss, f64::from(u8::from(vote.stop)), f64::from(u8::from(vote.out_of_time))];
         self.comm.all_reduce(&mut all, Reduce::Sum).map_err(Error::from)?;
         let [loss, stop, out_of_time] = all;

@@ -6,6 +6,9 @@ mod faults;
 mod model;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod processes;
+mod sharded;
 mod training;
 mod world;

@@ -54,18 +54,23 @@ fn fail(comm: Communicator, what: &str, who: &str) -> Result<(), CommError> {
     Ok(())
 }
 
-struct Ran {
-    code: Option<i32>,
-    text: String,
-    took: Duration,
+pub struct Ran {
+    pub code: Option<i32>,
+    pub text: String,
+    pub took: Duration,
 }
 
 /// Launches this program's `program_of_a_rank`.
 fn launch(ranks: usize, what: &str) -> Ran {
+    launch_test(ranks, "processes::program_of_a_rank", ("TILEWRIGHT_TEST_RANK", what))
+}
+
+/// Launches one test of this program on every rank, with a variable that says what it does there.
+pub fn launch_test(ranks: usize, test: &str, (variable, what): (&str, &str)) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     command.args(["launch", "--grace", "4", "--nproc", &ranks.to_string(), "--"]);
-    command.arg(std::env::current_exe().unwrap()).args(["processes::program_of_a_rank", "--exact", "--nocapture"]);
-    command.env("TILEWRIGHT_TEST_RANK", what).env("TILEWRIGHT_COMM_TIMEOUT", "60");
+    command.arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
+    command.env(variable, what).env("TILEWRIGHT_COMM_TIMEOUT", "60");
     for name in ["MASTER_ADDR", "MASTER_PORT", "TILEWRIGHT_COMM", "TILEWRIGHT_JOB", "RANK", "WORLD_SIZE"] {
         command.env_remove(name);
     }
@@ -96,7 +101,7 @@ fn training_in_processes_gives_the_weights_of_training_on_one_rank() {
 }
 
 /// Every rank but the one at fault names it and the operation.
-fn others_name(ran: &Ran, ranks: usize, at_fault: usize, words: &[&str]) {
+pub fn others_name(ran: &Ran, ranks: usize, at_fault: usize, words: &[&str]) {
     for rank in (0..ranks).filter(|&rank| rank != at_fault) {
         let prefix = format!("[rank {rank}] ");
         let lines: String = ran.text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();

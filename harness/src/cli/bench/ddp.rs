@@ -11,8 +11,8 @@ use super::world::{Carrier, each_world};
 use crate::cli::model_options::{ModelOptions, model_device};
 use crate::cli::run::{Choice, device};
 use crate::cli::{CliError, Result};
-use crate::dist::comm::{Communicator, Dtype, Reduce};
-use crate::dist::ddp::{DdpOptions, Form};
+use crate::dist::comm::{Communicator, Dtype, Record, Reduce};
+use crate::dist::ddp::{DdpOptions, Form, Synchronized};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::model::{Config, Transformer};
@@ -134,19 +134,17 @@ impl Trainee {
         Ok(Trainee { model, learner, team, device, inputs, targets })
     }
 
-    /// Forward, backward, and the gradients' way.
+    /// Forward, backward, and the gradients' way: what was sent, and when.
     ///
     /// # Errors
     /// Those of the model and of communication.
-    pub fn gradients(&mut self) -> train::Result<Step> {
+    pub fn gradients(&mut self) -> train::Result<Option<(Synchronized, Vec<Record>)>> {
         self.learner.begin()?;
         let loss = self.model.loss(&self.inputs, &self.targets)?;
         self.learner.backward(&loss, 1.0)?;
-        let Some(team) = &self.team else { return Ok(Step::default()) };
+        let Some(team) = &self.team else { return Ok(None) };
         let sent = team.ddp().finish_gradient_synchronization()?;
-        let trace = team.communicator().take_trace();
-        let communication = trace.iter().map(|record| (record.ended - record.started).as_secs_f64()).sum();
-        Ok(Step { waited: sent.waited.as_secs_f64(), communication, whole: 0.0 })
+        Ok(Some((sent, team.communicator().take_trace())))
     }
 
     /// The rest of the step.
@@ -166,9 +164,12 @@ impl Trainee {
         comm.barrier().map_err(Error::from)?;
         comm.start_trace();
         let began = Instant::now();
-        let step = self.gradients()?;
+        let sent = self.gradients()?;
         self.update()?;
-        Ok(Step { whole: began.elapsed().as_secs_f64(), ..step })
+        let whole = began.elapsed().as_secs_f64();
+        let Some((sent, trace)) = sent else { return Ok(Step { whole, ..Step::default() }) };
+        let communication = trace.iter().map(Record::seconds).sum();
+        Ok(Step { whole, waited: sent.left_over().as_secs_f64(), communication })
     }
 }
 

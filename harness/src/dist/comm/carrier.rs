@@ -1,5 +1,7 @@
 //! What a back end owes: it carries one collective at a time, on the communicator's own thread.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::call::Call;
@@ -47,7 +49,7 @@ impl Deadline {
 }
 
 /// What device work a finished collective leaves behind: it has been queued on a stream, and may still run there.
-pub(crate) trait Fence: Send + Sync {
+pub trait Fence: Send + Sync {
     /// Makes the stream that computes wait for it; returns at once.
     fn join(&self) -> Result<()>;
     /// Waits on the host until it has run.
@@ -56,8 +58,33 @@ pub(crate) trait Fence: Send + Sync {
     fn seconds(&self) -> Option<f64>;
 }
 
+impl fmt::Debug for dyn Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} s on the device", self.seconds())
+    }
+}
+
 /// The place in the stream that computes after which the memory of a collective may be read: a back end's own type.
 pub(crate) type Ready = Box<dyn std::any::Any + Send>;
+
+/// A GPU's stream that computes, for the thread that calls collectives.
+pub(crate) trait Compute: Send + Sync {
+    /// Where the stream is now.
+    fn mark(&self) -> Result<Ready>;
+    /// Begins to measure time on the stream.
+    fn lap(&self) -> Result<Box<dyn Lap>>;
+}
+
+/// Time between two places of a GPU's stream that computes.
+pub trait Lap: Send + Sync {
+    /// The second place is where the stream is now.
+    ///
+    /// # Errors
+    /// The GPU's.
+    fn stop(&mut self) -> Result<()>;
+    /// Seconds between the places; waits until the GPU has come to the second one. `None` before [`Lap::stop`], and where the GPU failed.
+    fn seconds(&self) -> Option<f64>;
+}
 
 /// Carries collectives. The calls come in the order of the sequence, from one thread.
 pub(crate) trait Carrier {
@@ -70,12 +97,13 @@ pub(crate) trait Carrier {
         memory: &mut Memory,
         ready: Option<Ready>,
         deadline: Deadline,
-    ) -> Result<Option<Box<dyn Fence>>>;
+    ) -> Result<Option<Arc<dyn Fence>>>;
 
-    /// Looks after what is still under way; called now and then while nothing is called.
+    /// Looks after what is still under way; called now and then while nothing is called. It gives nothing up itself:
+    /// [`Carrier::give_up`] comes after an error.
     ///
     /// # Errors
-    /// Something did not end in time.
+    /// Something did not end in time, or never will.
     fn watch(&mut self) -> Result<()> {
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::error::{CommError, Result};
 
 pub(super) const PANICKED: &str = "internal compiler error: the thread of a communicator panicked, please report";
 
-type Outcome = Result<Option<Box<dyn Fence>>>;
+type Outcome = Result<Option<Arc<dyn Fence>>>;
 
 /// Where the communicator's thread leaves the outcome.
 #[derive(Default)]

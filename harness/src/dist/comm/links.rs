@@ -4,6 +4,8 @@
 //! (W − 1)/W · n bytes for a reduce-scatter or an all-gather, and twice that for an all-reduce, which is both, one after the other. This
 //! is the least that any algorithm can do. Rank r reduces chunk r of everybody in rank order, so all ranks get the same bits.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 
 use super::call::{Call, Dtype, HEADER_BYTES, Op, Reduce, decode, encode};
@@ -56,6 +58,12 @@ impl<L: Links> OverLinks<L> {
     pub fn new(links: L) -> OverLinks<L> {
         let received = vec![Vec::new(); links.world()];
         OverLinks { links, accumulator: Accumulator::default(), received, rounded: Vec::new() }
+    }
+
+    /// What the links are.
+    #[cfg(feature = "nccl")]
+    pub fn links(&mut self) -> &mut L {
+        &mut self.links
     }
 
     /// Whether all ranks call the same.
@@ -214,7 +222,7 @@ impl<L: Links> Carrier for OverLinks<L> {
         memory: &mut Memory,
         _ready: Option<Ready>,
         deadline: Deadline,
-    ) -> Result<Option<Box<dyn Fence>>> {
+    ) -> Result<Option<Arc<dyn Fence>>> {
         self.agree(seq, call, deadline)?;
         // SAFETY: links are used for host memory only, which is ours until the call is done.
         let data = unsafe { memory.host() };

@@ -44,7 +44,8 @@ pub use call::{Call, Dtype, Element, Op, Reduce};
 pub use error::{CommError, Result};
 pub use handle::{Handle, Pending};
 
-use carrier::{Carrier, Deadline, Memory, Ready};
+pub use carrier::Lap;
+use carrier::{Carrier, Compute, Deadline, Fence, Memory, Ready};
 use handle::Completion;
 
 /// How patient ranks are with each other.
@@ -78,12 +79,20 @@ pub struct Record {
     pub started: Instant,
     /// When it was done; with NCCL, when it was queued on its stream.
     pub ended: Instant,
+    fence: Option<Arc<dyn Fence>>,
 }
 
 impl Record {
     /// Bytes of the buffer.
     pub fn bytes(&self) -> usize {
         self.call.count * self.call.dtype.size()
+    }
+
+    /// Seconds that it took: on the device with NCCL, where this waits for it, else from its turn to its end.
+    pub fn seconds(&self) -> f64 {
+        let host = (self.ended - self.started).as_secs_f64();
+        let Some(fence) = &self.fence else { return host };
+        fence.synchronize().ok().and_then(|()| fence.seconds()).unwrap_or(host)
     }
 }
 
@@ -96,14 +105,11 @@ pub struct Communicator {
     thread: Option<JoinHandle<()>>,
     trace: Arc<Mutex<Option<Vec<Record>>>>,
     failed: Arc<OnceLock<CommError>>,
-    /// Marks where the stream that computes is, for back ends on a GPU.
-    mark: Option<Mark>,
+    /// The stream that computes, for back ends on a GPU.
+    compute: Option<Box<dyn Compute>>,
     /// Carries collectives of host memory, where this one is for a GPU's.
     host: Option<Box<Communicator>>,
 }
-
-/// Records where the stream that computes is, on the thread that calls a collective.
-pub(crate) type Mark = Box<dyn Fn() -> Result<Ready> + Send + Sync>;
 
 enum Job {
     Run { call: Call, memory: Memory, ready: Option<Ready>, called: Instant, done: Arc<Completion> },
@@ -117,7 +123,7 @@ impl Communicator {
         world: usize,
         name: &'static str,
         options: Options,
-        mark: Option<Mark>,
+        compute: Option<Box<dyn Compute>>,
         make: impl FnOnce() -> Result<C> + Send + 'static,
     ) -> Result<Communicator> {
         let (queue, jobs) = channel();
@@ -144,7 +150,7 @@ impl Communicator {
             thread: Some(thread),
             trace,
             failed,
-            mark,
+            compute,
             host: None,
         })
     }
@@ -300,7 +306,7 @@ impl Communicator {
         if let Some(error) = self.failed.get() {
             return Err(error.clone());
         }
-        let ready = self.mark.as_ref().map(|mark| mark()).transpose()?;
+        let ready = self.compute.as_ref().map(|compute| compute.mark()).transpose()?;
         let done = Arc::new(Completion::default());
         let memory = Memory { address, bytes: call.count * call.dtype.size() };
         let job = Job::Run { call, memory, ready, called: Instant::now(), done: done.clone() };
@@ -348,9 +354,23 @@ impl Communicator {
         self.send(Job::GiveUp(CommError::Setup(reason.to_string())));
     }
 
-    /// The first error, after which nothing works any more.
+    /// The first error, after which nothing works any more. On a GPU what a collective should have filled holds anything from then on,
+    /// although its handle may have been fine.
     pub fn failure(&self) -> Option<&CommError> {
-        self.failed.get()
+        self.failed.get().or_else(|| self.host.as_ref().and_then(|host| host.failure()))
+    }
+
+    /// Begins to measure time on the stream that computes, if there is one.
+    ///
+    /// # Errors
+    /// The GPU's.
+    pub fn lap(&self) -> Result<Option<Box<dyn Lap>>> {
+        self.compute.as_ref().map(|compute| compute.lap()).transpose()
+    }
+
+    /// Whether records are kept now.
+    pub fn is_tracing(&self) -> bool {
+        self.records().is_some()
     }
 
     /// Keeps a [`Record`] of every collective from now on.
@@ -400,18 +420,16 @@ impl Progress {
                 Ok(job) => job,
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    if let (None, Err(error)) = (self.failed.get(), carrier.watch()) {
-                        carrier.give_up(&error);
-                        let _ = self.failed.set(error);
+                    if self.failed.get().is_none()
+                        && let Err(error) = carrier.watch()
+                    {
+                        self.fail(&mut carrier, error);
                     }
                     continue;
                 }
             };
             match job {
-                Job::GiveUp(reason) => {
-                    carrier.give_up(&reason);
-                    let _ = self.failed.set(reason);
-                }
+                Job::GiveUp(reason) => self.fail(&mut carrier, reason),
                 Job::Run { call, mut memory, ready, called, done } => {
                     // Whatever happens below, whoever waits is woken.
                     let done = handle::Finisher::new(done);
@@ -424,16 +442,22 @@ impl Progress {
                     let deadline = Deadline::after(self.options.timeout);
                     let outcome = carrier.run(self.seq, &call, &mut memory, ready, deadline);
                     match &outcome {
-                        Ok(_) => self.keep(Record { seq: self.seq, call, called, started, ended: Instant::now() }),
-                        Err(error) => {
-                            carrier.give_up(error);
-                            let _ = self.failed.set(error.clone());
+                        Ok(fence) => {
+                            let (ended, fence) = (Instant::now(), fence.clone());
+                            self.keep(Record { seq: self.seq, call, called, started, ended, fence });
                         }
+                        Err(error) => self.fail(&mut carrier, error.clone()),
                     }
                     done.finish(outcome);
                 }
             }
         }
+    }
+
+    /// The error is known before the carrier gives up: on a GPU that lets go whoever waits for it, who then asks whether all is well.
+    fn fail(&self, carrier: &mut impl Carrier, error: CommError) {
+        let _ = self.failed.set(error.clone());
+        carrier.give_up(&error);
     }
 
     fn keep(&self, record: Record) {

@@ -1,80 +1,198 @@
 //! Collectives between GPUs, carried by NCCL on a stream of its own.
 //!
-//! Before a collective is queued, ranks show each other what they call over the host's links, as everywhere; this goes on while
+//! Before a collective is queued, ranks show each other what they call, over sockets that are only for this; it goes on while
 //! earlier collectives run. The stream of collectives waits for what the stream that computes had been given when the collective was
 //! called, and [`Handle::wait`](super::Handle::wait) makes the stream that computes wait for the collective: the host waits for neither.
 //!
-//! A collective that the GPU does not end in time is given up, and with it NCCL's communicator, which ends its kernels.
+//! A collective that the GPU does not end in time is given up, and with it NCCL's communicator, which ends its kernels; at once, if the
+//! sockets say that a rank has ended.
 //!
 //! Gradients that travel as bf16 or f16 are rounded into a buffer of this back end; NCCL adds two values at a time in f32, and rounds
 //! after each addition.
 
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
+use tilewright::cudarc::driver::result::stream::get_priority_range;
 use tilewright::cudarc::driver::sys::CUevent_flags;
 use tilewright::cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
-use tilewright::cudarc::nccl::{result, sys};
+use tilewright::cudarc::nccl::result::{self, NcclError};
+use tilewright::cudarc::nccl::sys;
 use tilewright::{Buffer, Device, Element as KernelElement, View, ViewMut, kernels};
 
-use super::call::{Call, Dtype, HEADER_BYTES, Op, Reduce, decode, encode};
-use super::carrier::{Carrier, Deadline, Fence, Memory, Ready, compare};
+use super::call::{Call, Dtype, Op, Reduce};
+use super::carrier::{Carrier, Compute, Deadline, Fence, Lap, Memory, Ready};
+use super::links::OverLinks;
+use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
+use crate::dist::rank::Place;
+use crate::dist::rendezvous;
 
-/// The communicator of GPUs whose processes `host` and `guard` connect; `compute` is the stream that the model runs on.
-///
-/// `host` carries collectives of host memory, and `guard` what ranks show each other: two, since they are used by two threads.
+type Guard = OverLinks<Sockets>;
+
+/// How often is looked whether something has ended.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a collective may go on after a rank has ended: it may have ended because all was done.
+const AFTERMATH: Duration = Duration::from_secs(1);
+/// How long a rank that is done waits for the others to be: they may still read its memory.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// The communicator of GPUs whose processes `host` connects; `compute` is the stream that the model runs on. `host` goes on carrying
+/// collectives of host memory.
 ///
 /// # Errors
 /// NCCL is not installed, two ranks have one GPU, and NCCL's own.
-pub fn connect(
-    host: Communicator,
-    guard: Communicator,
-    compute: Arc<CudaStream>,
-    options: Options,
-) -> Result<Communicator> {
+pub fn connect(host: Communicator, place: &Place, compute: Arc<CudaStream>, options: Options) -> Result<Communicator> {
     let (rank, world) = (host.rank(), host.world());
-    // SAFETY: only looks whether the library can be loaded.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_installed() {
         return Err(CommError::Setup(
             "NCCL is not installed: libnccl.so was not found\n  help: install it (libnccl2, or the package nvidia-nccl-cu13 from PyPI), and put its folder into LD_LIBRARY_PATH".into(),
         ));
     }
     let mut id = [0_u8; 128];
     if rank == 0 {
-        let made = result::get_uniqueid().map_err(|error| CommError::Setup(format!("NCCL cannot start: {error:?}")))?;
+        let made = result::get_uniqueid();
+        let made = made.map_err(|error| CommError::Setup(format!("NCCL cannot start: {}", explain(None, &error))))?;
         id = made.internal.map(|byte| byte as u8);
     }
     host.broadcast(&mut id, 0)?;
-    let marked = compute.clone();
-    let mark = move || -> Result<Ready> {
-        let event = marked.record_event(None).map_err(|error| driver("a mark on the stream", rank, error))?;
-        Ok(Box::new(event))
-    };
-    let make = move || Nccl::new(rank, world, id, guard, compute);
-    let communicator = Communicator::with_carrier(rank, world, "nccl", options, Some(Box::new(mark)), make)?;
+    let guard = meet(&host, place, &id, options)?;
+    let stream = ComputeStream { stream: compute.clone(), rank };
+    let make = move || Nccl::new(rank, world, id, guard, compute, options);
+    let communicator = Communicator::with_carrier(rank, world, "nccl", options, Some(Box::new(stream)), make)?;
     Ok(communicator.with_host(host))
+}
+
+/// Whether NCCL is there. Candle's CUDA back end links CUDA's libraries, and NCCL with them: such a program does not start without it.
+fn is_installed() -> bool {
+    #[cfg(feature = "cuda")]
+    return true;
+    // SAFETY: only looks whether the library can be loaded.
+    #[cfg(not(feature = "cuda"))]
+    unsafe {
+        sys::is_culib_present()
+    }
+}
+
+/// Sockets for what ranks show each other: where rank 0 says, at a port of its own.
+fn meet(host: &Communicator, place: &Place, id: &[u8], options: Options) -> Result<Guard> {
+    let failed = |error| CommError::Setup(format!("no port for NCCL's ranks to meet: {error}"));
+    let mut port = [0_u32];
+    if host.rank() == 0 {
+        let free = TcpListener::bind(("0.0.0.0", 0)).and_then(|free| free.local_addr()).map_err(failed)?;
+        port = [free.port().into()];
+    }
+    host.broadcast(&mut port, 0)?;
+    let address = match host.back_end() {
+        "mpi" => address_over(host)?,
+        _ => place.master.0.clone(),
+    };
+    // Made anew by rank 0 for every world, so that it tells jobs apart.
+    let job: String = id.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+    let (rank, world) = (host.rank(), host.world());
+    let place = Place { rank, world, master: (address, port[0] as u16), ..place.clone() };
+    let sockets = rendezvous::sockets(&place, &job, options)?;
+    Ok(OverLinks::new(Sockets::new(rank, sockets)?))
+}
+
+/// Rank 0's address where nobody named one: this host, or its name where there are several.
+fn address_over(host: &Communicator) -> Result<String> {
+    const LONGEST: usize = 64;
+    let mut names = vec![0_u8; LONGEST * host.world()];
+    let own = &mut names[LONGEST * host.rank()..][..LONGEST - 1];
+    // SAFETY: the buffer has room for so many bytes, and a zero stays behind them.
+    unsafe { libc::gethostname(own.as_mut_ptr().cast(), own.len()) };
+    host.all_gather(&mut names)?;
+    let (first, others) = names.split_at(LONGEST);
+    if others.chunks(LONGEST).all(|other| other == first) {
+        return Ok("127.0.0.1".into());
+    }
+    Ok(String::from_utf8_lossy(first).trim_end_matches('\0').to_string())
 }
 
 fn driver(call: impl ToString, rank: usize, error: DriverError) -> CommError {
     CommError::Carrier { rank, call: call.to_string(), message: error.to_string() }
 }
 
+/// NCCL's words for what went wrong.
+fn explain(comm: Option<sys::ncclComm_t>, error: &NcclError) -> String {
+    // SAFETY: both functions give text that lives as long as the library, or null; the communicator is one that works.
+    let texts = unsafe {
+        [sys::ncclGetErrorString(error.0), comm.map_or(std::ptr::null(), |comm| sys::ncclGetLastError(comm))]
+            .map(|text| (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned()))
+    };
+    let said: Vec<String> = texts.into_iter().flatten().filter(|text| !text.is_empty()).collect();
+    format!("NCCL says `{}`; NCCL_DEBUG=WARN says more", said.join(": "))
+}
+
+/// The stream of the thread that calls collectives.
+struct ComputeStream {
+    stream: Arc<CudaStream>,
+    rank: usize,
+}
+
+impl Compute for ComputeStream {
+    fn mark(&self) -> Result<Ready> {
+        let event = self.stream.record_event(None);
+        Ok(Box::new(event.map_err(|error| driver("a mark on the stream", self.rank, error))?))
+    }
+
+    fn lap(&self) -> Result<Box<dyn Lap>> {
+        let (stream, rank) = (self.stream.clone(), self.rank);
+        let begin = stream.record_event(TIMED).map_err(|error| driver("a mark on the stream", rank, error))?;
+        Ok(Box::new(StreamLap { stream, rank, begin, end: None }))
+    }
+}
+
+const TIMED: Option<CUevent_flags> = Some(CUevent_flags::CU_EVENT_DEFAULT);
+
+struct StreamLap {
+    stream: Arc<CudaStream>,
+    rank: usize,
+    begin: CudaEvent,
+    end: Option<CudaEvent>,
+}
+
+impl Lap for StreamLap {
+    fn stop(&mut self) -> Result<()> {
+        let end = self.stream.record_event(TIMED);
+        self.end = Some(end.map_err(|error| driver("a mark on the stream", self.rank, error))?);
+        Ok(())
+    }
+
+    fn seconds(&self) -> Option<f64> {
+        self.begin.elapsed_ms(self.end.as_ref()?).ok().map(|ms| f64::from(ms) * 1e-3)
+    }
+}
+
 struct Nccl {
     rank: usize,
     world: usize,
-    guard: Communicator,
+    guard: Guard,
     comm: Option<sys::ncclComm_t>,
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     stream: Arc<CudaStream>,
     /// The stream as our kernels know it.
     device: Device,
-    /// What has been queued, oldest first.
-    under_way: Vec<(Call, Instant, Duration, Arc<Span>)>,
+    /// What has been queued, oldest first: it ends in this order.
+    under_way: VecDeque<UnderWay>,
+    /// Since when a rank is known to have ended.
+    lost: Option<Instant>,
     /// Gradients in half floats, as bytes of the device.
     wire: Option<Buffer<u8>>,
+}
+
+/// What the GPU has been given and has not ended.
+struct UnderWay {
+    span: Arc<Span>,
+    since: Instant,
+    patience: Duration,
 }
 
 /// A collective on the stream.
@@ -103,35 +221,131 @@ impl Fence for Span {
     }
 }
 
+/// NCCL's handle, for the thread that gets it.
+struct Made(sys::ncclComm_t);
+
+// SAFETY: NCCL's communicators belong to no thread; one at a time uses this one.
+unsafe impl Send for Made {}
+
+/// NCCL's communicator of all ranks. NCCL itself would wait for a rank that does not come without end, so it is made on a thread that can
+/// be left behind.
+fn initialize(
+    rank: usize,
+    world: usize,
+    id: [u8; 128],
+    guard: &mut Guard,
+    context: &Arc<CudaContext>,
+    patience: Duration,
+) -> Result<sys::ncclComm_t> {
+    let (tell, told) = channel();
+    let context = context.clone();
+    let make = move || {
+        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let mut comm: sys::ncclComm_t = std::ptr::null_mut();
+        let made = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| {
+            // SAFETY: the communicator's handle is written by the call; this thread's context is the GPU's.
+            let made = unsafe { result::comm_init_rank(&mut comm, world as i32, id, rank as i32) };
+            made.map_err(|error| explain(None, &error))
+        });
+        drop(tell.send(made.map(|_| Made(comm))));
+    };
+    let thread = std::thread::Builder::new().name(format!("NCCL {rank}")).spawn(make);
+    thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
+    let barrier = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
+    let deadline = Deadline::after(patience);
+    loop {
+        let error = match told.recv_timeout(PAUSE) {
+            Ok(Ok(Made(comm))) => return Ok(comm),
+            Ok(Err(why)) => CommError::Setup(format!(
+                "NCCL cannot connect rank {rank}: {why}\n  help: every rank needs a GPU of its own"
+            )),
+            Err(RecvTimeoutError::Disconnected) => CommError::Setup(super::handle::PANICKED.into()),
+            Err(RecvTimeoutError::Timeout) => match guard.links().ended() {
+                Some(lost) => guard.explain(&barrier, deadline, lost),
+                None if deadline.is_over() => CommError::Setup(format!(
+                    "NCCL did not connect rank {rank} within {}\n  help: NCCL_DEBUG=INFO says what it does; TILEWRIGHT_START_TIMEOUT=SECONDS waits longer",
+                    super::error::seconds(&patience)
+                )),
+                None => continue,
+            },
+        };
+        guard.give_up(&error);
+        return Err(error);
+    }
+}
+
 impl Nccl {
-    fn new(rank: usize, world: usize, id: [u8; 128], guard: Communicator, compute: Arc<CudaStream>) -> Result<Nccl> {
+    fn new(
+        rank: usize,
+        world: usize,
+        id: [u8; 128],
+        mut guard: Guard,
+        compute: Arc<CudaStream>,
+        options: Options,
+    ) -> Result<Nccl> {
         let failed = |error: DriverError| driver("the start of NCCL", rank, error);
         let context = compute.context().clone();
         context.bind_to_thread().map_err(failed)?;
-        let stream = context.new_stream().map_err(failed)?;
+        // Collectives are few blocks that others wait for: they go first wherever a multiprocessor has room.
+        let (_, first) = get_priority_range().map_err(failed)?;
+        let stream = context.new_stream_with_priority(first).map_err(failed)?;
         let device = Device::from_cuda_stream(stream.clone())
             .map_err(|error| CommError::Setup(format!("no stream for collectives: {error}")))?;
-        // All ranks are there now; NCCL itself would wait for a missing one without end.
-        guard.barrier()?;
-        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
-        let mut comm: sys::ncclComm_t = std::ptr::null_mut();
-        // SAFETY: the communicator's handle is written by the call; this thread's context is the GPU's.
-        let made = unsafe { result::comm_init_rank(&mut comm, world as i32, id, rank as i32) };
-        made.map_err(|error| {
-            CommError::Setup(format!("NCCL cannot connect rank {rank}: {error:?}\n  help: every rank needs a GPU of its own; NCCL_DEBUG=WARN says more"))
-        })?;
-        let (comm, under_way, wire) = (Some(comm), Vec::new(), None);
-        Ok(Nccl { rank, world, guard, comm, context, compute, stream, device, under_way, wire })
+        let comm = Some(initialize(rank, world, id, &mut guard, &context, options.start_timeout)?);
+        let (under_way, lost, wire) = (VecDeque::new(), None, None);
+        Ok(Nccl { rank, world, guard, comm, context, compute, stream, device, under_way, lost, wire })
     }
 
-    /// Whether all ranks call the same.
-    fn agree(&self, seq: u64, call: &Call) -> Result<()> {
-        let mut headers = vec![0_u8; HEADER_BYTES * self.world];
-        headers[self.rank * HEADER_BYTES..][..HEADER_BYTES].copy_from_slice(&encode(seq, call));
-        self.guard.all_gather(&mut headers)?;
-        let unreadable = || CommError::Setup("a rank runs another version of this program".into());
-        let read = |bytes: &[u8]| bytes.try_into().ok().and_then(decode).ok_or_else(unreadable);
-        compare(&headers.chunks(HEADER_BYTES).map(read).collect::<Result<Vec<_>>>()?)
+    /// Forgets what the GPU has ended.
+    fn settle(&mut self) -> Result<()> {
+        while let Some(UnderWay { span, .. }) = self.under_way.front() {
+            match span.end.try_is_complete() {
+                Ok(true) => drop(self.under_way.pop_front()),
+                Ok(false) => break,
+                Err(error) => return Err(driver(span.call, self.rank, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what is under way can still end well.
+    fn look(&mut self) -> Result<()> {
+        let settled = self.settle();
+        let Some(UnderWay { span, since, patience }) = self.under_way.front() else { return settled };
+        if since.elapsed() > *patience {
+            let (rank, call) = (self.rank, span.call.to_string());
+            let message =
+                format!("the GPU did not end it within {}: a rank hangs or is gone", super::error::seconds(patience));
+            return Err(CommError::Carrier { rank, call, message });
+        }
+        let (call, deadline) = (span.call, Deadline::after(*patience));
+        let lost = self.guard.links().ended().map(|lost| self.guard.explain(&call, deadline, lost));
+        let failed = settled.and_then(|()| self.check_nccl(&call));
+        match (lost, failed) {
+            // What the GPU and NCCL say is its consequence.
+            (Some(lost), Err(_)) => Err(lost),
+            (Some(lost), Ok(())) if self.lost.get_or_insert_with(Instant::now).elapsed() > AFTERMATH => Err(lost),
+            (_, failed) => failed,
+        }
+    }
+
+    /// What NCCL's own threads have found.
+    fn check_nccl(&self, call: &Call) -> Result<()> {
+        let Some(comm) = self.comm else { return Ok(()) };
+        let mut state = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator works, and `state` is a place for the answer.
+        let asked = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut state) };
+        let well = |state: &sys::ncclResult_t| {
+            matches!(state, sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress)
+        };
+        match [asked, state].into_iter().find(|state| !well(state)) {
+            None => Ok(()),
+            Some(bad) => Err(CommError::Carrier {
+                rank: self.rank,
+                call: call.to_string(),
+                message: explain(Some(comm), &NcclError(bad)),
+            }),
+        }
     }
 
     /// Queues the data's part on the stream.
@@ -201,7 +415,7 @@ impl Nccl {
         queued.map(drop).map_err(|error| CommError::Carrier {
             rank: self.rank,
             call: call.to_string(),
-            message: format!("NCCL says {error:?}; NCCL_DEBUG=WARN says more"),
+            message: explain(Some(comm), &error),
         })
     }
 
@@ -222,73 +436,56 @@ impl Carrier for Nccl {
         memory: &mut Memory,
         ready: Option<Ready>,
         deadline: Deadline,
-    ) -> Result<Option<Box<dyn Fence>>> {
+    ) -> Result<Option<Arc<dyn Fence>>> {
         let rank = self.rank;
-        self.agree(seq, call)?;
+        self.guard.agree(seq, call, deadline)?;
         let failed = |error: DriverError| driver(call, rank, error);
         self.context.bind_to_thread().map_err(failed)?;
         if let Some(ready) = ready.and_then(|ready| ready.downcast::<CudaEvent>().ok()) {
             self.stream.wait(&ready).map_err(failed)?;
         }
-        let timed = Some(CUevent_flags::CU_EVENT_DEFAULT);
-        let begin = self.stream.record_event(timed).map_err(failed)?;
+        let begin = self.stream.record_event(TIMED).map_err(failed)?;
         if call.count > 0 {
             self.queue(call, memory.address as u64)?;
         }
-        let end = self.stream.record_event(timed).map_err(failed)?;
+        let end = self.stream.record_event(TIMED).map_err(failed)?;
         let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call });
-        self.under_way.retain(|(.., span)| !span.end.is_complete());
-        self.under_way.push((*call, Instant::now(), deadline.patience, span.clone()));
-        Ok(Some(Box::new(Shared(span))))
+        self.settle()?;
+        self.under_way.push_back(UnderWay { span: span.clone(), since: Instant::now(), patience: deadline.patience });
+        Ok(Some(span))
     }
 
-    /// Looks whether the GPU ends what it was given.
     fn watch(&mut self) -> Result<()> {
-        self.under_way.retain(|(.., span)| !span.end.is_complete());
-        let late = self.under_way.iter().find(|(_, since, patience, _)| since.elapsed() > *patience);
-        let Some((call, _, patience, _)) = late else { return Ok(()) };
-        let error = CommError::Carrier {
-            rank: self.rank,
-            call: call.to_string(),
-            message: format!(
-                "the GPU did not end it within {}: a rank hangs or is gone",
-                super::error::seconds(patience)
-            ),
-        };
-        self.abort();
-        Err(error)
+        self.look()
     }
 
     fn give_up(&mut self, error: &CommError) {
-        self.guard.give_up(&error.to_string());
+        self.guard.give_up(error);
         self.abort();
     }
 }
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        if self.comm.is_some() {
-            // What is under way may be somebody's gradients.
-            let _ = self.stream.synchronize();
+        if self.comm.is_none() {
+            return;
+        }
+        // What is under way may be somebody's gradients.
+        let well = loop {
+            match self.look() {
+                Ok(()) if self.under_way.is_empty() => break true,
+                Ok(()) => std::thread::sleep(PAUSE / 20),
+                Err(error) => {
+                    self.guard.give_up(&error);
+                    break false;
+                }
+            }
+        };
+        if well {
+            // Nobody's memory goes while another rank's kernel may still read it. Whoever is gone needs nothing any more.
+            self.guard.links().leave(FAREWELL);
         }
         self.abort();
-    }
-}
-
-/// A span of which the carrier keeps a part too.
-struct Shared(Arc<Span>);
-
-impl Fence for Shared {
-    fn join(&self) -> Result<()> {
-        self.0.join()
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        self.0.synchronize()
-    }
-
-    fn seconds(&self) -> Option<f64> {
-        self.0.seconds()
     }
 }
 

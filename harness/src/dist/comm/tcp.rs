@@ -46,6 +46,59 @@ impl Sockets {
         Ok(Sockets { rank, peers, gave_up: false })
     }
 
+    /// A rank whose end of its socket is closed, or that gave up, if there is one; does not wait. What it sent before is not read.
+    #[cfg(any(feature = "nccl", test))]
+    pub fn ended(&self) -> Option<LinkError> {
+        for (peer, socket) in self.peers.iter().enumerate() {
+            let Some(socket) = socket else { continue };
+            let mut head = [0_u8; HEAD];
+            match socket.peek(&mut head) {
+                Ok(HEAD) if head[..4] == GAVE_UP.to_le_bytes() => {
+                    let mut nothing = [0_u8; 0];
+                    return self.pump_in(&mut Incoming::new(peer, CALL, &mut nothing)).err();
+                }
+                Ok(0) => return Some(LinkError::Gone(peer, "its connection is closed".into())),
+                // Behind what it sent, the end may be there already.
+                Ok(_) if self.is_closed(peer) => {
+                    return Some(LinkError::Gone(peer, "its connection is closed".into()));
+                }
+                Ok(_) => {}
+                Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => {}
+                Err(error) => return Some(LinkError::Gone(peer, closed(&error))),
+            }
+        }
+        None
+    }
+
+    /// Says to all that this rank sends nothing any more, and waits until nobody else does, a while at most.
+    #[cfg(any(feature = "nccl", test))]
+    pub fn leave(&self, patience: Duration) {
+        let deadline = Deadline::after(patience);
+        for socket in self.peers.iter().flatten() {
+            // Whoever is gone need not be told.
+            let _ = socket.shutdown(std::net::Shutdown::Write);
+        }
+        let others = (0..self.world()).filter(|&peer| peer != self.rank);
+        for peer in others {
+            while !self.is_closed(peer) && !deadline.is_over() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Whether the other end sends nothing any more, as far as the system tells.
+    #[cfg(any(feature = "nccl", test))]
+    fn is_closed(&self, peer: usize) -> bool {
+        #[cfg(target_os = "linux")]
+        const ENDS: libc::c_short = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+        #[cfg(not(target_os = "linux"))]
+        const ENDS: libc::c_short = libc::POLLHUP | libc::POLLERR;
+        let Ok(socket) = self.socket(peer) else { return true };
+        let mut wait = libc::pollfd { fd: socket.as_raw_fd(), events: ENDS, revents: 0 };
+        // SAFETY: one descriptor, which lives through the call.
+        unsafe { libc::poll(&raw mut wait, 1, 0) == 1 && wait.revents & ENDS != 0 }
+    }
+
     fn socket(&self, peer: usize) -> Result<&TcpStream, LinkError> {
         let missing = || LinkError::Other(format!("internal compiler error: no socket to rank {peer}, please report"));
         self.peers.get(peer).and_then(Option::as_ref).ok_or_else(missing)
@@ -314,5 +367,71 @@ impl<'a> Incoming<'a> {
             true => &mut self.head[self.done..],
             false => &mut self.body[self.done - HEAD..],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Two ends of one connection, as ranks 0 and 1.
+    fn pair() -> (Sockets, Sockets) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let here = listener.accept().unwrap().0;
+        (Sockets::new(0, vec![None, Some(here)]).unwrap(), Sockets::new(1, vec![Some(there), None]).unwrap())
+    }
+
+    /// What `ended` says, once it says anything.
+    fn wait_for_end(sockets: &Sockets) -> LinkError {
+        let deadline = Deadline::after(Duration::from_secs(20));
+        loop {
+            if let Some(error) = sockets.ended() {
+                return error;
+            }
+            assert!(!deadline.is_over(), "nothing was noticed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_rank_is_noticed_without_reading_what_it_sent() {
+        let (mut here, there) = pair();
+        assert!(here.ended().is_none());
+        let mut call = Outgoing::new(0, CALL, &[7; HEADER_BYTES]);
+        assert!(there.pump_out(&mut call).is_ok() && call.is_done());
+        drop(there);
+        assert!(matches!(wait_for_end(&here), LinkError::Gone(1, _)));
+        // Its last call is still there.
+        let deadline = Deadline::after(Duration::from_secs(20));
+        let mut header = [0; HEADER_BYTES];
+        let mut into = Incoming::new(1, CALL, &mut header);
+        while !into.is_done() && !deadline.is_over() {
+            assert!(here.pump_in(&mut into).is_ok());
+        }
+        assert_eq!(header, [7; HEADER_BYTES]);
+        assert!(here.agree(&[0; HEADER_BYTES], deadline).is_err());
+    }
+
+    #[test]
+    fn ranks_leave_together() {
+        let (mut here, there) = pair();
+        std::thread::scope(|scope| {
+            let leaving = scope.spawn(move || there.leave(Duration::from_secs(60)));
+            assert!(matches!(wait_for_end(&here), LinkError::Gone(1, _)));
+            assert!(!leaving.is_finished(), "the other one is still there");
+            let outcome = here.agree(&[0; HEADER_BYTES], Deadline::after(Duration::from_secs(20)));
+            assert!(matches!(outcome, Err(LinkError::Gone(1, _))));
+            here.leave(Duration::from_secs(60));
+        });
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_is_heard_without_a_collective() {
+        let (here, mut there) = pair();
+        there.give_up("the disk is full");
+        assert!(matches!(wait_for_end(&here), LinkError::Aborted(1, reason) if reason == "the disk is full"));
     }
 }

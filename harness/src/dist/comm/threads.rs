@@ -81,7 +81,7 @@ impl Carrier for Threads {
         memory: &mut Memory,
         _ready: Option<Ready>,
         deadline: Deadline,
-    ) -> Result<Option<Box<dyn Fence>>> {
+    ) -> Result<Option<Arc<dyn Fence>>> {
         let posts = self.meet(seq, call, memory, deadline)?;
         let calls: Vec<(u64, Call)> = posts.iter().map(|post| (post.seq, post.call)).collect();
         let agreed = compare(&calls);
