@@ -1,7 +1,7 @@
 # The commands that people and CI use. Each does one thing that can be read here; the work is in cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup test-mpi cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package
+.PHONY: help setup test-mpi cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package
 
 # The ptxas that tests assemble PTX with: yours, or the one that `make cuda-tools` fetches.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -15,6 +15,7 @@ help:
 	@echo 'make fuzz      fuzz the parser and the passes for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
 	@echo 'make gpu-package  build build/gpu, the GPU tests and benchmarks to carry to a GPU machine (docs/gpu-testing.md)'
+	@echo 'make gpu-train-package  build build/gpu-train, the program with models on GPUs to carry to a GPU machine (docs/gpu-testing.md)'
 	@echo 'make cuda-setup  fetch what a build with --features tilewright-harness/cuda needs where no CUDA toolkit is installed'
 	@echo 'make setup     install what a build needs (demo and test do this first)'
 
@@ -59,3 +60,6 @@ gpu-test: setup
 
 gpu-package: setup
 	@scripts/gpu-package.sh
+
+gpu-train-package: setup
+	@scripts/gpu-train.sh

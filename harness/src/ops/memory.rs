@@ -127,7 +127,8 @@ pub fn kernel_device(device: &Device) -> Result<&'static KernelDevice> {
     }
 }
 
-/// GPU `ordinal` for candle and our kernels, with a stream of its own.
+/// GPU `ordinal` for candle and our kernels, with a stream of its own: the same one whenever it is asked for, since streams do not
+/// wait for each other.
 ///
 /// cudarc would record events around every use of every slice, in case streams share memory. All work of ours on this
 /// device goes to its one stream; whoever uses another one (collectives do) orders it with events of their own.
@@ -136,9 +137,15 @@ pub fn kernel_device(device: &Device) -> Result<&'static KernelDevice> {
 /// No such GPU.
 #[cfg(feature = "cuda")]
 pub fn open_cuda(ordinal: usize) -> Result<Device> {
+    static OPEN: std::sync::Mutex<Vec<(usize, Device)>> = std::sync::Mutex::new(Vec::new());
+    let mut open = OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some((_, device)) = open.iter().find(|(known, _)| *known == ordinal) {
+        return Ok(device.clone());
+    }
     let device = Device::new_cuda_with_stream(ordinal)?;
     // SAFETY: nothing was allocated yet, and memory of this device is used on its stream alone, or ordered explicitly.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
+    open.push((ordinal, device.clone()));
     Ok(device)
 }
 

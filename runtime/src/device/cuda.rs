@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUgraphMem_attribute as GraphMemory};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use tilewright_codegen::target::GpuArch;
 
@@ -141,23 +141,48 @@ impl Cuda {
     pub(super) fn trim_pool(&self) -> Result<()> {
         let Some(pool) = self.pool()? else { return Ok(()) };
         // SAFETY: the pool is the device's default pool, which lives as long as the driver.
-        unsafe { result::mem_pool::trim_to(pool, 0) }.doing(&format!("trimming the memory pool of {}", self.label))
+        unsafe { result::mem_pool::trim_to(pool, 0) }.doing(&format!("trimming the memory pool of {}", self.label))?;
+        // SAFETY: the device is that of a live context.
+        unsafe { sys::cuDeviceGraphMemTrim(self.context.cu_device()) }
+            .result()
+            .doing(&format!("giving back memory of graphs on {}", self.label))
     }
 
-    /// Bytes of the pool in use now; from now on its peak counts anew.
+    /// Bytes that the pool has given out now, graphs' included; from now on the peaks of both count anew.
     pub(crate) fn restart_pool_peak(&self) -> Result<u64> {
         let Some(pool) = self.pool()? else { return Ok(0) };
         let mut zero = 0_u64;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        // SAFETY: this attribute takes a pointer to a u64, which must be zero (CUDA Driver API, cuMemPoolSetAttribute).
-        unsafe { result::mem_pool::set_attribute(pool, attribute, &raw mut zero as *mut c_void) }
-            .doing(&format!("setting up the memory pool of {}", self.label))?;
-        self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+        let place = &raw mut zero as *mut c_void;
+        let (of_pool, of_graphs) =
+            (sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_HIGH);
+        // SAFETY: these attributes take a pointer to a u64, which must be zero (CUDA Driver API, cuMemPoolSetAttribute,
+        // cuDeviceSetGraphMemAttribute).
+        unsafe {
+            result::mem_pool::set_attribute(pool, of_pool, place)
+                .and_then(|()| sys::cuDeviceSetGraphMemAttribute(self.context.cu_device(), of_graphs, place).result())
+        }
+        .doing(&format!("setting up the memory pool of {}", self.label))?;
+        let pool = self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        Ok(pool + self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)?)
     }
 
-    /// Most bytes of the pool in use at once since [`Cuda::restart_pool_peak`].
+    /// Most bytes that the pool had given out at once since [`Cuda::restart_pool_peak`], and most that graphs had: they have
+    /// memory of their own, and both peaks need not have been at once.
     pub(crate) fn pool_peak(&self) -> Result<u64> {
-        self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+        let pool = self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
+        Ok(pool + self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)?)
+    }
+
+    fn graph_bytes(&self, attribute: GraphMemory) -> Result<u64> {
+        self.bind()?;
+        let mut bytes = 0_u64;
+        // SAFETY: all attributes of graphs' memory give a u64 (CUDA Driver API, cuDeviceGetGraphMemAttribute).
+        unsafe {
+            sys::cuDeviceGetGraphMemAttribute(self.context.cu_device(), attribute, &raw mut bytes as *mut c_void)
+        }
+        .result()
+        .doing(&format!("asking {} for the memory of graphs", self.label))?;
+        Ok(bytes)
     }
 
     fn pool_bytes(&self, attribute: sys::CUmemPool_attribute) -> Result<u64> {

@@ -165,7 +165,7 @@ impl Device {
         Stream::new(self)
     }
 
-    /// Gives memory that freed buffers left in the device's pool back to the system.
+    /// Gives memory that freed buffers and graphs left in the device's pools back to the system.
     pub fn release_unused_memory(&self) -> Result<()> {
         match &*self.0 {
             Inner::Cpu(_) => Ok(()),
@@ -178,6 +178,23 @@ impl Device {
         match &*self.0 {
             Inner::Cpu(_) => Ok(None),
             Inner::Cuda(cuda) => cuda.free_and_total().map(Some),
+        }
+    }
+
+    /// Begins to count the peak of [`Device::peak_memory`] anew; gives the bytes that are allocated now, `None` on the CPU.
+    pub fn restart_peak_memory(&self) -> Result<Option<u64>> {
+        match &*self.0 {
+            Inner::Cpu(_) => Ok(None),
+            Inner::Cuda(cuda) => cuda.restart_pool_peak().map(Some),
+        }
+    }
+
+    /// Most bytes that were allocated at once since [`Device::restart_peak_memory`], those of CUDA graphs included; `None` on
+    /// the CPU. What the pool keeps for later, the driver's own memory and that of other processes do not count.
+    pub fn peak_memory(&self) -> Result<Option<u64>> {
+        match &*self.0 {
+            Inner::Cpu(_) => Ok(None),
+            Inner::Cuda(cuda) => cuda.pool_peak().map(Some),
         }
     }
 

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use libloading::Library;
 
 use super::{MemoryEvent, NodeId, ROOT};
-use crate::device::{Device, Inner};
+use crate::device::Device;
 use crate::error::{Error, Result};
 
 /// Something that a GPU did. Times are in nanoseconds since the recording started, on the host's clock.
@@ -281,7 +281,7 @@ pub(super) fn start(device: &Device, memory: bool) -> Result<()> {
     let mut epoch = 0;
     // SAFETY: `epoch` is a place for a u64.
     api.check("asking for the time", unsafe { (api.timestamp)(&raw mut epoch) })?;
-    let baseline = device.restart_pool_peak()?;
+    let baseline = device.restart_peak_memory()?.unwrap_or(0);
     *collected() = Some(Collected { epoch, device: Some(device.clone()), baseline, ..Collected::default() });
     for kind in kinds() {
         // SAFETY: a plain call.
@@ -312,7 +312,7 @@ pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<Found> {
         None => 0,
         Some(device) => {
             device.synchronize()?;
-            device.pool_peak()?
+            device.peak_memory()?.unwrap_or(0)
         }
     };
     stop()?;
@@ -476,24 +476,6 @@ impl Collected {
 
     fn activity(&mut self, kind: ActivityKind, start_ns: u64, end_ns: u64, stream: u32, correlation: u32) {
         self.activities.push((Activity { kind, node: ROOT, start_ns, end_ns, stream }, correlation));
-    }
-}
-
-impl Device {
-    /// Bytes of the pool in use now; from now on its peak counts anew. 0 on the CPU.
-    fn restart_pool_peak(&self) -> Result<u64> {
-        match self.inner() {
-            Inner::Cpu(_) => Ok(0),
-            Inner::Cuda(cuda) => cuda.restart_pool_peak(),
-        }
-    }
-
-    /// Most bytes of the pool in use at once since the peak counts. 0 on the CPU.
-    fn pool_peak(&self) -> Result<u64> {
-        match self.inner() {
-            Inner::Cpu(_) => Ok(0),
-            Inner::Cuda(cuda) => cuda.pool_peak(),
-        }
     }
 }
 

@@ -12,7 +12,7 @@ use super::wall::{Fitted, Times, check_room, fitted, release};
 use crate::cli::model_options::{ModelOptions, device_info, model_device, peak};
 use crate::cli::run::{Choice, device};
 use crate::cli::{CliError, Result};
-use crate::model::{Attention, Config, Fusion, Precision, Transformer};
+use crate::model::{Attention, Config, Fusion, Precision, Replay, Transformer};
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::no_grad;
 use crate::report::{Axis, Bar, Cell, Column, Outputs, Plot, Report, Table};
@@ -42,6 +42,9 @@ pub struct Arguments {
     /// What is timed
     #[arg(long, value_enum, value_delimiter = ',', default_value = "train-step")]
     modes: Vec<Mode>,
+    /// Whether forward and backward are replayed as a CUDA graph: off, on, or both with a comma
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "off")]
+    replay: Vec<Switch>,
     /// Steps before the measured ones. Several, as in 0,1,2,5, are measured in a process of their own each, so that each begins cold
     #[arg(long, value_name = "STEPS", value_delimiter = ',', default_value = "5")]
     warmup: Vec<usize>,
@@ -86,6 +89,12 @@ struct Shape {
     recompute: bool,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    Off,
+    On,
+}
+
 /// How much of a step is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -118,13 +127,16 @@ struct Row {
     attention: Attention,
     fusion: Fusion,
     mode: Mode,
+    replay: bool,
+    /// Why nothing was replayed, where it should have been.
+    why_not: Option<String>,
     warmup: usize,
     /// Milliseconds of each measured step; none where it did not fit.
     step: Vec<f64>,
     forward: Vec<f64>,
     backward: Vec<f64>,
     optimizer: Vec<f64>,
-    /// Bytes that the device has given out, after the steps.
+    /// Most bytes that were allocated at once on a GPU.
     memory: Option<f64>,
     mfu: Option<f64>,
     failed: Option<String>,
@@ -214,7 +226,14 @@ fn measure_all(arguments: &Arguments, device: &Device, cases: &[Case], warmup: u
     let mut rows = Vec::new();
     for case in cases {
         let peak = peak(device, case.config.precision)?;
-        for &mode in &arguments.modes {
+        for (mode, replay) in
+            arguments.modes.iter().flat_map(|&mode| arguments.replay.iter().map(move |&replay| (mode, replay)))
+        {
+            // A forward pass alone has no graph.
+            let replay = replay == Switch::On;
+            if replay && mode == Mode::Forward {
+                continue;
+            }
             let row = Row {
                 size: case.size.clone(),
                 context: case.config.context,
@@ -223,6 +242,8 @@ fn measure_all(arguments: &Arguments, device: &Device, cases: &[Case], warmup: u
                 attention: case.config.attention,
                 fusion: case.config.fusion,
                 mode,
+                replay,
+                why_not: None,
                 warmup,
                 step: Vec::new(),
                 forward: Vec::new(),
@@ -232,10 +253,10 @@ fn measure_all(arguments: &Arguments, device: &Device, cases: &[Case], warmup: u
                 mfu: None,
                 failed: None,
             };
-            let measured = measure(case, device, mode, warmup, arguments.steps.into());
+            let measured = measure(case, device, mode, replay, warmup, arguments.steps.into());
             rows.push(match fitted(measured)? {
                 Fitted::No(why) => Row { failed: Some(why), ..row },
-                Fitted::Yes(Parts { step, forward, backward, optimizer, memory }) => {
+                Fitted::Yes(Parts { step, forward, backward, optimizer, memory, why_not }) => {
                     let seconds = 1e-3 * step.0.iter().sum::<f64>() / step.0.len() as f64;
                     let tokens = (case.batch * case.config.context) as f64;
                     // Backward has two products for each of forward's.
@@ -247,6 +268,7 @@ fn measure_all(arguments: &Arguments, device: &Device, cases: &[Case], warmup: u
                         backward: backward.0,
                         optimizer: optimizer.0,
                         memory,
+                        why_not,
                         mfu: Some(flop / seconds / peak),
                         ..row
                     }
@@ -265,6 +287,7 @@ pub(super) struct Parts {
     pub backward: Times,
     pub optimizer: Times,
     pub memory: Option<f64>,
+    pub why_not: Option<String>,
 }
 
 /// Bytes that a case takes at least: parameters with what training keeps for each, the logits, and what the blocks keep for backward.
@@ -286,63 +309,86 @@ fn bytes_needed(config: &Config, batch: usize, mode: Mode) -> f64 {
     state * config.parameters() as f64 + logits + kept
 }
 
-/// Times a case in one mode.
+/// Times a case in one mode; with `replay`, forward and backward as a CUDA graph.
 ///
 /// # Errors
 /// Lack of memory above all.
-pub(super) fn measure(case: &Case, device: &Device, mode: Mode, warmup: usize, steps: usize) -> train::Result<Parts> {
+pub(super) fn measure(
+    case: &Case,
+    device: &Device,
+    mode: Mode,
+    replay: bool,
+    warmup: usize,
+    steps: usize,
+) -> train::Result<Parts> {
     check_room(device, bytes_needed(&case.config, case.batch, mode))?;
+    let on = crate::ops::memory::kernel_device(device)?;
+    on.restart_peak_memory()?;
     let model = Transformer::new(&case.config, device, 0)?;
     let (inputs, targets) = random_batch(&case.config, case.batch, device)?;
-    let mut learner = match mode {
+    let learner = match mode {
         Mode::TrainStep => Some(Learner::new(model.params(), options())?),
         Mode::Forward | Mode::ForwardBackward => None,
     };
-    let mut parts = Parts {
-        step: Times::default(),
-        forward: Times::default(),
-        backward: Times::default(),
-        optimizer: Times::default(),
-        memory: None,
-    };
+    let replay = replay.then(|| Replay::new(&model));
+    let mut subject = Subject { model, learner, replay, mode, inputs, targets };
     device.synchronize()?;
     let mut unkept = Times::default();
     for _ in 0..warmup {
-        unkept.take(device, || step(&model, &mut learner, mode, &inputs, &targets))?;
+        unkept.take(device, || subject.step())?;
     }
+    let mut step = Times::default();
     for _ in 0..steps {
-        parts.step.take(device, || step(&model, &mut learner, mode, &inputs, &targets))?;
+        step.take(device, || subject.step())?;
     }
-    // The parts of a step by themselves: waiting between them costs time, which the whole step must not have.
-    let apart = if mode == Mode::Forward { 0 } else { steps };
+    let (mut forward, mut backward, mut optimizer) = Default::default();
+    // The parts of a step by themselves: waiting between them costs time, which the whole step must not have. A graph has no parts.
+    let apart = if mode == Mode::Forward || subject.replay.is_some() { 0 } else { steps };
     for _ in 0..apart {
-        model.params().zero_grads()?;
-        let loss = parts.forward.take(device, || Ok(model.loss(&inputs, &targets)?))?;
-        parts.backward.take(device, || Ok(loss.backward().map(drop)?))?;
-        if let Some(learner) = &mut learner {
-            parts.optimizer.take(device, || learner.update())?;
-        }
+        subject.parts(device, [&mut forward, &mut backward, &mut optimizer])?;
     }
-    let memory = crate::ops::memory::kernel_device(device)?.memory_in_use()?;
-    parts.memory = memory.map(|(free, total)| (total - free) as f64);
-    Ok(parts)
+    let memory = on.peak_memory()?.map(|bytes| bytes as f64);
+    let why_not = subject.replay.as_ref().and_then(|replay| replay.why_not().map(str::to_string));
+    Ok(Parts { step, forward, backward, optimizer, memory, why_not })
 }
 
-fn step(
-    model: &Transformer,
-    learner: &mut Option<Learner>,
+/// What is timed, with all that it needs.
+struct Subject {
+    model: Transformer,
+    learner: Option<Learner>,
+    replay: Option<Replay>,
     mode: Mode,
-    inputs: &Tensor,
-    targets: &Tensor,
-) -> train::Result<()> {
-    if mode == Mode::Forward {
-        return Ok(no_grad(|| model.loss(inputs, targets)).map(drop)?);
+    inputs: Tensor,
+    targets: Tensor,
+}
+
+impl Subject {
+    fn step(&mut self) -> train::Result<()> {
+        let Subject { model, learner, replay, mode, inputs, targets } = self;
+        if *mode == Mode::Forward {
+            return Ok(no_grad(|| model.loss(inputs, targets)).map(drop)?);
+        }
+        model.params().zero_grads()?;
+        match replay {
+            Some(replay) => drop(replay.forward_backward(inputs, targets, 1.0)?),
+            None => drop(model.loss(inputs, targets)?.backward()?),
+        }
+        match learner {
+            Some(learner) => learner.update().map(drop),
+            None => Ok(()),
+        }
     }
-    model.params().zero_grads()?;
-    model.loss(inputs, targets)?.backward()?;
-    match learner {
-        Some(learner) => learner.update().map(drop),
-        None => Ok(()),
+
+    /// A step with a wait after forward, backward and optimizer.
+    fn parts(&mut self, device: &Device, [forward, backward, optimizer]: [&mut Times; 3]) -> train::Result<()> {
+        let Subject { model, learner, inputs, targets, .. } = self;
+        model.params().zero_grads()?;
+        let loss = forward.take(device, || Ok(model.loss(inputs, targets)?))?;
+        backward.take(device, || Ok(loss.backward().map(drop)?))?;
+        if let Some(learner) = learner {
+            optimizer.take(device, || learner.update())?;
+        }
+        Ok(())
     }
 }
 
@@ -392,6 +438,7 @@ fn report(rows: &[Row], device: &str, steps: usize) -> Report {
         Column::text("attention"),
         Column::text("fusion"),
         Column::text("mode"),
+        Column::text("replay"),
         Column::integer("warm-up"),
         Column::number("forward").unit("ms"),
         Column::number("backward").unit("ms"),
@@ -400,23 +447,34 @@ fn report(rows: &[Row], device: &str, steps: usize) -> Report {
         Column::number("median").unit("ms"),
         Column::number("rate").unit("tokens/s"),
         Column::number("MFU").unit("%").decimals(1),
-        Column::number("memory").unit("GiB").decimals(2),
+        Column::number("peak memory").unit("GiB").decimals(2),
     ];
     let mut table = Table::new("model", "Time of a step", columns);
     for row in rows {
         let names = [row.size.clone(), row.precision.to_string(), row.attention.to_string(), row.fusion.to_string()];
         let [size, precision, attention, fusion] = names.map(Cell::from);
         let mut cells = vec![size, row.context.into(), row.batch.into(), precision, attention, fusion];
-        cells.extend([Cell::from(row.mode.name()), row.warmup.into()]);
+        let replay = match (row.replay, &row.why_not) {
+            (false, _) => "no",
+            (true, None) => "yes",
+            (true, Some(_)) => "failed",
+        };
+        cells.extend([Cell::from(row.mode.name()), replay.into(), row.warmup.into()]);
         cells.extend(numbers(row));
         table.push(cells);
         if let Some(why) = &row.failed {
             table.notes.push(format!("{}, context {}, batch {}: {why}", row.size, row.context, row.batch));
         }
+        if let Some(why) = &row.why_not {
+            table
+                .notes
+                .push(format!("{}, context {}, batch {}: not replayed: {why}", row.size, row.context, row.batch));
+        }
     }
     table.notes.push(format!(
         "On {device}. Mean ± standard deviation of {steps} steps, each waited for. Forward, backward and optimizer are \
-         steps of their own, with a wait after each part. Forward goes from tokens to the loss; the optimizer is clipping and AdamW."
+         steps of their own, with a wait after each part; a replayed graph has no parts. Forward goes from tokens to the loss; the \
+         optimizer is clipping and AdamW."
     ));
     let mut report = Report::new("model", "Transformers, end to end").table(table);
     let bars: Vec<Bar> = rows.iter().filter_map(bar).collect();
@@ -460,6 +518,6 @@ fn bar(row: &Row) -> Option<Bar> {
         row.fusion,
         row.mode.name(),
         row.warmup
-    );
+    ) + if row.replay { " replay" } else { "" };
     Some(Bar { name, group: row.mode.name().to_string(), value: cell.value()?, error: cell.deviation() })
 }

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Makes the same training steps as `tilewright train`, in PyTorch, and compares the losses.
+
+    tilewright train --steps 50 --out run --export start --precision f32 ...
+    python3 scripts/reference_model.py start run/log.jsonl [--device cuda] [--tolerance 1e-3] [--out losses.json]
+
+`start` is what --export wrote: the starting state and all batches. What the model and the optimizer are comes from the
+metadata of the checkpoint; the formulas are written out below, with PyTorch's own ops. Ends with 1 if a loss differs by more than the
+tolerance. Needs PyTorch alone: the format of safetensors is read here.
+"""
+
+import argparse
+import json
+import math
+import struct
+import sys
+
+import torch
+import torch.nn.functional as F
+
+DTYPES = {"F32": torch.float32, "U32": torch.int32}
+
+
+def read_safetensors(path):
+    """Tensors by name, and the metadata. Tokens are u32 there; they fit into i32."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = bytearray(file.read())
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for name, info in header.items():
+        begin, end = info["data_offsets"]
+        flat = torch.frombuffer(data, dtype=DTYPES[info["dtype"]], offset=begin, count=(end - begin) // 4)
+        tensors[name] = flat.reshape(info["shape"]).clone()
+    return tensors, metadata
+
+
+class Model:
+    """The Transformer of `harness/src/model/mod.rs`."""
+
+    def __init__(self, config, weights, device):
+        self.config = config
+        self.weights = {
+            name: weight.to(device).requires_grad_() for name, weight in weights.items() if not name.startswith("optimizer.")
+        }
+        d = config["width"] // config["heads"]
+        positions = torch.arange(config["context"], dtype=torch.float64)
+        frequencies = float(config["rope_base"]) ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+        angles = torch.outer(positions, frequencies)
+        self.cos, self.sin = angles.cos().float().to(device), angles.sin().float().to(device)
+
+    def norm(self, x, name):
+        weight, eps = self.weights[f"{name}.weight"], float(self.config["eps"])
+        wide = x.float()
+        if self.config["norm"] == "layer":
+            y = F.layer_norm(wide, wide.shape[-1:], weight, self.weights[f"{name}.bias"], eps)
+        else:
+            y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight
+        return y.to(x.dtype)
+
+    def turn(self, x):
+        """Rotary positions of x [batch, heads, length, d]: pairs of neighbours turn."""
+        length = x.shape[2]
+        cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+    def attention(self, x, name):
+        batch, length, width = x.shape
+        heads, heads_kv = self.config["heads"], self.config["heads_kv"]
+        d = width // heads
+        qkv = F.linear(x, self.weights[f"{name}.qkv.weight"].to(x.dtype))
+        parts = qkv.split([heads * d, heads_kv * d, heads_kv * d], dim=-1)
+        q, k, v = (part.reshape(batch, length, -1, d).transpose(1, 2) for part in parts)
+        q, k = self.turn(q), self.turn(k)
+        k, v = (part.repeat_interleave(heads // heads_kv, dim=1) for part in (k, v))
+        scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(d)
+        hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(x.dtype)
+        o = (weights @ v).transpose(1, 2).reshape(batch, length, width)
+        return F.linear(o, self.weights[f"{name}.out.weight"].to(x.dtype))
+
+    def feed_forward(self, x, name):
+        gate, value = F.linear(x, self.weights[f"{name}.gate_up.weight"].to(x.dtype)).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * value, self.weights[f"{name}.down.weight"].to(x.dtype))
+
+    def loss(self, tokens, targets, dtype):
+        x = F.embedding(tokens, self.weights["embedding.weight"]).to(dtype)
+        for i in range(self.config["layers"]):
+            x = x + self.attention(self.norm(x, f"blocks.{i}.attention.norm"), f"blocks.{i}.attention")
+            x = x + self.feed_forward(self.norm(x, f"blocks.{i}.mlp.norm"), f"blocks.{i}.mlp")
+        head = self.weights["embedding.weight" if self.config["tied"] else "head.weight"]
+        logits = F.linear(self.norm(x, "norm"), head.to(dtype)).float()
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def rate(schedule, step):
+    """Linear warm-up, half a cosine, then the floor: `harness/src/optim/schedule.rs`."""
+    peak, floor = float(schedule["peak"]), float(schedule["floor"])
+    warmup, total = schedule["warmup"], schedule["total"]
+    if step <= warmup:
+        return peak * step / warmup
+    if step >= total:
+        return floor
+    return floor + 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) * (peak - floor)
+
+
+def optimizer(model, options):
+    """AdamW in two groups: matrices decay, norms do not, and embeddings only if they are told to."""
+    decays = lambda name, weight: weight.dim() == 2 and (options["decay_embeddings"] or "embed" not in name)
+    named = model.weights.items()
+    groups = [
+        {"params": [w for n, w in named if decays(n, w)], "weight_decay": float(options["weight_decay"])},
+        {"params": [w for n, w in named if not decays(n, w)], "weight_decay": 0.0},
+    ]
+    adamw = options["adamw"]
+    betas = (float(adamw["beta1"]), float(adamw["beta2"]))
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=float(adamw["eps"]))
+
+
+def train(folder, device, dtype, steps):
+    weights, metadata = read_safetensors(f"{folder}/start.safetensors")
+    batches, _ = read_safetensors(f"{folder}/batches.safetensors")
+    header = json.loads(metadata["tilewright"])
+    options = header["training"]
+    model = Model(header["model"], weights, device)
+    update, learner = optimizer(model, options["learner"]), options["learner"]
+    limit = learner["clip"]
+    losses = []
+    for step, (tokens, targets) in enumerate(zip(batches["inputs"], batches["targets"]), 1):
+        if steps and step > steps:
+            break
+        loss = model.loss(tokens.to(device).long(), targets.to(device).long(), dtype)
+        update.zero_grad(set_to_none=True)
+        loss.backward()
+        if limit is not None:
+            torch.nn.utils.clip_grad_norm_(model.weights.values(), float(limit))
+        for group in update.param_groups:
+            group["lr"] = rate(learner["schedule"], step)
+        update.step()
+        losses.append(loss.item())
+    return losses
+
+
+def ours(path):
+    with open(path) as file:
+        lines = [json.loads(line) for line in file]
+    return [line["loss"] for line in lines if line["what"] == "step"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="what --export wrote")
+    parser.add_argument("log", help="log.jsonl of the run")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--steps", type=int, default=0, help="how many steps; all of them by default")
+    parser.add_argument("--tolerance", type=float, default=1e-3)
+    parser.add_argument("--out", help="writes both losses as JSON")
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    theirs = train(arguments.folder, arguments.device, getattr(torch, arguments.dtype), arguments.steps)
+    losses = ours(arguments.log)[: len(theirs)]
+    if not theirs or len(losses) != len(theirs):
+        sys.exit(f"reference_model: {len(theirs)} steps here, {len(losses)} in {arguments.log}")
+    apart = [abs(a - b) for a, b in zip(losses, theirs)]
+    worst = max(range(len(apart)), key=apart.__getitem__)
+    if arguments.out:
+        with open(arguments.out, "w") as file:
+            json.dump({"tilewright": losses, "pytorch": theirs}, file)
+    print(
+        f"{len(theirs)} steps, loss {losses[0]:.4f} to {losses[-1]:.4f}; PyTorch {torch.__version__} on {arguments.device}: "
+        f"{theirs[0]:.4f} to {theirs[-1]:.4f}; at most {apart[worst]:.2e} apart (step {worst + 1}, tolerance {arguments.tolerance:g})"
+    )
+    # Not a number is not within a tolerance.
+    if not apart[worst] <= arguments.tolerance:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

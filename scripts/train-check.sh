@@ -1,0 +1,277 @@
+#!/usr/bin/env bash
+# Checks and measures training on a GPU machine, from the package that lies beside this script; builds nothing.
+#
+#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-bench; each takes
+#                             less than 9 minutes
+#
+# OUT      where results go (./out): STEP.tar.gz with all logs and files, rows.jsonl, summary.txt
+# SIZES    models of the step `model` (small,medium,large,xl,2.7B)
+# PEERS    a Python module with go(size, ctx, prec, attn, comp), which prints a row of PyTorch's for the same model (step model)
+# PEERS_DIST   the same for the step dist-bench: a program for torchrun, which prints rows
+# LIBRARIES    folders of CUDA's libraries, with colons between; without it they are looked for
+#
+# Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
+set -uo pipefail
+
+steps=(smoke curves model profile norm attention-kinds fused dist dist-bench)
+out=${OUT:-out}
+mkdir -p "$out" || exit 1
+out=$(cd "$out" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+failures=()
+
+say() { printf '%s\n' "$*"; }
+note() { printf '%s\n' "$*" >>"$logs/summary.txt"; }
+
+# Unpacks once per package: a second call finds it done.
+unpack() {
+    local stamp
+    stamp=$(cksum <"$here/package.tar.xz") || exit 1
+    bin=${TMPDIR:-/tmp}/tilewright-train-check
+    if [ "$(cat "$bin/stamp" 2>/dev/null)" = "$stamp" ]; then
+        return
+    fi
+    rm -rf "$bin"
+    mkdir -p "$bin"
+    if command -v xz >/dev/null; then
+        xz -dc "$here/package.tar.xz" | tar -C "$bin" -xf - || exit 1
+    else
+        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' \
+            "$here/package.tar.xz" "$bin" || exit 1
+    fi
+    printf '%s' "$stamp" >"$bin/stamp"
+}
+
+# Folders with CUDA's libraries: of an installed toolkit, then of the packages that NVIDIA publishes for Python.
+libraries() {
+    local folder found=()
+    for folder in /usr/local/cuda/targets/x86_64-linux/lib /usr/local/cuda*/targets/x86_64-linux/lib \
+        /usr/local/cuda*/lib64 /usr/local/cuda*/extras/CUPTI/lib64 /usr/lib/x86_64-linux-gnu; do
+        [ ! -d "$folder" ] || found+=("$folder")
+    done
+    while IFS= read -r folder; do
+        found+=("$folder")
+    done < <(python3 -c '
+import glob, site, sysconfig
+places = {sysconfig.get_path("purelib"), site.getusersitepackages(), *site.getsitepackages()}
+print("\n".join(sorted({f for place in places for f in glob.glob(place + "/nvidia/*/lib")})))' 2>/dev/null)
+    (
+        IFS=:
+        printf '%s' "${found[*]}"
+    )
+}
+
+# What the program wants and does not find. CUPTI is loaded when a profile wants it.
+missing() {
+    local lacking
+    lacking=$(LD_LIBRARY_PATH=$LIBRARIES ldd "$bin/tilewright" 2>&1 | grep -E 'not found|version .* required')
+    if [ -n "$lacking" ]; then
+        say "train-check: the program does not start here: these libraries are missing in $LIBRARIES" >&2
+        say "$lacking" >&2
+        say "  help: LIBRARIES=folder:folder names more; libcublas, libcurand, libnvrtc and libcudart of CUDA 13, libnccl.so.2 and the" >&2
+        say "  driver's libcuda.so.1 are wanted (packages nvidia-cublas, nvidia-curand, nvidia-cuda-nvrtc, nvidia-cuda-runtime, nvidia-nccl-cu13)" >&2
+        exit 1
+    fi
+    local folders
+    IFS=: read -ra folders <<<"$LIBRARIES"
+    if ! find "${folders[@]}" -maxdepth 1 -name 'libcupti.so*' 2>/dev/null | grep -q .; then
+        say "train-check: there is no libcupti.so in $LIBRARIES: the step profile will fail (package nvidia-cuda-cupti)" >&2
+    fi
+}
+
+# run NAME SECONDS COMMAND...: the output goes to NAME.log, with a limit of time. Remembers a failure.
+run() {
+    local name=$1 limit=$2 start=$SECONDS status
+    shift 2
+    timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1
+    status=$?
+    case $status in
+        0) verdict=ok ;;
+        124 | 137) verdict="stopped after $limit s" ;;
+        *) verdict="FAILED ($status)" ;;
+    esac
+    [ "$status" = 0 ] || failures+=("$name: $verdict")
+    note "$(printf '%-44s %4d s  %s' "$name" $((SECONDS - start)) "$verdict")"
+    return "$status"
+}
+
+# ours NAME SECONDS ARGS...: the program, with CUDA's libraries.
+ours() {
+    local name=$1 limit=$2
+    shift 2
+    run "$name" "$limit" env "LD_LIBRARY_PATH=$LIBRARIES" "$bin/tilewright" "$@"
+}
+
+# show NAME LINES: the last lines of a log, into the summary.
+show() { tail -n "$2" "$logs/$1.log" | cut -c1-220 >>"$logs/summary.txt"; }
+
+tables() { python3 "$bin/train_tables.py" "$@"; }
+
+# check NAME SECONDS ARGS...: what train_tables.py makes of files, shown in the summary.
+check() {
+    local name=$1 limit=$2
+    shift 2
+    run "$name" "$limit" python3 "$bin/train_tables.py" "$@"
+    show "$name" 60
+}
+
+smoke() {
+    ours doctor 60 doctor
+    show doctor 14
+    local kind
+    for kind in naive tiled flash; do
+        ours "train-$kind" 90 train --device cuda:0 --steps 20 --attention "$kind" --evaluate-windows 4 --out "$logs/train-$kind"
+        show "train-$kind" 6
+    done
+    ours train-bf16 90 train --device cuda:0 --steps 20 --precision bf16 --evaluate-windows 4 --out "$logs/train-bf16"
+    show train-bf16 6
+    ours model-small 120 bench model --device cuda:0 --sizes small --contexts 128 --precisions bf16,f32 --replay off,on --commit "$commit" \
+        --json "$logs/model-small.json"
+    check model-table 60 model "$logs/model-small.json"
+}
+
+# Loss curves: three kinds of attention in f32 and bf16 from the same start, seeds in bf16, and PyTorch from the same start.
+curves() {
+    local kind seed common=(train --device cuda:0 --steps 100 --evaluate-windows 4 --save-every 0)
+    for kind in naive tiled flash; do
+        ours "f32-$kind" 90 "${common[@]}" --precision f32 --attention "$kind" --out "$logs/f32-$kind"
+        ours "bf16-$kind" 90 "${common[@]}" --precision bf16 --attention "$kind" --out "$logs/bf16-$kind"
+    done
+    for seed in 1 2 3; do
+        ours "bf16-seed-$seed" 60 "${common[@]}" --precision bf16 --seed "$seed" --out "$logs/bf16-seed-$seed"
+    done
+    ours export 60 train --device cuda:0 --steps 50 --evaluate-windows 4 --save-every 0 --precision f32 \
+        --out "$logs/export" --export "$logs/start"
+    check curves-table 30 curves "$logs"
+    run reference-f32 120 python3 "$bin/reference_model.py" "$logs/start" "$logs/export/log.jsonl" --device cuda \
+        --tolerance 1e-3 --out "$logs/reference-f32.json"
+    show reference-f32 3
+    # Weights and batches are large, and made anew by the same seed.
+    rm -rf "$logs/start"
+}
+
+model() {
+    local size sizes=${SIZES:-small,medium,large,xl,2.7B} files=() deadline=$((SECONDS + 520))
+    for size in ${sizes//,/ }; do
+        ours "model-$size" 150 bench model --device cuda:0 --sizes "$size" --contexts 128,1024 --precisions bf16,f32 --batches 4 \
+            --replay off,on --commit "$commit" --json "$logs/model-$size.json"
+        files+=("$logs/model-$size.json")
+    done
+    if [ -n "${PEERS:-}" ] && [ $((deadline - SECONDS)) -gt 30 ]; then
+        run model-peers $((deadline - SECONDS)) python3 -u -c '
+import sys
+sys.path.insert(0, sys.argv[1])
+peers = __import__(sys.argv[2])
+for size in sys.argv[3].lower().split(","):
+    for prec, ctx in (("bf16", 128), ("bf16", 1024), ("fp32", 128), ("fp32", 1024)):
+        for comp in (False, True, "graphs"):
+            peers.go(size, ctx, prec, "sdpa", comp)
+' "$(dirname "$PEERS")" "$(basename "$PEERS" .py)" "$sizes"
+        grep '^{' "$logs/model-peers.log" >"$logs/model-peers.jsonl"
+        files+=("$logs/model-peers.jsonl")
+    fi
+    check model-table 30 model "${files[@]}"
+}
+
+profile() {
+    ours profile-xl 150 profile --device cuda:0 --size xl --context 128 --precision bf16 --commit "$commit" --out "$logs/profile-xl"
+    ours memory-xl 150 memory --device cuda:0 --size xl --context 128 --precision bf16 --commit "$commit" --out "$logs/memory-xl"
+    ours profile-small 60 profile --device cuda:0 --size small --context 512 --attention naive --fusion none --commit "$commit" \
+        --out "$logs/profile-small"
+    ours memory-2.7B 150 memory --device cuda:0 --size 2.7B --context 128,256,512 --commit "$commit" --out "$logs/memory-2.7B"
+    check profile-sums 30 sums "$logs/profile-xl" "$logs/memory-xl" "$logs/profile-small" "$logs/memory-2.7B"
+    show profile-xl 50
+}
+
+norm() {
+    ours norm 240 bench norm --device cuda:0 --rows 50000 --widths 1024,2048,4096,8192 --commit "$commit" --out "$logs/norm"
+    show norm 30
+    ours norm-models 240 bench model --device cuda:0 --sizes small,medium,large --contexts 128 --attentions naive --fusions none,ops \
+        --modes forward,train-step --commit "$commit" --json "$logs/norm-models.json"
+    show norm-models 40
+}
+
+attention-kinds() {
+    ours attention-naive-flash 300 bench attention --device cuda:0 --kinds naive,flash --dim 16,32,64,128 \
+        --lengths 256,1024,4096,8192,16384 --runs 30 --commit "$commit" --out "$logs/attention-naive-flash"
+    show attention-naive-flash 50
+    ours attention-tiled 180 bench attention --device cuda:0 --kinds tiled --dim 16,64,128 --lengths 256,1024,4096 --runs 5 \
+        --commit "$commit" --out "$logs/attention-tiled"
+    show attention-tiled 20
+}
+
+fused() {
+    ours fused-attention 200 bench fused --device cuda:0 --subjects attention --runs 30 --commit "$commit" --out "$logs/fused-attention"
+    show fused-attention 34
+    ours fused-model 300 bench fused --device cuda:0 --subjects model --sizes small,medium,large,xl,2.7B --steps 5 --warmup 3 \
+        --commit "$commit" --out "$logs/fused-model"
+    show fused-model 30
+}
+
+# ranks NAME SECONDS ARGS...: the program on two GPUs.
+ranks() {
+    local name=$1 limit=$2
+    shift 2
+    ours "$name" "$limit" launch --nproc 2 -- tilewright "$@"
+}
+
+dist() {
+    # With AdamW's usual ε the step of a weight whose gradient is rounding noise is noise too.
+    local form common=(train --steps 20 --batch 16 --eps 1e-4 --evaluate-windows 4 --save-every 0 --precision f32)
+    ranks comm 60 bench comm --sizes 0.512,1,10,50,100,500,1000 --commit "$commit" --json "$logs/comm.json"
+    show comm 16
+    ours alone 60 "${common[@]}" --device cuda:0 --out "$logs/alone"
+    for form in naive flat overlap bucketed; do
+        ranks "ddp-$form" 60 "${common[@]}" --ddp "$form" --bucket-mb 1 --out "$logs/ddp-$form"
+    done
+    ranks shard-broadcast 60 "${common[@]}" --shard broadcast --out "$logs/shard-broadcast"
+    ranks shard-zero1 60 "${common[@]}" --shard zero1 --out "$logs/shard-zero1"
+    check dist-weights 60 weights "$logs/alone" "$logs"/ddp-* "$logs"/shard-*
+    rm -f "$logs"/*/checkpoint.safetensors
+}
+
+dist-bench() {
+    local precision
+    for precision in f32 bf16; do
+        ranks "ddp-xl-$precision" 150 bench ddp --size xl --precision "$precision" --batch 4 --context 128 --commit "$commit" \
+            --json "$logs/ddp-xl-$precision.json"
+        show "ddp-xl-$precision" 16
+    done
+    ranks shard-xl 120 bench shard --size xl --batch 4 --context 128 --commit "$commit" --json "$logs/shard-xl.json"
+    show shard-xl 10
+    if [ -n "${PEERS_DIST:-}" ]; then
+        run dist-peers 300 python3 -m torch.distributed.run --nproc_per_node=2 "$PEERS_DIST"
+        grep '^{' "$logs/dist-peers.log" >>"$logs/summary.txt"
+    fi
+}
+
+[ $# -gt 0 ] || { say "train-check: say which steps: ${steps[*]}" >&2 && exit 2; }
+for step in "$@"; do
+    case " ${steps[*]} " in
+        *" $step "*) ;;
+        *) say "train-check: there is no step '$step': the steps are ${steps[*]}" >&2 && exit 2 ;;
+    esac
+done
+unpack
+commit=$(cat "$bin/commit")
+LIBRARIES=${LIBRARIES:-$(libraries)}
+missing
+export TILEWRIGHT_CACHE=$bin/cache
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+say "commit $commit, $(date -u +%Y-%m-%d)" | tee -a "$out/summary.txt"
+for step in "$@"; do
+    logs=$work/$step
+    before=${#failures[@]}
+    mkdir -p "$logs"
+    note "== $step"
+    "$step"
+    for failure in "${failures[@]:before}"; do
+        note "-- $failure"
+        show "${failure%%:*}" 12
+    done
+    tee -a "$out/summary.txt" <"$logs/summary.txt"
+    tar -C "$work" -czf "$out/$step.tar.gz" "$step"
+done
+say "${#failures[@]} failures; logs are in $out/STEP.tar.gz"
+[ ${#failures[@]} -eq 0 ]

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Short tables from what train-check.sh's commands wrote, each with a verdict; ends with 1 if something is not as it should be.
+
+    train_tables.py curves FOLDER            losses of f32-naive, f32-tiled, f32-flash, bf16-… in FOLDER/NAME/log.jsonl
+    train_tables.py model FILE...            reports of `bench model` (JSON), beside rows of another implementation (JSON lines)
+    train_tables.py sums FOLDER...           phases against the step (`profile --out`), bytes against the pool's peak (`memory --out`)
+    train_tables.py weights ALONE FOLDER...  checkpoints of runs that should have the same weights
+"""
+
+import json
+import math
+import re
+import struct
+import sys
+from array import array
+from pathlib import Path
+
+failed = []
+
+
+def verdict(good, what):
+    print(f"{'ok  ' if good else 'NOT '} {what}")
+    if not good:
+        failed.append(what)
+
+
+def losses(folder):
+    lines = (json.loads(line) for line in open(Path(folder) / "log.jsonl"))
+    return [line["loss"] for line in lines if line["what"] == "step"]
+
+
+def apart(a, b):
+    """Each step's difference; not a number counts as infinitely far."""
+    differences = [abs(x - y) for x, y in zip(a, b, strict=True)]
+    return [math.inf if math.isnan(d) else d for d in differences]
+
+
+def curves(folder):
+    kinds = ("naive", "tiled", "flash")
+    f32, bf16 = ({kind: losses(Path(folder) / f"{dtype}-{kind}") for kind in kinds} for dtype in ("f32", "bf16"))
+    seeds = [bf16["flash"]] + [losses(Path(folder) / f"bf16-seed-{seed}") for seed in (1, 2, 3)]
+    steps = len(f32["naive"])
+    print(f"{steps} steps; f32 flash {f32['flash'][0]:.4f} to {f32['flash'][-1]:.4f}, bf16 {bf16['flash'][0]:.4f} to {bf16['flash'][-1]:.4f}")
+    for a, b in (("naive", "tiled"), ("naive", "flash"), ("tiled", "flash")):
+        worst = max(apart(f32[a], f32[b]))
+        verdict(worst <= 1e-4, f"f32: {a} and {b} at most {worst:.2e} apart (1e-4)")
+    # Of steps together: one step's seeds may lie close by chance.
+    spread = sum(max(step) - min(step) for step in zip(*seeds)) / steps
+    for kind in kinds:
+        mean = sum(apart(bf16[kind], f32[kind])) / steps
+        verdict(mean <= spread, f"bf16 {kind}: {mean:.2e} from f32 on average, spread of {len(seeds)} seeds {spread:.2e}")
+
+
+NAMES = {"2.7b": "2.7B", "fp32": "f32"}
+
+
+def model(*files):
+    rows, notes = {}, []
+    for file in files:
+        text = open(file).read()
+        if file.endswith(".jsonl"):
+            for row in map(json.loads, text.splitlines()):
+                kind = {False: "eager", True: "compiled", "graphs": "graphs"}[row["compiled"]]
+                key = (NAMES.get(row["size"], row["size"]), NAMES.get(row["prec"], row["prec"]), row["ctx"])
+                rows.setdefault(key, {})[kind] = (row.get("step"), row.get("peak_GiB"))
+            continue
+        for table in json.loads(text)["tables"]:
+            notes += table.get("notes", [])
+            for row in table["rows"]:
+                kind = {"no": "ours", "yes": "replay"}.get(row["replay"], "replay failed")
+                step = row["step_ms"] if isinstance(row["step_ms"], (int, float)) else None
+                key = (row["size"], row["precision"], int(row["context"]))
+                rows.setdefault(key, {})[kind] = (step, row.get("peak_memory_gib"))
+    kinds = ("ours", "replay", "eager", "compiled", "graphs")
+    kinds = [kind for kind in kinds if any(kind in row for row in rows.values())]
+    print(f"{'step in ms, peak in GiB':24}" + "".join(f"{kind:>20}" for kind in kinds) + "  best of ours / best of theirs")
+    for key, row in rows.items():
+        cell = lambda kind: "-" if kind not in row else "OOM" if row[kind][0] is None else f"{row[kind][0]:.2f} {row[kind][1] or 0:6.2f}"
+        best = lambda kinds, at: min((row[k][at] for k in kinds if k in row and row[k][0] and row[k][1]), default=None)
+        both = [[best(kinds, at) for kinds in (("ours", "replay"), ("eager", "compiled", "graphs"))] for at in (0, 1)]
+        ratios = "  ".join(f"{name} {a / b:.2f}" for name, (a, b) in zip(("time", "memory"), both) if a and b)
+        print(f"{key[0]:7}{key[1]:5}{key[2]:12}" + "".join(f"{cell(kind):>20}" for kind in kinds) + f"  {ratios}")
+        if "replay failed" in row:
+            verdict(False, f"{key}: nothing was replayed")
+    for note in notes:
+        if "not replayed" in note:
+            print(note)
+
+
+def sums(*folders):
+    for folder in map(Path, folders):
+        for file in folder.glob("*.json"):
+            report = json.loads(file.read_text())
+            for table in report.get("tables", []) if isinstance(report, dict) else []:
+                if table["name"] == "phases":
+                    share = next(row["share_percent"] for row in table["rows"] if row["phase"] == "sum")
+                    verdict(abs(share - 100) <= 3, f"{folder.name}: phases are {share:.2f} % of the measured step")
+                for note in table.get("notes", []):
+                    if found := re.search(r"the events explain ([-\d.]+) %", note):
+                        share = float(found[1])
+                        verdict(abs(share - 100) <= 1, f"{folder.name}, {table['name']}: events are {share:.2f} % of the pool's peak")
+
+
+def parameters(folder):
+    with open(Path(folder) / "checkpoint.safetensors", "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = file.read()
+    tensors = {}
+    for name, info in header.items():
+        if name != "__metadata__" and not name.startswith("optimizer."):
+            begin, end = info["data_offsets"]
+            tensors[name] = array("f", data[begin:end])
+    return tensors
+
+
+def weights(alone, *folders):
+    expected = parameters(alone)
+    for folder in folders:
+        found = parameters(folder)
+        worst = (0.0, "")
+        for name, right in expected.items():
+            scale = max(map(abs, right))
+            difference = max((math.inf if x != x else abs(x - y) for x, y in zip(found[name], right, strict=True)), default=0.0)
+            worst = max(worst, (difference / scale, name))
+        verdict(worst[0] <= 1e-6, f"{Path(folder).name}: weights at most {worst[0]:.2e} apart, of the largest ({worst[1]}; 1e-6)")
+
+
+if __name__ == "__main__":
+    commands = {"curves": curves, "model": model, "sums": sums, "weights": weights}
+    if len(sys.argv) < 3 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    commands[sys.argv[1]](*sys.argv[2:])
+    sys.exit(1 if failed else 0)
