@@ -44,8 +44,8 @@ stub_driver() {
     {
         grep -ohE '\bcu[A-Z][A-Za-z0-9_]*' "$root/include/cuda.h"
         grep -ohE '\bfn cu[A-Z][A-Za-z0-9_]*' "$bindings/src/driver/sys/mod.rs" | cut -c4-
-    } | sort -u | sed 's/.*/void &(void) {}/' >"$root/stub.c"
-    # The names are all that counts: nothing calls these bodies.
+    } | sort -u | sed 's/.*/int &(void) { return 100; }/' >"$root/stub.c"
+    # The names are what counts. Where the stub is all there is, each call says that there is no GPU (CUDA_ERROR_NO_DEVICE).
     cc -w -shared -fPIC -Wl,-soname,libcuda.so.1 -o "$root/lib/libcuda.so" "$root/stub.c"
     rm "$root/stub.c"
 }

@@ -45,12 +45,12 @@ unpack() {
 # Folders with CUDA's libraries: of an installed toolkit, then of the packages that NVIDIA publishes for Python.
 libraries() {
     local folder found=()
-    for folder in /usr/local/cuda/targets/x86_64-linux/lib /usr/local/cuda*/targets/x86_64-linux/lib \
-        /usr/local/cuda*/lib64 /usr/local/cuda*/extras/CUPTI/lib64 /usr/lib/x86_64-linux-gnu; do
+    for folder in "${CUDA_HOME:-/usr/local/cuda}"/{targets/x86_64-linux/lib,lib64,extras/CUPTI/lib64} \
+        /usr/local/cuda*/{targets/x86_64-linux/lib,lib64,extras/CUPTI/lib64}; do
         [ ! -d "$folder" ] || found+=("$folder")
     done
     while IFS= read -r folder; do
-        found+=("$folder")
+        [ -z "$folder" ] || found+=("$folder")
     done < <(python3 -c '
 import glob, site, sysconfig
 places = {sysconfig.get_path("purelib"), site.getusersitepackages(), *site.getsitepackages()}
@@ -254,7 +254,7 @@ for step in "$@"; do
 done
 unpack
 commit=$(cat "$bin/commit")
-LIBRARIES=${LIBRARIES:-$(libraries)}
+LIBRARIES=${LIBRARIES:-$(libraries)}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 missing
 export TILEWRIGHT_CACHE=$bin/cache
 work=$(mktemp -d)
