@@ -200,7 +200,8 @@ fn form_times(
 ) -> Result<[Cell; 3]> {
     let mut cells = [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory];
     for (cell, mode) in cells.iter_mut().zip([Mode::Forward, Mode::ForwardBackward, Mode::TrainStep]) {
-        match fitted(model::measure(case, device, mode, false, arguments.warmup, arguments.steps))? {
+        match fitted(model::measure(case, device, (mode, !device.is_cpu(), false), arguments.warmup, arguments.steps))?
+        {
             Fitted::Yes(parts) => *cell = parts.step.mean_std(),
             Fitted::No(why) => notes.push(format!("{}, {}: {why}", case.size, mode.name())),
         }

@@ -16,7 +16,7 @@ use crate::model::{Attention, Config, Fusion, Precision, Replay, Transformer};
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::no_grad;
 use crate::report::{Axis, Bar, Cell, Column, Outputs, Plot, Report, Table};
-use crate::train::{self, Learner, LearnerOptions};
+use crate::train::{self, Learner, LearnerOptions, WholeStep};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -42,8 +42,8 @@ pub struct Arguments {
     /// What is timed
     #[arg(long, value_enum, value_delimiter = ',', default_value = "train-step")]
     modes: Vec<Mode>,
-    /// Whether forward and backward are replayed as a CUDA graph: off, on, or both with a comma
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "off")]
+    /// Whether steps are replayed as CUDA graphs: on, off, or both with a comma; on a GPU they are, as in training
+    #[arg(long, value_enum, value_delimiter = ',')]
     replay: Vec<Switch>,
     /// Steps before the measured ones. Several, as in 0,1,2,5, are measured in a process of their own each, so that each begins cold
     #[arg(long, value_name = "STEPS", value_delimiter = ',', default_value = "5")]
@@ -224,16 +224,10 @@ fn cases(arguments: &Arguments, device: &Device) -> Result<Vec<Case>> {
 
 fn measure_all(arguments: &Arguments, device: &Device, cases: &[Case], warmup: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
+    let ways = ways(arguments, device);
     for case in cases {
         let peak = peak(device, case.config.precision)?;
-        for (mode, replay) in
-            arguments.modes.iter().flat_map(|&mode| arguments.replay.iter().map(move |&replay| (mode, replay)))
-        {
-            // A forward pass alone has no graph.
-            let replay = replay == Switch::On;
-            if replay && mode == Mode::Forward {
-                continue;
-            }
+        for &(mode, replay, apart) in &ways {
             let row = Row {
                 size: case.size.clone(),
                 context: case.config.context,
@@ -253,7 +247,7 @@ fn measure_all(arguments: &Arguments, device: &Device, cases: &[Case], warmup: u
                 mfu: None,
                 failed: None,
             };
-            let measured = measure(case, device, mode, replay, warmup, arguments.steps.into());
+            let measured = measure(case, device, (mode, replay, apart), warmup, arguments.steps.into());
             rows.push(match fitted(measured)? {
                 Fitted::No(why) => Row { failed: Some(why), ..row },
                 Fitted::Yes(Parts { step, forward, backward, optimizer, memory, why_not }) => {
@@ -278,6 +272,26 @@ fn measure_all(arguments: &Arguments, device: &Device, cases: &[Case], warmup: u
         }
     }
     Ok(rows)
+}
+
+/// How each case is measured: mode, whether it is replayed, and whether its parts are timed, once for each mode.
+fn ways(arguments: &Arguments, device: &Device) -> Vec<(Mode, bool, bool)> {
+    let replay = match (arguments.replay.as_slice(), device.is_cpu()) {
+        ([], true) => vec![false],
+        ([], false) => vec![true],
+        (given, _) => given.iter().map(|&switch| switch == Switch::On).collect(),
+    };
+    let mut ways = Vec::new();
+    for &mode in &arguments.modes {
+        match mode {
+            // No graph is made of it, and it has no parts.
+            Mode::Forward => ways.push((mode, false, false)),
+            Mode::ForwardBackward | Mode::TrainStep => {
+                ways.extend(replay.iter().enumerate().map(|(i, &replay)| (mode, replay, i == 0)));
+            }
+        }
+    }
+    ways
 }
 
 /// The times of a case.
@@ -309,29 +323,21 @@ fn bytes_needed(config: &Config, batch: usize, mode: Mode) -> f64 {
     state * config.parameters() as f64 + logits + kept
 }
 
-/// Times a case in one mode; with `replay`, forward and backward as a CUDA graph.
+/// Times a case in one mode, replayed as a CUDA graph or not, and its parts by themselves or not.
 ///
 /// # Errors
 /// Lack of memory above all.
 pub(super) fn measure(
     case: &Case,
     device: &Device,
-    mode: Mode,
-    replay: bool,
+    (mode, replay, apart): (Mode, bool, bool),
     warmup: usize,
     steps: usize,
 ) -> train::Result<Parts> {
     check_room(device, bytes_needed(&case.config, case.batch, mode))?;
     let on = crate::ops::memory::kernel_device(device)?;
     on.restart_peak_memory()?;
-    let model = Transformer::new(&case.config, device, 0)?;
-    let (inputs, targets) = random_batch(&case.config, case.batch, device)?;
-    let learner = match mode {
-        Mode::TrainStep => Some(Learner::new(model.params(), options())?),
-        Mode::Forward | Mode::ForwardBackward => None,
-    };
-    let replay = replay.then(|| Replay::new(&model));
-    let mut subject = Subject { model, learner, replay, mode, inputs, targets };
+    let mut subject = Subject::new(case, device, mode, replay)?;
     device.synchronize()?;
     let mut unkept = Times::default();
     for _ in 0..warmup {
@@ -341,51 +347,82 @@ pub(super) fn measure(
     for _ in 0..steps {
         step.take(device, || subject.step())?;
     }
+    let memory = on.peak_memory()?.map(|bytes| bytes as f64);
     let (mut forward, mut backward, mut optimizer) = Default::default();
-    // The parts of a step by themselves: waiting between them costs time, which the whole step must not have. A graph has no parts.
-    let apart = if mode == Mode::Forward || subject.replay.is_some() { 0 } else { steps };
-    for _ in 0..apart {
+    // Waiting between them costs time, which the whole step must not have.
+    for _ in 0..if apart { steps } else { 0 } {
         subject.parts(device, [&mut forward, &mut backward, &mut optimizer])?;
     }
-    let memory = on.peak_memory()?.map(|bytes| bytes as f64);
-    let why_not = subject.replay.as_ref().and_then(|replay| replay.why_not().map(str::to_string));
-    Ok(Parts { step, forward, backward, optimizer, memory, why_not })
+    Ok(Parts { step, forward, backward, optimizer, memory, why_not: subject.why_not().map(str::to_string) })
 }
 
 /// What is timed, with all that it needs.
 struct Subject {
     model: Transformer,
-    learner: Option<Learner>,
-    replay: Option<Replay>,
-    mode: Mode,
     inputs: Tensor,
     targets: Tensor,
+    steps: Steps,
+}
+
+/// What a step is.
+enum Steps {
+    Forward,
+    ForwardBackward(Option<Replay>),
+    Train(Box<Learner>, WholeStep),
 }
 
 impl Subject {
+    fn new(case: &Case, device: &Device, mode: Mode, replay: bool) -> train::Result<Subject> {
+        let model = Transformer::new(&case.config, device, 0)?;
+        let (inputs, targets) = random_batch(&case.config, case.batch, device)?;
+        let steps = match mode {
+            Mode::Forward => Steps::Forward,
+            Mode::ForwardBackward => Steps::ForwardBackward(replay.then(|| Replay::new(&model))),
+            Mode::TrainStep => {
+                let learner = Learner::new(model.params(), options())?;
+                let whole = if replay { WholeStep::new(&learner) } else { WholeStep::one_by_one() };
+                Steps::Train(Box::new(learner), whole)
+            }
+        };
+        Ok(Subject { model, inputs, targets, steps })
+    }
+
+    /// Why nothing was replayed that should have been.
+    fn why_not(&self) -> Option<&str> {
+        match &self.steps {
+            Steps::Forward | Steps::ForwardBackward(None) => None,
+            Steps::ForwardBackward(Some(replay)) => replay.why_not(),
+            Steps::Train(_, whole) => whole.why_not(),
+        }
+    }
+
     fn step(&mut self) -> train::Result<()> {
-        let Subject { model, learner, replay, mode, inputs, targets } = self;
-        if *mode == Mode::Forward {
-            return Ok(no_grad(|| model.loss(inputs, targets)).map(drop)?);
+        let Subject { model, inputs, targets, steps } = self;
+        match steps {
+            Steps::Forward => drop(no_grad(|| model.loss(inputs, targets))?),
+            Steps::ForwardBackward(replay) => {
+                model.params().zero_grads()?;
+                match replay {
+                    Some(replay) => drop(replay.forward_backward(inputs, targets, 1.0)?),
+                    None => drop(model.loss(inputs, targets)?.backward()?),
+                }
+            }
+            Steps::Train(learner, whole) => {
+                let windows = inputs.dim(0)?;
+                let (announced, found) = whole.queue(model, learner, [inputs, targets], windows)?.wait()?;
+                learner.settle(announced, found.numbers())?;
+            }
         }
-        model.params().zero_grads()?;
-        match replay {
-            Some(replay) => drop(replay.forward_backward(inputs, targets, 1.0)?),
-            None => drop(model.loss(inputs, targets)?.backward()?),
-        }
-        match learner {
-            Some(learner) => learner.update().map(drop),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// A step with a wait after forward, backward and optimizer.
     fn parts(&mut self, device: &Device, [forward, backward, optimizer]: [&mut Times; 3]) -> train::Result<()> {
-        let Subject { model, learner, inputs, targets, .. } = self;
+        let Subject { model, inputs, targets, steps } = self;
         model.params().zero_grads()?;
         let loss = forward.take(device, || Ok(model.loss(inputs, targets)?))?;
         backward.take(device, || Ok(loss.backward().map(drop)?))?;
-        if let Some(learner) = learner {
+        if let Steps::Train(learner, _) = steps {
             optimizer.take(device, || learner.update())?;
         }
         Ok(())
@@ -465,7 +502,7 @@ fn report(rows: &[Row], device: &str, steps: usize) -> Report {
         if let Some(why) = &row.failed {
             table.notes.push(format!("{}, context {}, batch {}: {why}", row.size, row.context, row.batch));
         }
-        if let Some(why) = &row.why_not {
+        if let Some(why) = row.why_not.as_ref().filter(|_| row.replay) {
             table
                 .notes
                 .push(format!("{}, context {}, batch {}: not replayed: {why}", row.size, row.context, row.batch));
@@ -473,7 +510,7 @@ fn report(rows: &[Row], device: &str, steps: usize) -> Report {
     }
     table.notes.push(format!(
         "On {device}. Mean ± standard deviation of {steps} steps, each waited for. Forward, backward and optimizer are \
-         steps of their own, with a wait after each part; a replayed graph has no parts. Forward goes from tokens to the loss; the \
+         steps of their own, with a wait after each part; their kernels are started one by one. Forward goes from tokens to the loss; the \
          optimizer is clipping and AdamW."
     ));
     let mut report = Report::new("model", "Transformers, end to end").table(table);
