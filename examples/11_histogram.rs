@@ -6,16 +6,17 @@
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
-/// counts[x[i]] += 1: one atomic addition per element.
+/// counts[x[i]] += 1: one atomic addition per element. What is no bin is not counted.
 ///
 /// Simple, and right whatever the data. But additions to one place queue up, so it is slow where few values are frequent.
 #[kernel]
-pub fn histogram_direct(x: In<u8>, counts: InOut<i32>, n: i32, #[constexpr] tile: usize) {
+pub fn histogram_direct(x: In<u8>, counts: InOut<i32>, n: i32, bins: i32, #[constexpr] tile: usize) {
     let i = program_id(0) * tile + arange(0, tile);
     let mask = i < n;
     let bin = load(x + i, mask = mask).to::<i32>();
     // Elements of one tile may meet in one bin, too: each of them counts.
-    atomic_add(counts + bin, 1, mask = mask);
+    // Where an address comes from memory, the mask has to bound it: a launch sees then that nothing else is touched.
+    atomic_add(counts + bin, 1, mask = mask && bin < bins);
 }
 
 /// The same with one atomic addition per bin and program: a program first counts its own elements in registers.
@@ -47,11 +48,11 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     // InOut: what is there counts, so it starts at 0.
     let mut counts = Buffer::<i32>::zeros(device, bins)?;
     let (len, tile) = (n as i32, 1024);
-    let mut kernel = HistogramDirect { x: &x, counts: &mut counts, n: len, tile };
+    let mut kernel = HistogramDirect { x: &x, counts: &mut counts, n: len, bins: bins as i32, tile };
     kernel.launch(device, n.div_ceil(tile))?;
     check("the direct histogram", &counts.to_vec()?, &want)?;
     // Timing launches it many times, and each adds: so it comes after the check.
-    let mut kernel = HistogramDirect { x: &x, counts: &mut counts, n: len, tile };
+    let mut kernel = HistogramDirect { x: &x, counts: &mut counts, n: len, bins: bins as i32, tile };
     let time = do_bench(device, 10.0, 50.0, || kernel.launch(device, n.div_ceil(tile)))?;
     let shape = format!("{n} into {bins} bins");
     println!("histogram_direct  {shape:<28} exact         {:9.3} ms {:17} {device}", time.median, "");

@@ -107,6 +107,20 @@ pub enum Error {
     #[error("kernel {kernel}: the grid's {axis} extent is {found}: expected 0 to 2147483647")]
     GridExtent { kernel: String, axis: char, found: i64 },
 
+    #[error(
+        "kernel {kernel}: `{name}` has {elements} elements, and the access at {place} may reach element {reached}\n  \
+         help: do the extents and strides that were passed fit the buffer, and the grid to them? What the numbers cannot tell \
+         is promised by `LaunchConfig::unchecked`"
+    )]
+    OutOfReach { kernel: String, name: String, elements: u64, reached: i128, place: String },
+
+    #[error(
+        "kernel {kernel}: nothing that is known before the launch keeps the access at {place} inside {memory}\n  \
+         help: let a mask compare what the address is computed from with an extent (`mask = i >= 0 && i < n`), or use a block \
+         pointer with `boundary_check`; what the numbers cannot tell is promised by `LaunchConfig::unchecked`"
+    )]
+    UnknownReach { kernel: String, memory: String, place: String },
+
     /// A mistake in a kernel, already told the way rustc tells one.
     #[error("{0}")]
     Kernel(String),

@@ -113,6 +113,62 @@ fn mistakes_show_the_source_line() {
     assert!(message.contains("the grid's x extent is -1"), "{message}");
 }
 
+#[test]
+fn numbers_that_lead_out_of_a_buffer_are_refused() {
+    let device = Device::cpu();
+    let x = Buffer::<f32>::zeros(&device, 1000).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 900).unwrap();
+    let refused = |x: &Buffer<f32>, y: &mut Buffer<f32>, n: i32, grid: i32| {
+        Axpy { x, y, a: 1.0, n, tile: 64 }.launch(&device, grid).unwrap_err().to_string()
+    };
+    let message = refused(&x, &mut y, 1000, 100);
+    for part in ["kernel `axpy`", "`y` has 900 elements", "tests/launch.rs:10", "may reach element 999", "help: "] {
+        assert!(message.contains(part), "`{part}` is missing in: {message}");
+    }
+    // As far as the grid goes, whatever n says.
+    assert!(refused(&x, &mut y, i32::MAX, 15).contains("element 959"));
+    for (n, grid) in [(900, 100), (i32::MAX, 14), (-5, 100), (0, 100), (i32::MAX, 0)] {
+        Axpy { x: &x, y: &mut y, a: 1.0, n, tile: 64 }.launch(&device, grid).unwrap();
+    }
+    // Parts of a buffer end where they end.
+    let part = x.slice(..100).unwrap();
+    let message = Axpy { x: &part, y: &mut y, a: 1.0, n: 101, tile: 64 }.launch(&device, 2).unwrap_err().to_string();
+    assert!(message.contains("`x` has 100 elements"), "{message}");
+}
+
+/// y[i] = table[index[i]]
+#[kernel]
+fn gather(table: In<f32>, index: In<i32>, y: Out<f32>, n: i32, #[constexpr = 0] entries: usize) {
+    let i = arange(0, 16);
+    let at = load(index + i, mask = i < n);
+    let inside = if entries > 0 { at >= 0 && at < entries } else { i < n };
+    store(y + i, load(table + at, mask = inside && i < n, other = -1.0), mask = i < n);
+}
+
+#[test]
+fn addresses_from_memory_need_a_mask_or_a_promise() {
+    let device = Device::cpu();
+    let table = Buffer::from_slice(&device, &[10.0f32, 20.0, 30.0]).unwrap();
+    let index = Buffer::from_slice(&device, &[2, 0, 7, -1]).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 4).unwrap();
+    let mut gather = |index: &Buffer<i32>, entries: usize, config: &LaunchConfig| {
+        Gather { table: &table, index, y: &mut y, n: 4, entries }.launch_with(&device, config)?;
+        y.to_vec()
+    };
+    let config = LaunchConfig::new(1);
+    assert_eq!(gather(&index, 3, &config).unwrap(), [30.0, 10.0, -1.0, -1.0]);
+    let message = gather(&index, 4, &config).unwrap_err().to_string();
+    assert!(message.contains("`table` has 3 elements") && message.contains("element 3"), "{message}");
+    let message = gather(&index, 0, &config).unwrap_err().to_string();
+    for part in ["nothing that is known before the launch", "`table`, which has 3 elements", "mask", "unchecked"] {
+        assert!(message.contains(part), "`{part}` is missing in: {message}");
+    }
+    let inside = Buffer::from_slice(&device, &[2, 0, 1, 2]).unwrap();
+    // SAFETY: all indices are below 3.
+    let config = unsafe { config.unchecked() };
+    assert_eq!(gather(&inside, 0, &config).unwrap(), [30.0, 10.0, 20.0, 30.0]);
+}
+
 #[kernel]
 fn tiny(y: Out<i32>, n: i32) {
     store(y, n);

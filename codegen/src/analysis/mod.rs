@@ -1,4 +1,5 @@
 //! Facts about a function that passes and lowerings ask for. Nothing here changes the function.
 
 pub mod axis;
+pub mod reach;
 pub mod tensor_map;

@@ -9,7 +9,7 @@ pub mod dce;
 pub mod delay_waits;
 pub mod direct_local_loads;
 pub mod early_arrivals;
-mod edit;
+pub(crate) mod edit;
 pub mod hoist_buffers;
 mod late;
 pub mod licm;

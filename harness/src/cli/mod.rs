@@ -24,7 +24,6 @@ mod model_options;
 mod numerics;
 mod profile;
 mod ranks;
-mod reach;
 mod report;
 pub(crate) mod run;
 mod step;

@@ -10,12 +10,12 @@ use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef
 use tilewright::codegen::num;
 use tilewright::codegen::passes::dce;
 use tilewright::kernel::launch_erased;
-use tilewright::{Device, LaunchArg, LaunchConfig};
+use tilewright::{Device, Error, LaunchArg, LaunchConfig};
 
 use super::bind::{self, Extents, Strides};
 use super::compile::Options;
 use super::tensors::{self, Contents, OnDevice, Tensor};
-use super::{CliError, Result, choose, reach};
+use super::{CliError, Result, choose};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -81,7 +81,6 @@ pub fn open(choice: Option<Choice>) -> Result<Device> {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let def = choose::kernel(&arguments.kernel)?;
     let job = Job::plan(def, arguments)?;
-    job.check_reach()?;
     let device = open(arguments.device)?;
     let outputs = job.launch(&device, &arguments.options)?;
     tensors::write(&arguments.output, &outputs)?;
@@ -173,16 +172,6 @@ impl Job {
         Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
     }
 
-    /// Whether the kernel's views stay inside the tensors. A mistake in the kernel itself is the launch's to tell.
-    fn check_reach(&self) -> Result<()> {
-        let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
-        let mut counts = BTreeMap::new();
-        for (name, (shape, _)) in &self.memory {
-            counts.insert(*name, elements(name, shape)?);
-        }
-        reach::check(&func, &self.scalars, &counts)
-    }
-
     /// Runs the kernel; gives what it wrote.
     fn launch(&self, device: &Device, options: &Options) -> Result<Vec<(String, Tensor)>> {
         let options = options.compile_options()?;
@@ -202,7 +191,14 @@ impl Job {
 
         let mut places = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
         let mut args = tensors::kernel_args(self.def, &mut places, &self.scalars);
-        launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants)?;
+        let launched = launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants);
+        launched.map_err(|error| match error {
+            Error::OutOfReach { name, elements, reached, .. } => CliError::usage(
+                format!("`{name}` has {elements} elements: kernel `{}` may reach element {reached}", self.def.name),
+                "do the shapes of the tensors fit together, and --arg and --grid to them?",
+            ),
+            error => error.into(),
+        })?;
         drop(args);
         device.synchronize()?;
 

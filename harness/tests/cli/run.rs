@@ -159,9 +159,9 @@ fn tensors_that_do_not_fit_together_are_refused() {
     write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[7], &small(7))]);
     let run = |more: &[&str]| run(dir.path(), "weighted_sum_fwd", &[&TILES[..], more].concat()).fails(2);
     let text = run(&["--shape", "y=rows"]);
-    assert!(text.contains("`w` has 7 elements") && text.contains("shape [8] and strides [1]"), "{text}");
+    assert!(text.contains("`w` has 7 elements") && text.contains("reach element 7"), "{text}");
     let text = run(&["--shape", "y=rows", "--arg", "d=7,x_stride_row=999999"]);
-    assert!(text.contains("`x` has 32 elements") && text.contains("reaches element 3000003"), "{text}");
+    assert!(text.contains("`x` has 32 elements") && text.contains("reach element 3000003"), "{text}");
     let text = run(&["--shape", "y=2", "--arg", "d=7"]);
     assert!(text.contains("`y` has 2 elements"), "{text}");
 }

@@ -161,6 +161,6 @@ fn count_error(def: &KernelDef, found: usize) -> Error {
 }
 
 /// "`matmul` (src/lib.rs:12)".
-fn label(def: &KernelDef) -> String {
+pub(super) fn label(def: &KernelDef) -> String {
     format!("`{}` ({}:{})", def.name, def.file, def.line)
 }

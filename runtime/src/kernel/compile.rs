@@ -29,11 +29,21 @@ pub fn compile(
     target: &Target,
     options: &CompileOptions,
 ) -> Result<Artifact> {
+    compile_func(&record(def, dtypes, consts, specialization)?, target, options)
+}
+
+/// Records a kernel. Lines of `static_print` go to standard error.
+pub(super) fn record(
+    def: &KernelDef,
+    dtypes: &[DType],
+    consts: &[(&str, ConstValue)],
+    specialization: &Specialization,
+) -> Result<Func> {
     let recording = def.record_full(dtypes, consts, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
     for line in &recording.prints {
         eprintln!("{}: {line}", def.name);
     }
-    compile_func(&recording.func, target, options)
+    Ok(recording.func)
 }
 
 /// As [`compile`](fn@compile), for a function that is recorded already.

@@ -61,6 +61,19 @@ fn extent(x: impl TryInto<i64>) -> i64 {
     x.try_into().unwrap_or(i64::MAX)
 }
 
+/// Whether a launch shows that the kernel stays inside its arguments' memory. It does, but for configurations that
+/// [`LaunchConfig::unchecked`] made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReachCheck {
+    skipped: bool,
+}
+
+impl ReachCheck {
+    pub(super) fn is_due(self) -> bool {
+        !self.skipped
+    }
+}
+
 /// How to start a kernel.
 #[derive(Clone)]
 pub struct LaunchConfig {
@@ -85,6 +98,8 @@ pub struct LaunchConfig {
     pub overlap: Option<bool>,
     /// Where the launch queues; the device's own stream by default.
     pub stream: Option<Stream>,
+    /// Whether the launch shows first that the kernel stays inside its arguments' memory.
+    pub reach: ReachCheck,
 }
 
 impl LaunchConfig {
@@ -102,6 +117,7 @@ impl LaunchConfig {
             take_turns: None,
             overlap: None,
             stream: None,
+            reach: ReachCheck::default(),
         }
     }
 
@@ -142,6 +158,17 @@ impl LaunchConfig {
 
     pub fn stream(mut self, stream: &Stream) -> LaunchConfig {
         self.stream = Some(stream.clone());
+        self
+    }
+
+    /// Launches without showing first that every access of the kernel stays inside its arguments' memory: for kernels of
+    /// which the numbers of a launch cannot tell it, such as those that read addresses from memory.
+    ///
+    /// # Safety
+    /// In each launch with this configuration, every load, store and atomic of the kernel stays inside the memory of the
+    /// argument that its address is computed from.
+    pub unsafe fn unchecked(mut self) -> LaunchConfig {
+        self.reach = ReachCheck { skipped: true };
         self
     }
 

@@ -5,20 +5,23 @@
 //! 1. looks at the arguments: which device they are on, which are aligned, which integers are 1;
 //! 2. looks for the variant of the kernel that was compiled for that (`variant.rs`); the first time it records the kernel
 //!    and compiles it (`compile.rs`), through the cache on disk;
-//! 3. starts the grid.
+//! 3. shows that no access of the kernel leaves its arguments' memory (`reach.rs`), and starts the grid.
 
 mod arg;
 mod compile;
 mod config;
+mod reach;
 mod variant;
 
+use smallvec::SmallVec;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
 pub use compile::{compile, compile_func, explain, explain_failure};
-pub use config::{Grid, LaunchConfig};
+pub use config::{Grid, LaunchConfig, ReachCheck};
+use variant::Variant;
 pub use variant::specialization;
 
 use crate::device::Device;
@@ -84,14 +87,26 @@ pub fn prepare(
     args: &[KernelArg],
     consts: Consts,
 ) -> Result<CompiledKernel> {
+    Ok(variant(def, device, config, dtypes, args, consts)?.kernel)
+}
+
+fn variant(
+    def: &'static KernelDef,
+    device: &Device,
+    config: &LaunchConfig,
+    dtypes: &[DType],
+    args: &[KernelArg],
+    consts: Consts,
+) -> Result<Variant> {
     arg::check(def, device, dtypes, args)?;
     variant::find_or_compile(def, device, config, dtypes, args, consts)
 }
 
-/// Starts a kernel: [`prepare`], then [`CompiledKernel::launch`].
+/// Starts a kernel: [`prepare`], then [`CompiledKernel::launch`]. Between them it shows that every access stays inside the
+/// arguments' memory (`codegen::analysis::reach`), unless [`LaunchConfig::unchecked`] promises so.
 ///
 /// # Errors
-/// Those of both.
+/// Those of both, and an access that may go beyond its buffer.
 pub fn launch(
     def: &'static KernelDef,
     device: &Device,
@@ -101,11 +116,14 @@ pub fn launch(
     consts: Consts,
 ) -> Result<()> {
     let grid = config.grid.extents(def)?;
-    let kernel = prepare(def, device, config, dtypes, args, consts)?;
-    let values = args.iter().map(KernelArg::launch_arg).collect::<smallvec::SmallVec<[_; 32]>>();
+    let Variant { kernel, reach } = variant(def, device, config, dtypes, args, consts)?;
+    let values = args.iter().map(KernelArg::launch_arg).collect::<SmallVec<[_; 32]>>();
+    if config.reach.is_due() {
+        reach::check(def, &reach, &values, grid)?;
+    }
     // SAFETY: each pointer comes from a borrow of live memory of this device, exclusive where the kernel writes; later uses
-    // of that memory go through the same stream, or wait for it. What the kernel computes from them is its author's
-    // promise, as in every GPU language.
+    // of that memory go through the same stream, or wait for it. The kernel stays inside of it: that has just been shown, or
+    // was promised.
     unsafe {
         match &config.stream {
             None => kernel.launch(grid, &values),

@@ -3,13 +3,14 @@
 //! The lookup is on the way of every launch: it hashes a dozen words and allocates nothing.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, RwLock};
+use std::sync::{Arc, LazyLock, RwLock};
 
 use smallvec::SmallVec;
+use tilewright_codegen::analysis::reach::Reach;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
 
-use super::{Consts, KernelArg, LaunchConfig, compile};
+use super::{Consts, KernelArg, LaunchConfig, compile, compile_func};
 use crate::device::{Device, Inner};
 use crate::error::Result;
 use crate::launch::{CompiledKernel, LaunchArg};
@@ -17,8 +18,15 @@ use crate::launch::{CompiledKernel, LaunchArg};
 /// Everything that tells variants apart.
 type Key = SmallVec<[u64; 24]>;
 
+/// A kernel compiled for certain facts about its arguments, and how far it reaches into their memory.
+#[derive(Clone)]
+pub(super) struct Variant {
+    pub kernel: CompiledKernel,
+    pub reach: Arc<Reach>,
+}
+
 /// All variants of this process. Each keeps its device alive, so the address in its key is not given to another.
-static VARIANTS: LazyLock<RwLock<HashMap<Key, CompiledKernel>>> = LazyLock::new(RwLock::default);
+static VARIANTS: LazyLock<RwLock<HashMap<Key, Variant>>> = LazyLock::new(RwLock::default);
 
 /// Pointers and integers that are multiples of this are compiled as such: the widest access of a thread has 16 bytes.
 const ALIGNMENT: u64 = 16;
@@ -68,6 +76,7 @@ fn key(
     let LaunchConfig {
         grid: _,
         stream: _,
+        reach: _,
         num_warps,
         num_stages,
         debug_asserts,
@@ -107,25 +116,19 @@ pub(super) fn find_or_compile(
     dtypes: &[DType],
     args: &[KernelArg],
     consts: Consts,
-) -> Result<CompiledKernel> {
+) -> Result<Variant> {
     let key = key(def, device, config, dtypes, args, consts);
     // A thread that panicked while it held the lock left the map whole: every change is one insertion.
     let found = VARIANTS.read().unwrap_or_else(|e| e.into_inner()).get(&key[..]).cloned();
-    if let Some(kernel) = found {
-        return Ok(kernel);
+    if let Some(variant) = found {
+        return Ok(variant);
     }
     // Two threads may compile the same variant: both get it right, and the second one's is kept.
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
-    let artifact = compile(
-        def,
-        dtypes,
-        &values,
-        &specialization(def, args),
-        &device.target(),
-        &device.fit_options(&config.options()),
-    )?;
-    let kernel = device.load(&artifact)?;
-    VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, kernel.clone());
-    Ok(kernel)
+    let func = compile::record(def, dtypes, &values, &specialization(def, args))?;
+    let artifact = compile_func(&func, &device.target(), &device.fit_options(&config.options()))?;
+    let variant = Variant { kernel: device.load(&artifact)?, reach: Arc::new(Reach::of(&func)) };
+    VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());
+    Ok(variant)
 }

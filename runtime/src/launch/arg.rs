@@ -62,7 +62,7 @@ impl LaunchArg {
     }
 
     /// The value that assumptions are about: an address or an integer; `None` for floats.
-    pub(super) fn integer(&self) -> Option<i128> {
+    pub(crate) fn integer(&self) -> Option<i128> {
         match *self {
             LaunchArg::Ptr { addr, .. } => Some(addr as i128),
             LaunchArg::I8(v) => Some(v as i128),

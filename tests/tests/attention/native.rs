@@ -2,7 +2,7 @@
 
 use half::bf16;
 use tilewright::codegen::ir::DType;
-use tilewright::kernels::attention::{self, Options, Saved, Tensor, TensorMut, Tiles};
+use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut, Tiles};
 use tilewright::prelude::{Buffer, Device, Precision};
 use tilewright_tests::attention::{Case, Inputs, Layout, check};
 use tilewright_tests::numerics::HostTensor;
@@ -44,6 +44,24 @@ fn groups_and_strides() {
         let case = Case::new(36, 70, 24).heads(2, 6, 2).layout(layout).dtype(DType::F32);
         check(&Device::cpu(), case, &small_tiles());
         check(&Device::cpu(), case.causal(), &Options::default());
+    }
+}
+
+/// Lengths that are multiples of the tiles let kernels leave checks of boundaries out: each access must still be seen to stay
+/// inside its tensor before the launch.
+#[test]
+fn lengths_that_tiles_divide() {
+    for (q_tile, k_tile) in [(16, 16), (16, 64), (64, 16)] {
+        let tiles = Some(Tiles::new(q_tile, k_tile, 1, 1));
+        for backward in [Backward::TwoPass, Backward::OnePass] {
+            let options =
+                Options { forward_tiles: tiles, key_tiles: tiles, query_tiles: tiles, backward, ..Options::default() };
+            for (n_q, n_k) in [(128, 128), (64, 192), (192, 64)] {
+                let case = Case::new(n_q, n_k, 16).heads(2, 4, 2).dtype(DType::F32);
+                check(&Device::cpu(), case, &options);
+                check(&Device::cpu(), case.causal(), &options);
+            }
+        }
     }
 }
 

@@ -1,0 +1,543 @@
+//! From a function to its formulas.
+
+use super::linear::Linear;
+use super::{Access, Interval, Node, NodeId, Reach};
+use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
+use crate::passes::edit::terminator;
+use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
+use std::collections::{HashMap, HashSet};
+
+/// For each dimension of a value, the dimension of the access that it runs along. Which elements of two values meet in an
+/// access is the same where values and axes are the same.
+pub(super) type Axes = Vec<usize>;
+
+/// Stands for a dimension of extent 1, which runs along nothing.
+const ALONG_NOTHING: usize = usize::MAX;
+
+pub(super) fn build(func: &Func) -> Reach {
+    // These make equal values one value, and views visible where they are used; what nobody needs is not loaded.
+    let mut func = func.clone();
+    carried_offsets::run(&mut func);
+    resolve_views::run(&mut func);
+    canonicalize::run(&mut func);
+    cse::run(&mut func);
+    dce::run(&mut func);
+    let mut builder = Builder {
+        func: &func,
+        nodes: Vec::new(),
+        known: HashMap::new(),
+        made: HashMap::new(),
+        under_way: HashSet::new(),
+        facts: Vec::new(),
+        when: Vec::new(),
+        accesses: Vec::new(),
+    };
+    builder.block(func.body);
+    let elem_bytes = func.block(func.body).params.iter().map(|&v| {
+        let pointee = func.ty(v).elem().and_then(|e| e.pointee());
+        pointee.map(|d| d.bytes() as u64)
+    });
+    Reach { elem_bytes: elem_bytes.collect(), nodes: builder.nodes, accesses: builder.accesses }
+}
+
+/// What a comparison says of a value.
+#[derive(Clone)]
+struct Fact {
+    value: Value,
+    axes: Axes,
+    bound: Bound,
+}
+
+#[derive(Clone, Copy)]
+enum Bound {
+    /// At most the node plus a number.
+    AtMost(NodeId, i8),
+    AtLeast(NodeId, i8),
+    Not(NodeId),
+    /// The access does not happen.
+    Never,
+}
+
+pub(super) struct Builder<'f> {
+    pub func: &'f Func,
+    nodes: Vec<Node>,
+    /// Equal nodes are one.
+    known: HashMap<Node, NodeId>,
+    /// Nodes of values under the facts of this moment.
+    made: HashMap<(Value, Axes), NodeId>,
+    /// Values whose nodes are being made: those of loops may depend on themselves.
+    under_way: HashSet<Value>,
+    facts: Vec<Fact>,
+    when: Vec<NodeId>,
+    accesses: Vec<Access>,
+}
+
+impl Builder<'_> {
+    pub fn push(&mut self, node: Node) -> NodeId {
+        if let Some(&id) = self.known.get(&node) {
+            return id;
+        }
+        let id = self.nodes.len() as NodeId;
+        self.nodes.push(node.clone());
+        self.known.insert(node, id);
+        id
+    }
+
+    pub fn number(&mut self, n: i128) -> NodeId {
+        self.push(Node::Known(Interval::point(n)))
+    }
+
+    /// A sum or product of numbers that do not wrap.
+    pub fn exact(&mut self, op: BinaryOp, a: NodeId, b: NodeId) -> NodeId {
+        self.push(Node::Binary(op, a, b, None))
+    }
+
+    /// Every access of a block and what is inside of it.
+    fn block(&mut self, block: BlockId) {
+        let func = self.func;
+        let outside = self.facts.len();
+        for &id in &func.block(block).ops {
+            let data = func.op(id);
+            match &data.op {
+                Op::LoadView { boundary, .. } => self.view(data, boundary),
+                Op::StoreView { boundary, .. } | Op::AtomicView { boundary, .. } => self.view(data, boundary),
+                Op::Load { .. } => self.pointers(data, data.operands.get(1)),
+                Op::Store { .. } | Op::AtomicRmw { .. } => self.pointers(data, data.operands.get(2)),
+                Op::AtomicCas => self.pointers(data, None),
+                Op::For { .. } => {
+                    let index = func.block(data.regions[0]).params[0];
+                    let index = self.node(index, &[]);
+                    self.when.push(index);
+                    self.block(data.regions[0]);
+                    self.when.pop();
+                }
+                Op::If => {
+                    for (&region, truth) in data.regions.iter().zip([true, false]) {
+                        self.given(data.operands[0], &[], truth, |b| b.block(region));
+                    }
+                }
+                Op::While => {
+                    self.block(data.regions[0]);
+                    self.while_body(data);
+                }
+                Op::Assume => self.add_facts(data.operands[0], &[], true),
+                _ if self.may_touch_memory(data) => {
+                    let anywhere = self.push(Node::Untold(DType::I64));
+                    self.access(None, anywhere, data);
+                }
+                // Regions of reductions and scans hold arithmetic.
+                _ => {}
+            }
+        }
+        if self.facts.len() > outside {
+            self.facts.truncate(outside);
+            self.made.clear();
+        }
+    }
+
+    /// Whether an op accesses memory in a way that is not known here.
+    fn may_touch_memory(&self, data: &OpData) -> bool {
+        let pointer = |&v: &Value| self.func.ty(v).elem().is_some_and(|e| e.pointee().is_some());
+        let by_assembly = matches!(data.op, Op::InlineAsm { .. }) && data.operands.iter().any(pointer);
+        by_assembly || matches!(data.op.effects(), Effects::Read | Effects::Write)
+    }
+
+    /// The second region of a `while`: the condition holds of what the first one forwarded.
+    fn while_body(&mut self, data: &OpData) {
+        let [before, after] = data.regions[..] else { return };
+        let func = self.func;
+        let end = &func.op(terminator(func, before)).operands;
+        let outside = self.facts.len();
+        self.add_facts(end[0], &[], true);
+        for (&forwarded, &param) in end[1..].iter().zip(&func.block(after).params) {
+            let same = self.facts[outside..].iter().filter(|fact| fact.value == forwarded);
+            let same: Vec<Fact> = same.map(|fact| Fact { value: param, ..fact.clone() }).collect();
+            self.facts.extend(same);
+        }
+        self.made.clear();
+        self.block(after);
+        self.facts.truncate(outside);
+        self.made.clear();
+    }
+
+    /// Runs `f` where a condition is true, or where it is false.
+    fn given<R>(&mut self, condition: Value, axes: &[usize], truth: bool, f: impl FnOnce(&mut Self) -> R) -> R {
+        let outside = self.facts.len();
+        self.add_facts(condition, axes, truth);
+        let result = f(self);
+        self.facts.truncate(outside);
+        self.made.clear();
+        result
+    }
+
+    fn add_facts(&mut self, condition: Value, axes: &[usize], truth: bool) {
+        let mut found = Vec::new();
+        self.find_facts(condition, axes, truth, &mut found);
+        self.facts.extend(found);
+        self.made.clear();
+    }
+
+    /// What the values that a condition compares satisfy where it is `truth`.
+    fn find_facts(&mut self, condition: Value, axes: &[usize], truth: bool, found: &mut Vec<Fact>) {
+        let func = self.func;
+        let (condition, axes) = peel(func, condition, axes);
+        if let Some(Literal::Bool(b)) = func.constant(condition) {
+            if b != truth {
+                found.push(Fact { value: condition, axes, bound: Bound::Never });
+            }
+            return;
+        }
+        let Some(id) = func.def_op(condition) else { return };
+        let data = func.op(id);
+        match data.op {
+            Op::Unary(UnaryOp::Not) => self.find_facts(data.operands[0], &axes, !truth, found),
+            Op::Binary(BinaryOp::And) if truth => {
+                data.operands.iter().for_each(|&part| self.find_facts(part, &axes, true, found));
+            }
+            Op::Binary(BinaryOp::Or) if !truth => {
+                data.operands.iter().for_each(|&part| self.find_facts(part, &axes, false, found));
+            }
+            Op::Cmp(cmp) if is_int(func, data.operands[0]) => {
+                let [a, b] = data.operands[..] else { return };
+                self.compare(cmp, truth, (a, b), &axes, found);
+            }
+            _ => {}
+        }
+    }
+
+    fn compare(&mut self, cmp: CmpOp, truth: bool, (a, b): (Value, Value), axes: &[usize], found: &mut Vec<Fact>) {
+        let (low, high) = (self.node(a, axes), self.node(b, axes));
+        let cmp = match (cmp, truth) {
+            (cmp, true) => cmp,
+            (CmpOp::Eq, false) => CmpOp::Ne,
+            (CmpOp::Ne, false) => CmpOp::Eq,
+            (CmpOp::Lt, false) => CmpOp::Ge,
+            (CmpOp::Le, false) => CmpOp::Gt,
+            (CmpOp::Gt, false) => CmpOp::Le,
+            (CmpOp::Ge, false) => CmpOp::Lt,
+        };
+        let (of_a, of_b): (&[Bound], &[Bound]) = match cmp {
+            CmpOp::Lt => (&[Bound::AtMost(high, -1)], &[Bound::AtLeast(low, 1)]),
+            CmpOp::Le => (&[Bound::AtMost(high, 0)], &[Bound::AtLeast(low, 0)]),
+            CmpOp::Gt => (&[Bound::AtLeast(high, 1)], &[Bound::AtMost(low, -1)]),
+            CmpOp::Ge => (&[Bound::AtLeast(high, 0)], &[Bound::AtMost(low, 0)]),
+            CmpOp::Eq => {
+                (&[Bound::AtMost(high, 0), Bound::AtLeast(high, 0)], &[Bound::AtMost(low, 0), Bound::AtLeast(low, 0)])
+            }
+            CmpOp::Ne => (&[Bound::Not(high)], &[Bound::Not(low)]),
+        };
+        for (value, bounds) in [(a, of_a), (b, of_b)] {
+            // A number of the launch is known; what bounds it bounds the other side.
+            if self.func.constant_int(value).is_some() {
+                continue;
+            }
+            let (mut value, mut axes) = peel(self.func, value, axes);
+            loop {
+                for &bound in bounds {
+                    found.push(Fact { value, axes: axes.clone(), bound });
+                }
+                // What holds of a widened number holds of the number.
+                let Some(narrow) = widened(self.func, value) else { break };
+                (value, axes) = peel(self.func, narrow, &axes);
+            }
+        }
+    }
+
+    /// An access through pointers.
+    fn pointers(&mut self, data: &OpData, mask: Option<&Value>) {
+        let func = self.func;
+        let pointer = data.operands[0];
+        let axes: Axes = (0..func.ty(pointer).shape().len()).collect();
+        let access = |b: &mut Self| {
+            let (arg, elements) = match b.pointer(pointer, &axes) {
+                Some((arg, elements)) => (Some(arg), elements),
+                None => (None, b.push(Node::Untold(DType::I64))),
+            };
+            b.access(arg, elements, data);
+        };
+        match mask {
+            Some(&mask) => self.given(mask, &axes, true, access),
+            None => access(self),
+        }
+    }
+
+    /// An access through a view.
+    fn view(&mut self, data: &OpData, boundary: &[usize]) {
+        let func = self.func;
+        let view = data.operands[0];
+        let parts = func.def_op(view).map(|id| func.op(id)).filter(|made| matches!(made.op, Op::MakeView { .. }));
+        let base = parts.and_then(|parts| self.pointer(parts.operands[0], &[]));
+        let (Some(parts), Some((arg, mut elements))) = (parts, base) else {
+            let anywhere = self.push(Node::Untold(DType::I64));
+            return self.access(None, anywhere, data);
+        };
+        let block = func.ty(view).shape();
+        let rank = block.len();
+        for (d, &block) in block.iter().enumerate() {
+            let [shape, stride, offset] = [0, 1, 2].map(|part| self.node(parts.operands[1 + part * rank + d], &[]));
+            let shape = boundary.contains(&d).then_some(shape);
+            let touched = self.push(Node::Block { offset, block, shape });
+            let along = self.exact(BinaryOp::Mul, touched, stride);
+            elements = self.exact(BinaryOp::Add, elements, along);
+        }
+        self.access(Some(arg), elements, data);
+    }
+
+    fn access(&mut self, arg: Option<usize>, elements: NodeId, data: &OpData) {
+        let mut when = self.when.clone();
+        for fact in self.facts.clone() {
+            when.push(match fact.bound {
+                Bound::Never => self.push(Node::Known(Interval::EMPTY)),
+                _ => self.node(fact.value, &fact.axes),
+            });
+        }
+        when.sort_unstable();
+        when.dedup();
+        self.accesses.push(Access { arg, elements, when, loc: data.loc.clone() });
+    }
+
+    /// The argument that an address belongs to, and elements from its start on.
+    fn pointer(&mut self, v: Value, axes: &[usize]) -> Option<(usize, NodeId)> {
+        let func = self.func;
+        let (v, axes) = peel(func, v, axes);
+        match func.value(v).def {
+            Def::Param(block, i) if block == func.body => Some((i, self.number(0))),
+            Def::Param(block, i) => {
+                let (id, data) = loop_of(func, block)?;
+                let (init, by) = step(func, id, i.checked_sub(1)?)?;
+                self.grown_pointer(init, by, data, false)
+            }
+            Def::Result(id, i) => {
+                let data = func.op(id);
+                match data.op {
+                    Op::PtrAdd => {
+                        let (arg, from) = self.pointer(data.operands[0], &axes)?;
+                        let offset = self.node(data.operands[1], &axes);
+                        Some((arg, self.exact(BinaryOp::Add, from, offset)))
+                    }
+                    Op::Select => {
+                        let sides = [(1, true), (2, false)].map(|(side, truth)| {
+                            self.given(data.operands[0], &axes, truth, |b| b.pointer(data.operands[side], &axes))
+                        });
+                        self.either(sides)
+                    }
+                    Op::If => {
+                        let sides = [0, 1].map(|side| {
+                            let end = terminator(func, data.regions[side]);
+                            self.pointer(func.op(end).operands[i], &axes)
+                        });
+                        self.either(sides)
+                    }
+                    Op::For { .. } => {
+                        let (init, by) = step(func, id, i)?;
+                        self.grown_pointer(init, by, data, true)
+                    }
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    fn either(&mut self, sides: [Option<(usize, NodeId)>; 2]) -> Option<(usize, NodeId)> {
+        let [Some((a, first)), Some((b, second))] = sides else { return None };
+        (a == b).then(|| (a, self.push(Node::Hull(first, second))))
+    }
+
+    fn grown_pointer(&mut self, init: Value, by: Step, data: &OpData, after: bool) -> Option<(usize, NodeId)> {
+        // An initial pointer of an outer loop cannot depend on this one.
+        let (arg, from) = self.pointer(init, &[])?;
+        let by = self.step_node(by);
+        let range = [0, 1, 2].map(|k| self.node(data.operands[k], &[]));
+        Some((arg, self.push(Node::Grown { from, by, range, after })))
+    }
+
+    fn step_node(&mut self, by: Step) -> NodeId {
+        let (Step::Plus(v) | Step::Minus(v)) = by;
+        let by_node = self.node(v, &[]);
+        match by {
+            Step::Plus(_) => by_node,
+            Step::Minus(_) => {
+                let zero = self.number(0);
+                self.exact(BinaryOp::Sub, zero, by_node)
+            }
+        }
+    }
+
+    /// The interval of an integer under the facts of this moment.
+    pub fn node(&mut self, v: Value, axes: &[usize]) -> NodeId {
+        let (v, axes) = peel(self.func, v, axes);
+        if let Some(&id) = self.made.get(&(v, axes.clone())) {
+            return id;
+        }
+        let Some(dtype) = self.func.ty(v).dtype() else { return self.push(Node::Untold(DType::I64)) };
+        if !self.under_way.insert(v) {
+            return self.push(Node::Untold(dtype));
+        }
+        let mut id = self.plain(v, &axes, dtype);
+        self.under_way.remove(&v);
+        for fact in self.facts.clone() {
+            if fact.value == v && fact.axes == axes {
+                id = match fact.bound {
+                    Bound::AtMost(than, more) => self.push(Node::AtMost(id, than, more)),
+                    Bound::AtLeast(than, more) => self.push(Node::AtLeast(id, than, more)),
+                    Bound::Not(than) => self.push(Node::Not(id, than)),
+                    Bound::Never => id,
+                };
+            }
+        }
+        self.made.insert((v, axes), id);
+        id
+    }
+
+    /// The interval, but for what facts say of the value itself.
+    fn plain(&mut self, v: Value, axes: &[usize], dtype: DType) -> NodeId {
+        let func = self.func;
+        if let Some(n) = func.constant_int(v) {
+            return self.number(n.into());
+        }
+        let (id, i) = match func.value(v).def {
+            Def::Param(block, i) if block == func.body && dtype.is_int() => return self.push(Node::Arg(i, dtype)),
+            Def::Param(block, i) => return self.loop_param(v, block, i, dtype),
+            Def::Result(id, i) => (id, i),
+        };
+        let data = func.op(id);
+        match data.op {
+            Op::ProgramId { axis } => self.push(Node::ProgramId(axis as usize)),
+            Op::NumPrograms { axis } => self.push(Node::NumPrograms(axis as usize)),
+            Op::Arange { start, end } => {
+                self.push(Node::Known(Interval { low: start.into(), high: i128::from(end) - 1 }))
+            }
+            Op::Binary(op) if dtype.is_int() => {
+                let [a, b] = [0, 1].map(|k| self.node(data.operands[k], axes));
+                self.push(Node::Binary(op, a, b, Some(dtype)))
+            }
+            Op::Unary(UnaryOp::Neg) if dtype.is_int() => {
+                let (zero, a) = (self.number(0), self.node(data.operands[0], axes));
+                self.push(Node::Binary(BinaryOp::Sub, zero, a, Some(dtype)))
+            }
+            Op::Cast if dtype.is_int() && is_int(func, data.operands[0]) => {
+                let a = self.node(data.operands[0], axes);
+                self.push(Node::Cast(a, dtype))
+            }
+            Op::Select => {
+                let [a, b] = [(1, true), (2, false)].map(|(side, truth)| {
+                    self.given(data.operands[0], axes, truth, |b| b.node(data.operands[side], axes))
+                });
+                self.push(Node::Hull(a, b))
+            }
+            Op::If => {
+                let [a, b] = [0, 1].map(|side| {
+                    let end = terminator(func, data.regions[side]);
+                    self.node(func.op(end).operands[i], axes)
+                });
+                self.push(Node::Hull(a, b))
+            }
+            Op::For { .. } => self.grown(v, id, i, true, dtype),
+            _ => self.push(Node::Untold(dtype)),
+        }
+    }
+
+    /// Index of a loop, or a value that it carries.
+    fn loop_param(&mut self, v: Value, block: BlockId, i: usize, dtype: DType) -> NodeId {
+        let Some((id, data)) = loop_of(self.func, block) else { return self.push(Node::Untold(dtype)) };
+        match i.checked_sub(1) {
+            None => {
+                let [start, end, step] = [0, 1, 2].map(|k| self.node(data.operands[k], &[]));
+                self.push(Node::Index(start, end, step))
+            }
+            Some(carried) => self.grown(v, id, carried, false, dtype),
+        }
+    }
+
+    /// A value that each iteration of a loop adds to, inside of the loop or after it.
+    fn grown(&mut self, v: Value, id: OpId, carried: usize, after: bool, dtype: DType) -> NodeId {
+        let Some((init, by)) = step(self.func, id, carried) else { return self.push(Node::Untold(dtype)) };
+        let from = self.node(init, &[]);
+        let by = self.step_node(by);
+        let range = [0, 1, 2].map(|k| self.node(self.func.op(id).operands[k], &[]));
+        let grown = self.push(Node::Grown { from, by, range, after });
+        let otherwise = self.push(Node::Cast(grown, dtype));
+        // In step with the index it is known better: where the loop starts late, it starts far.
+        match Linear::of_carried(self, v) {
+            Some(linear) => {
+                let then = linear.sum(self);
+                let mut tests = linear.tests;
+                tests.push((then, Interval::of_type(dtype)));
+                self.push(Node::If { tests, then, otherwise })
+            }
+            None => otherwise,
+        }
+    }
+}
+
+/// What an iteration adds to a carried value.
+#[derive(Clone, Copy)]
+pub(super) enum Step {
+    Plus(Value),
+    Minus(Value),
+}
+
+/// The initial value of what a `for` carries, and what each iteration adds to it.
+pub(super) fn step(func: &Func, id: OpId, carried: usize) -> Option<(Value, Step)> {
+    let data = func.op(id);
+    let Op::For { .. } = data.op else { return None };
+    let body = data.regions[0];
+    let param = func.block(body).params[1 + carried];
+    let next = func.op(func.def_op(func.op(terminator(func, body)).operands[carried])?);
+    let init = data.operands[3 + carried];
+    let scalar = |v: Value| func.ty(v).is_scalar();
+    let by = match (&next.op, &next.operands[..]) {
+        (Op::Binary(BinaryOp::Add) | Op::PtrAdd, &[a, by]) if a == param => Step::Plus(by),
+        (Op::Binary(BinaryOp::Add), &[by, b]) if b == param => Step::Plus(by),
+        (Op::Binary(BinaryOp::Sub), &[a, by]) if a == param => Step::Minus(by),
+        _ => return None,
+    };
+    scalar(param).then_some((init, by))
+}
+
+/// The `for` whose body a block is.
+pub(super) fn loop_of(func: &Func, block: BlockId) -> Option<(OpId, &OpData)> {
+    let id = func.walk().into_iter().find(|&id| func.op(id).regions.contains(&block))?;
+    Some((id, func.op(id))).filter(|(_, data)| matches!(data.op, Op::For { .. }))
+}
+
+/// The number that a widened one was before.
+pub(super) fn widened(func: &Func, v: Value) -> Option<Value> {
+    let data = func.op(func.def_op(v)?);
+    let from = *data.operands.first()?;
+    let (Op::Cast, true) = (&data.op, is_int(func, from) && is_int(func, v)) else { return None };
+    let [source, target] = [func.ty(from).dtype()?, func.ty(v).dtype()?].map(Interval::of_type);
+    target.contains(source).then_some(from)
+}
+
+fn is_int(func: &Func, v: Value) -> bool {
+    func.ty(v).dtype().is_some_and(DType::is_int)
+}
+
+/// The value behind ops that only move elements, with the dimensions of the access that it runs along.
+fn peel(func: &Func, mut v: Value, axes: &[usize]) -> (Value, Axes) {
+    let mut axes = axes.to_vec();
+    while let Some(id) = func.def_op(v) {
+        let data = func.op(id);
+        match &data.op {
+            Op::Splat => axes.clear(),
+            Op::Broadcast | Op::Hint { .. } => {}
+            Op::ExpandDims { axis } => {
+                axes.remove(*axis);
+            }
+            Op::Trans { perm } => {
+                let mut before = vec![ALONG_NOTHING; axes.len()];
+                perm.iter().zip(&axes).for_each(|(&from, &axis)| before[from] = axis);
+                axes = before;
+            }
+            _ => break,
+        }
+        v = data.operands[0];
+    }
+    for (axis, &extent) in axes.iter_mut().zip(func.ty(v).shape()) {
+        if extent == 1 {
+            *axis = ALONG_NOTHING;
+        }
+    }
+    (v, axes)
+}

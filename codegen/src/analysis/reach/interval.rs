@@ -1,0 +1,226 @@
+//! Sets of integers that a value can be in, as one interval.
+
+use crate::ir::{BinaryOp, DType};
+use crate::num::int_range;
+
+/// The integers from `low` to `high`; none where `low > high`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Interval {
+    pub low: i128,
+    pub high: i128,
+}
+
+/// Beyond every address: sums of a few of these do not overflow.
+const FAR: i128 = 1 << 120;
+
+impl Interval {
+    pub const EMPTY: Interval = Interval { low: 1, high: 0 };
+    /// Every integer, as far as anything here counts.
+    pub const ANY: Interval = Interval { low: -FAR, high: FAR };
+
+    pub fn point(n: i128) -> Interval {
+        Interval { low: n, high: n }
+    }
+
+    /// Every value of an integer type.
+    pub fn of_type(dtype: DType) -> Interval {
+        match dtype {
+            DType::Bool => Interval { low: 0, high: 1 },
+            d if d.is_int() => {
+                let (low, high) = int_range(d);
+                Interval { low, high }
+            }
+            _ => Interval::ANY,
+        }
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.low > self.high
+    }
+
+    pub fn contains(self, other: Interval) -> bool {
+        other.is_empty() || (self.low <= other.low && other.high <= self.high)
+    }
+
+    pub fn meet(self, other: Interval) -> Interval {
+        Interval { low: self.low.max(other.low), high: self.high.min(other.high) }
+    }
+
+    /// The smallest interval around both.
+    pub fn hull(self, other: Interval) -> Interval {
+        match (self.is_empty(), other.is_empty()) {
+            (true, _) => other,
+            (_, true) => self,
+            _ => Interval { low: self.low.min(other.low), high: self.high.max(other.high) },
+        }
+    }
+
+    /// What of this remains representable in a type: where it does not fit, a value may have wrapped to anything.
+    pub fn wrap(self, dtype: DType) -> Interval {
+        let all = Interval::of_type(dtype);
+        if all.contains(self) { self } else { all }
+    }
+
+    pub fn plus(self, other: Interval) -> Interval {
+        self.bounded(other, |a, b| Interval { low: a.low + b.low, high: a.high + b.high })
+    }
+
+    pub fn minus(self, other: Interval) -> Interval {
+        self.bounded(other, |a, b| Interval { low: a.low - b.high, high: a.high - b.low })
+    }
+
+    pub fn times(self, other: Interval) -> Interval {
+        self.bounded(other, |a, b| {
+            let product = |x: i128, y: i128| x.saturating_mul(y);
+            Interval::around([
+                product(a.low, b.low),
+                product(a.low, b.high),
+                product(a.high, b.low),
+                product(a.high, b.high),
+            ])
+        })
+    }
+
+    /// Quotients that are rounded toward zero; anything where the divisor may be 0.
+    pub fn quotient(self, other: Interval) -> Interval {
+        if !other.is_empty() && other.low <= 0 && other.high >= 0 {
+            return Interval::ANY;
+        }
+        self.bounded(other, |a, b| Interval::around([a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high]))
+    }
+
+    /// Remainders with the dividend's sign; anything where the divisor may be 0.
+    fn remainder(self, other: Interval) -> Interval {
+        if !other.is_empty() && other.low <= 0 && other.high >= 0 {
+            return Interval::ANY;
+        }
+        self.bounded(other, |a, b| {
+            let largest = b.low.abs().max(b.high.abs()) - 1;
+            let smallest = b.low.abs().min(b.high.abs());
+            // Dividends below every divisor are their own remainders.
+            if a.low >= 0 && a.high < smallest {
+                return a;
+            }
+            let low = if a.low < 0 { (-largest).max(a.low) } else { 0 };
+            let high = if a.high > 0 { largest.min(a.high) } else { 0 };
+            Interval { low, high }
+        })
+    }
+
+    /// What an elementwise function gives, before it wraps; anything where nothing better is known.
+    pub fn binary(self, op: BinaryOp, other: Interval) -> Interval {
+        let (a, b) = (self, other);
+        let natural = |f: fn(Interval, Interval) -> Interval| match a.low >= 0 && b.low >= 0 {
+            true => a.bounded(b, f),
+            false => Interval::ANY,
+        };
+        match op {
+            BinaryOp::Add => a.plus(b),
+            BinaryOp::Sub => a.minus(b),
+            BinaryOp::Mul => a.times(b),
+            BinaryOp::Div => a.quotient(b),
+            BinaryOp::Rem => a.remainder(b),
+            BinaryOp::Min => a.bounded(b, |a, b| Interval { low: a.low.min(b.low), high: a.high.min(b.high) }),
+            BinaryOp::Max => a.bounded(b, |a, b| Interval { low: a.low.max(b.low), high: a.high.max(b.high) }),
+            BinaryOp::And => natural(|a, b| Interval { low: 0, high: a.high.min(b.high) }),
+            BinaryOp::Or | BinaryOp::Xor => natural(|a, b| Interval { low: 0, high: ones_above(a.high.max(b.high)) }),
+            BinaryOp::Shl if b == Interval::point(b.low) && (0..63).contains(&b.low) => {
+                a.times(Interval::point(1 << b.low))
+            }
+            BinaryOp::Shr if b == Interval::point(b.low) && (0..63).contains(&b.low) => {
+                a.bounded(b, |a, b| Interval { low: a.low >> b.low, high: a.high >> b.low })
+            }
+            BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => Interval::ANY,
+        }
+    }
+
+    /// `f` of two intervals that have elements, cut at what counts as any integer.
+    fn bounded(self, other: Interval, f: impl Fn(Interval, Interval) -> Interval) -> Interval {
+        match self.is_empty() || other.is_empty() {
+            true => Interval::EMPTY,
+            false => f(self, other).meet(Interval::ANY),
+        }
+    }
+
+    fn around(corners: [i128; 4]) -> Interval {
+        let [first, ..] = corners;
+        let (low, high) = corners.iter().fold((first, first), |(low, high), &n| (low.min(n), high.max(n)));
+        Interval { low, high }
+    }
+}
+
+/// The smallest 2ᵏ − 1 that is at least `n`.
+fn ones_above(n: i128) -> i128 {
+    (n as u128 + 1).next_power_of_two() as i128 - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPS: [BinaryOp; 12] = [
+        BinaryOp::Add,
+        BinaryOp::Sub,
+        BinaryOp::Mul,
+        BinaryOp::Div,
+        BinaryOp::Rem,
+        BinaryOp::Min,
+        BinaryOp::Max,
+        BinaryOp::And,
+        BinaryOp::Or,
+        BinaryOp::Xor,
+        BinaryOp::Shl,
+        BinaryOp::Shr,
+    ];
+
+    fn apply(op: BinaryOp, a: i128, b: i128) -> Option<i128> {
+        Some(match op {
+            BinaryOp::Add => a + b,
+            BinaryOp::Sub => a - b,
+            BinaryOp::Mul => a * b,
+            BinaryOp::Div => a.checked_div(b)?,
+            BinaryOp::Rem => a.checked_rem(b)?,
+            BinaryOp::Min => a.min(b),
+            BinaryOp::Max => a.max(b),
+            BinaryOp::And => a & b,
+            BinaryOp::Or => a | b,
+            BinaryOp::Xor => a ^ b,
+            BinaryOp::Shl => a << u32::try_from(b).ok()?,
+            BinaryOp::Shr => a >> u32::try_from(b).ok()?,
+            BinaryOp::MulHi => return None,
+        })
+    }
+
+    #[test]
+    fn every_result_is_in_the_interval() {
+        let intervals = || (-6..6).flat_map(|low| (low..6).map(move |high| Interval { low, high }));
+        for op in OPS {
+            for (a, b) in intervals().flat_map(|a| intervals().map(move |b| (a, b))) {
+                let all = a.binary(op, b);
+                for x in a.low..=a.high {
+                    for y in b.low..=b.high {
+                        if let Some(z) = apply(op, x, y) {
+                            assert!((all.low..=all.high).contains(&z), "{x} {op:?} {y} = {z}, not in {all:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bounds_are_reached_where_that_is_easy() {
+        let (a, b) = (Interval { low: -3, high: 5 }, Interval { low: 2, high: 4 });
+        assert_eq!(a.binary(BinaryOp::Mul, b), Interval { low: -12, high: 20 });
+        assert_eq!(a.binary(BinaryOp::Div, b), Interval { low: -1, high: 2 });
+        assert_eq!(Interval { low: 0, high: 9 }.binary(BinaryOp::Rem, b), Interval { low: 0, high: 3 });
+        assert!(Interval::EMPTY.plus(a).is_empty());
+    }
+
+    #[test]
+    fn what_does_not_fit_may_be_anything() {
+        let large = Interval { low: 0, high: 1 << 31 };
+        assert_eq!(large.wrap(DType::I32), Interval::of_type(DType::I32));
+        assert_eq!(large.wrap(DType::I64), large);
+    }
+}

@@ -1,0 +1,180 @@
+//! Values that loops carry, as sums of other values times constants.
+//!
+//! A block pointer that moves by one tile in each iteration of `for i in range(first, last)` starts at first · tile, and so
+//! is at i · tile. Intervals do not see that: first may be large, and the number of iterations may be large, but not both.
+//! Here first cancels.
+//!
+//! Arithmetic that wraps is linear only modulo 2ⁿ. Each sum that has to be a number of its type for the result to hold is
+//! a *test*, made together with the launch's other intervals.
+
+use super::build::{Builder, Step, loop_of, step, widened};
+use super::{Interval, NodeId};
+use crate::ir::{BinaryOp, DType, Def, Op, Value};
+
+/// An interval that has to be inside another one.
+type Test = (NodeId, Interval);
+
+/// Σ coefficient · value + constant, if the tests hold.
+#[derive(Clone, Default)]
+pub(super) struct Linear {
+    terms: Vec<(Value, i128)>,
+    constant: i128,
+    pub tests: Vec<Test>,
+}
+
+/// Deep enough for what people write; a bound for what they do not.
+const MAX_DEPTH: usize = 12;
+/// Coefficients beyond this are not worth following, and could overflow.
+const MAX_COEFFICIENT: i128 = 1 << 40;
+
+impl Linear {
+    /// The sum for a value that a `for` carries: a parameter of its body, or its result.
+    pub fn of_carried(b: &mut Builder, v: Value) -> Option<Linear> {
+        carried(b, v, MAX_DEPTH)
+    }
+
+    /// The interval of the sum.
+    pub fn sum(&self, b: &mut Builder) -> NodeId {
+        let mut sum = b.number(self.constant);
+        for &(v, coefficient) in &self.terms {
+            let (value, factor) = (b.node(v, &[]), b.number(coefficient));
+            let term = b.exact(BinaryOp::Mul, value, factor);
+            sum = b.exact(BinaryOp::Add, sum, term);
+        }
+        sum
+    }
+
+    fn plus(mut self, other: Linear, factor: i128) -> Option<Linear> {
+        for (v, coefficient) in other.terms {
+            match self.terms.iter_mut().find(|(w, _)| *w == v) {
+                Some((_, own)) => *own += factor * coefficient,
+                None => self.terms.push((v, factor * coefficient)),
+            }
+        }
+        self.terms.retain(|&(_, coefficient)| coefficient != 0);
+        self.constant += factor * other.constant;
+        self.tests.extend(other.tests);
+        let fits = |n: i128| n.abs() <= MAX_COEFFICIENT;
+        (fits(self.constant) && self.terms.iter().all(|&(_, c)| fits(c))).then_some(self)
+    }
+
+    /// The same with the test that the sum is a number of a type.
+    fn in_type(mut self, b: &mut Builder, dtype: DType) -> Linear {
+        if let (1, 0, [(_, 1)]) | (0, _, []) = (self.terms.len(), self.constant, &self.terms[..]) {
+            return self;
+        }
+        let sum = self.sum(b);
+        self.tests.push((sum, Interval::of_type(dtype)));
+        self
+    }
+}
+
+/// Any integer scalar.
+fn linear(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
+    let func = b.func;
+    if let Some(n) = func.constant_int(v) {
+        return Some(Linear { constant: n.into(), ..Linear::default() });
+    }
+    let atom = Linear { terms: vec![(v, 1)], ..Linear::default() };
+    let Some(deeper) = depth.checked_sub(1) else { return Some(atom) };
+    if let Some(narrow) = widened(func, v) {
+        let dtype = func.ty(narrow).dtype()?;
+        return Some(linear(b, narrow, deeper)?.in_type(b, dtype));
+    }
+    let Some(id) = func.def_op(v) else { return Some(carried(b, v, deeper).unwrap_or(atom)) };
+    let data = func.op(id);
+    match (&data.op, &data.operands[..]) {
+        (Op::Hint { .. }, &[a]) => linear(b, a, deeper),
+        (Op::Binary(BinaryOp::Add), &[x, y]) => linear(b, x, deeper)?.plus(linear(b, y, deeper)?, 1),
+        (Op::Binary(BinaryOp::Sub), &[x, y]) => linear(b, x, deeper)?.plus(linear(b, y, deeper)?, -1),
+        (Op::Binary(BinaryOp::Mul), &[x, y]) => match (func.constant_int(x), func.constant_int(y)) {
+            (_, Some(n)) => Linear::default().plus(linear(b, x, deeper)?, n.into()),
+            (Some(n), _) => Linear::default().plus(linear(b, y, deeper)?, n.into()),
+            (None, None) => Some(atom),
+        },
+        (Op::For { .. }, _) => Some(carried(b, v, deeper).unwrap_or(atom)),
+        _ => Some(atom),
+    }
+}
+
+/// A value that grows by a constant in step with its loop's index: initial value + by / step · (index − start); after the
+/// loop the end takes the place of the index.
+fn carried(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
+    let func = b.func;
+    let (id, place, after) = match func.value(v).def {
+        Def::Param(block, i) => (loop_of(func, block)?.0, i.checked_sub(1)?, false),
+        Def::Result(id, i) => (id, i, true),
+    };
+    let (init, by) = step(func, id, place)?;
+    let by = match by {
+        Step::Plus(by) => i128::from(func.constant_int(by)?),
+        Step::Minus(by) => -i128::from(func.constant_int(by)?),
+    };
+    let data = func.op(id);
+    let stride = i128::from(func.constant_int(data.operands[2])?);
+    // After the last iteration an index in strides may be beyond the end.
+    if by % stride != 0 || (after && stride != 1) {
+        return None;
+    }
+    let index = func.block(data.regions[0]).params[0];
+    let dtype = func.ty(index).dtype()?;
+    let start = linear(b, data.operands[0], depth)?.in_type(b, dtype);
+    let last = match after {
+        false => Linear { terms: vec![(index, 1)], ..Linear::default() },
+        true => linear(b, data.operands[1], depth)?.in_type(b, dtype),
+    };
+    let mut walked = last.plus(start, -1)?;
+    if after {
+        // A loop that ends before it starts does nothing.
+        match at_least(b, data.operands[1], data.operands[0], depth) {
+            Some(tests) => walked.tests.extend(tests),
+            None => {
+                let sum = walked.sum(b);
+                walked.tests.push((sum, Interval { low: 0, ..Interval::ANY }));
+            }
+        }
+    }
+    linear(b, init, depth)?.plus(walked, by / stride)
+}
+
+/// Tests under which `x` ≥ `y` follows from how they are computed, whatever their numbers are: by rules for minimum, maximum
+/// and division by a constant, down to sums that differ by a constant.
+fn at_least(b: &mut Builder, x: Value, y: Value, depth: usize) -> Option<Vec<Test>> {
+    let deeper = depth.checked_sub(1)?;
+    let func = b.func;
+    let dtype = func.ty(x).dtype()?;
+    let parts = |v: Value| {
+        let data = func.op(func.def_op(v)?);
+        match (&data.op, &data.operands[..]) {
+            (Op::Binary(op), &[a, b]) => Some((*op, a, b)),
+            _ => None,
+        }
+    };
+    let both = |first: Option<Vec<Test>>, second: Option<Vec<Test>>| Some([first?, second?].concat());
+    if let Some((BinaryOp::Max, p, q)) = parts(y) {
+        let first = at_least(b, x, p, deeper);
+        return both(first, at_least(b, x, q, deeper));
+    }
+    if let Some((BinaryOp::Min, p, q)) = parts(x) {
+        let first = at_least(b, p, y, deeper);
+        return both(first, at_least(b, q, y, deeper));
+    }
+    let (left, right) = (linear(b, x, deeper)?.in_type(b, dtype), linear(b, y, deeper)?.in_type(b, dtype));
+    let difference = left.clone().plus(right, -1)?;
+    if difference.terms.is_empty() && difference.constant >= 0 {
+        return Some(difference.tests);
+    }
+    match (parts(x), parts(y)) {
+        (_, Some((BinaryOp::Min, p, q))) => at_least(b, x, p, deeper).or_else(|| at_least(b, x, q, deeper)),
+        (Some((BinaryOp::Max, p, q)), _) => at_least(b, p, y, deeper).or_else(|| at_least(b, q, y, deeper)),
+        (Some((BinaryOp::Div, p, m)), Some((BinaryOp::Div, q, n))) => {
+            let divisor = func.constant_int(m).filter(|&d| d > 0 && func.constant_int(n) == Some(d));
+            divisor.and_then(|_| at_least(b, p, q, deeper))
+        }
+        _ => match left.terms[..] {
+            // A sum with a constant that is not negative.
+            [(term, 1)] if left.constant >= 0 && term != x => both(at_least(b, term, y, deeper), Some(left.tests)),
+            _ => None,
+        },
+    }
+}

@@ -1,0 +1,280 @@
+//! How far a kernel reaches into its arguments' memory, as formulas of its arguments and its grid.
+//!
+//! Made once for a recorded kernel ([`Reach::of`]) and evaluated before each launch ([`Reach::check`]), these formulas are
+//! what makes a launch from safe code safe: a kernel whose extents, strides or masks do not keep it inside its buffers is
+//! refused.
+//!
+//! Every integer is followed as an interval: arguments and the grid are known numbers by then, `program_id`, `arange` and
+//! the index of a loop run through known intervals. Each access gives the interval of elements that it may touch:
+//!
+//! - through a view: in a dimension of `boundary_check` what block and shape have in common, in another one the block;
+//! - through pointers: what is left of their offsets under the mask, whose comparisons (joined by `&&`) bound the values
+//!   that they compare. Conditions of branches around the access bound values in the same way, `assume` too.
+//!
+//! Whatever is not followed (a number read from memory, say) may be any value of its type, so nothing is overlooked: an
+//! access is inside, or it is reported. The reverse does not hold. Intervals forget what two values have to do with each
+//! other, so an access that is always inside may be reported, too.
+
+mod build;
+mod interval;
+mod linear;
+#[cfg(test)]
+mod tests;
+
+pub use interval::Interval;
+
+use crate::ir::{BinaryOp, DType, Func, Loc};
+
+/// The ends of an interval, as indices.
+const LOW: usize = 0;
+const HIGH: usize = 1;
+
+/// Index of a node in [`Reach::nodes`]; operands come before what uses them.
+type NodeId = u32;
+
+/// One step of a formula: an interval made of earlier ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Node {
+    Known(Interval),
+    /// A number that is not followed: any value of its type.
+    Untold(DType),
+    /// An integer argument, read as that type.
+    Arg(usize, DType),
+    ProgramId(usize),
+    NumPrograms(usize),
+    /// An elementwise function; with a type, of numbers that wrap.
+    Binary(BinaryOp, NodeId, NodeId, Option<DType>),
+    /// A conversion to that type.
+    Cast(NodeId, DType),
+    Hull(NodeId, NodeId),
+    /// What of the first is at most the second plus a number.
+    AtMost(NodeId, NodeId, i8),
+    /// What of the first is at least the second plus a number.
+    AtLeast(NodeId, NodeId, i8),
+    /// What of the first is not the second, where that is one number at an end.
+    Not(NodeId, NodeId),
+    /// Index of a loop: start, end, step.
+    Index(NodeId, NodeId, NodeId),
+    /// A value that grows by the second in each of the loop's iterations (start, end, step) from the first on, at the
+    /// beginning of an iteration, or where the flag is set after the last one.
+    Grown {
+        from: NodeId,
+        by: NodeId,
+        range: [NodeId; 3],
+        after: bool,
+    },
+    /// `then` where each test's interval is inside of what it is compared with, else `otherwise`.
+    If {
+        tests: Vec<(NodeId, Interval)>,
+        then: NodeId,
+        otherwise: NodeId,
+    },
+    /// Elements along a dimension of a view: offset, block, and the shape where the boundary is checked.
+    Block {
+        offset: NodeId,
+        block: usize,
+        shape: Option<NodeId>,
+    },
+}
+
+/// One load, store or atomic.
+#[derive(Clone, Debug)]
+struct Access {
+    /// The kernel's argument; `None` where it is not known which.
+    arg: Option<usize>,
+    /// Elements of the argument, from its start on.
+    elements: NodeId,
+    /// Happens only if none of these is empty.
+    when: Vec<NodeId>,
+    loc: Loc,
+}
+
+/// Formulas for what a kernel's accesses touch.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    nodes: Vec<Node>,
+    accesses: Vec<Access>,
+    /// Size of an element in bytes, of each argument that is a pointer.
+    elem_bytes: Vec<Option<u64>>,
+}
+
+/// The numbers of one launch.
+pub trait Launch {
+    /// Value of an integer argument.
+    fn integer(&self, arg: usize) -> i128;
+    /// Size in bytes of the memory that an argument points to.
+    fn bytes(&self, arg: usize) -> u64;
+}
+
+/// An access that may leave the memory it is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beyond {
+    /// Index of the argument; `None` where it is not known which one the access goes to.
+    pub arg: Option<usize>,
+    /// Elements that the argument has.
+    pub elements: u64,
+    /// The element farthest out; `None` where it depends on more than arguments and grid.
+    pub reached: Option<i128>,
+    pub loc: Loc,
+}
+
+impl Reach {
+    /// The formulas of a recorded function.
+    pub fn of(func: &Func) -> Reach {
+        build::build(func)
+    }
+
+    /// Whether every access of a launch stays inside the arguments' memory.
+    ///
+    /// # Errors
+    /// The first access that may not.
+    pub fn check(&self, launch: &impl Launch, grid: [u32; 3]) -> Result<(), Beyond> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let mut values = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            values.push(evaluate(node, &values, launch, grid));
+        }
+        let at = |id: NodeId| values[id as usize];
+        for access in &self.accesses {
+            let elements = at(access.elements);
+            if elements.is_empty() || access.when.iter().any(|&id| at(id).is_empty()) {
+                continue;
+            }
+            let available = access.arg.map_or(0, |arg| launch.bytes(arg) / self.elem_bytes[arg].unwrap_or(1).max(1));
+            if access.arg.is_none() || elements.low < 0 || elements.high >= i128::from(available) {
+                let (end, farthest) = if elements.low < 0 { (LOW, elements.low) } else { (HIGH, elements.high) };
+                let told = access.arg.is_some() && !self.untold(&values)[access.elements as usize][end];
+                let reached = told.then_some(farthest);
+                return Err(Beyond { arg: access.arg, elements: available, reached, loc: access.loc.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// For each node, whether its lower and its upper end depend on a number that is not followed, or that wrapped.
+    fn untold(&self, values: &[Interval]) -> Vec<[bool; 2]> {
+        let mut untold: Vec<[bool; 2]> = Vec::with_capacity(self.nodes.len());
+        for (node, &value) in self.nodes.iter().zip(values) {
+            let of = |id: NodeId| untold[id as usize];
+            let either = |id: NodeId| of(id).contains(&true);
+            let at = |id: NodeId| values[id as usize];
+            untold.push(match *node {
+                Node::Untold(_) => [true; 2],
+                Node::Known(_) | Node::Arg(..) | Node::ProgramId(_) | Node::NumPrograms(_) => [false; 2],
+                Node::Binary(_, _, _, Some(dtype)) if value == Interval::of_type(dtype) => [true; 2],
+                Node::Binary(BinaryOp::Add, a, b, _) => [of(a)[LOW] || of(b)[LOW], of(a)[HIGH] || of(b)[HIGH]],
+                Node::Binary(_, a, b, _) => [either(a) || either(b); 2],
+                Node::Cast(a, _) | Node::Not(a, _) => of(a),
+                Node::Hull(a, b) => [of(a)[LOW] || of(b)[LOW], of(a)[HIGH] || of(b)[HIGH]],
+                Node::AtMost(a, b, _) if value.high < at(a).high => [of(a)[LOW], of(b)[HIGH]],
+                Node::AtLeast(a, b, _) if value.low > at(a).low => [of(b)[LOW], of(a)[HIGH]],
+                Node::AtMost(a, ..) | Node::AtLeast(a, ..) => of(a),
+                Node::Index(start, end, step) => [either(start), either(start) || either(end) || either(step)],
+                Node::Grown { from, by, range, .. } => [[from, by].iter().chain(&range).any(|&id| either(id)); 2],
+                Node::If { then, otherwise, .. } => [either(then) || either(otherwise); 2],
+                Node::Block { offset, shape, .. } => {
+                    let cut = shape.filter(|&shape| value.high == at(shape).high - 1);
+                    let low = value.low == at(offset).low && of(offset)[LOW];
+                    [low, cut.map_or(of(offset)[HIGH], |shape| of(shape)[HIGH])]
+                }
+            });
+        }
+        untold
+    }
+}
+
+fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 3]) -> Interval {
+    let at = |id: NodeId| values[id as usize];
+    match *node {
+        Node::Known(interval) => interval,
+        Node::Untold(dtype) => Interval::of_type(dtype),
+        Node::Arg(arg, dtype) => Interval::point(read_as(launch.integer(arg), dtype)),
+        Node::ProgramId(axis) => Interval { low: 0, high: i128::from(grid[axis]) - 1 },
+        Node::NumPrograms(axis) => Interval::point(grid[axis].into()),
+        Node::Binary(op, a, b, wraps) => {
+            let exact = at(a).binary(op, at(b));
+            wraps.map_or(exact, |dtype| exact.wrap(dtype))
+        }
+        Node::Cast(a, dtype) => at(a).wrap(dtype),
+        Node::Hull(a, b) => at(a).hull(at(b)),
+        Node::AtMost(a, b, more) => {
+            let high = at(b).high + i128::from(more);
+            if at(b).is_empty() { Interval::EMPTY } else { at(a).meet(Interval { high, ..Interval::ANY }) }
+        }
+        Node::AtLeast(a, b, more) => {
+            let low = at(b).low + i128::from(more);
+            if at(b).is_empty() { Interval::EMPTY } else { at(a).meet(Interval { low, ..Interval::ANY }) }
+        }
+        Node::Not(a, b) => {
+            let (mut all, n) = (at(a), at(b));
+            if n == Interval::point(n.low) && all.low == n.low {
+                all.low += 1;
+            } else if n == Interval::point(n.low) && all.high == n.low {
+                all.high -= 1;
+            }
+            all
+        }
+        Node::Index(start, end, step) => index(at(start), at(end), at(step)),
+        Node::Grown { from, by, range, after } => {
+            let most = trips(range.map(at));
+            let most = if after { most } else { most - 1 };
+            if most < 0 {
+                return Interval::EMPTY;
+            }
+            at(from).plus(at(by).times(Interval { low: 0, high: most }))
+        }
+        Node::If { ref tests, then, otherwise } => {
+            let holds = tests.iter().all(|(test, inside)| inside.contains(at(*test)));
+            if holds { at(then) } else { at(otherwise) }
+        }
+        Node::Block { offset, block, shape } => {
+            let touched = at(offset).plus(Interval { low: 0, high: block as i128 - 1 });
+            match shape {
+                None => touched,
+                Some(shape) => touched.meet(Interval { low: 0, high: at(shape).high - 1 }),
+            }
+        }
+    }
+}
+
+/// Unsigned arguments come as the signed ones with the same bits.
+fn read_as(n: i128, dtype: DType) -> i128 {
+    match dtype {
+        DType::U8 => i128::from(n as u8),
+        DType::U16 => i128::from(n as u16),
+        DType::U32 => i128::from(n as u32),
+        DType::U64 => i128::from(n as u64),
+        _ => n,
+    }
+}
+
+/// Values of a loop's index.
+fn index(start: Interval, end: Interval, step: Interval) -> Interval {
+    if start.is_empty() || end.is_empty() || start.low >= end.high {
+        return Interval::EMPTY;
+    }
+    // The language has positive steps only; a number that is passed may be something else.
+    if step.low <= 0 {
+        return Interval::ANY;
+    }
+    let last = end.high - 1;
+    let is_number = |i: Interval| i.low == i.high;
+    let high = match is_number(start) && is_number(step) {
+        true => start.low + (last - start.low) / step.low * step.low,
+        false => last,
+    };
+    Interval { low: start.low, high }
+}
+
+/// Most iterations of a loop.
+fn trips([start, end, step]: [Interval; 3]) -> i128 {
+    if start.is_empty() || end.is_empty() || start.low >= end.high {
+        return 0;
+    }
+    if step.low <= 0 {
+        return i128::from(i64::MAX);
+    }
+    (end.high - start.low + step.low - 1) / step.low
+}

@@ -1,0 +1,194 @@
+//! Reaches of small kernels, compared with what they touch.
+
+use super::*;
+use crate::text::parse;
+
+struct Numbers {
+    integers: Vec<i128>,
+    bytes: u64,
+}
+
+impl Launch for Numbers {
+    fn integer(&self, arg: usize) -> i128 {
+        self.integers[arg]
+    }
+    fn bytes(&self, _: usize) -> u64 {
+        self.bytes
+    }
+}
+
+/// Elements of f32 that argument 0 needs at least for a launch to be let through; `None` if none suffices. `integers` are
+/// the values of all arguments, those of pointers included.
+fn needed(text: &str, integers: &[i128], grid: [u32; 3]) -> Option<u64> {
+    let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let reach = Reach::of(&func);
+    let fits = |elements: u64| reach.check(&Numbers { integers: integers.to_vec(), bytes: 4 * elements }, grid).is_ok();
+    if !fits(1 << 40) {
+        return None;
+    }
+    let (mut low, mut high) = (0, 1 << 40);
+    while low < high {
+        let middle = (low + high) / 2;
+        if fits(middle) { high = middle } else { low = middle + 1 }
+    }
+    Some(low)
+}
+
+/// `x` through tiles of 64 pointers under a mask that `mask` computes into `%k`.
+fn masked(mask: &str) -> String {
+    format!(
+        "kernel @f(%p: ptr<f32>, %n: i32, %m: i32) {{
+  %pid = program_id {{axis = 0}} : i32
+  %c = constant {{value = 64}} : i32
+  %zero = constant {{value = 0}} : i32
+  %first = mul %pid, %c : i32
+  %a = arange {{start = 0, end = 64}} : tensor<64xi32>
+  %f = splat %first : tensor<64xi32>
+  %i = add %f, %a : tensor<64xi32>
+  %ns = splat %n : tensor<64xi32>
+  %ms = splat %m : tensor<64xi32>
+  %z = splat %zero : tensor<64xi32>
+  {mask}
+  %ps = splat %p : tensor<64xptr<f32>>
+  %at = ptr_add %ps, %i : tensor<64xptr<f32>>
+  %v = load %at, %k {{eviction = normal}} : tensor<64xf32>
+  store %at, %v, %k {{eviction = normal}}
+  return
+}}"
+    )
+}
+
+#[test]
+fn a_mask_bounds_what_it_compares() {
+    let grid = [10, 1, 1];
+    for (mask, n, elements) in [
+        ("%k = cmp_lt %i, %ns : tensor<64xbool>", 600, 600),
+        // The mask allows more than the grid covers.
+        ("%k = cmp_lt %i, %ns : tensor<64xbool>", 6000, 640),
+        ("%k = cmp_le %i, %ns : tensor<64xbool>", 600, 601),
+        ("%k = cmp_gt %ns, %i : tensor<64xbool>", 600, 600),
+        ("%k = cmp_lt %i, %ns : tensor<64xbool>", 0, 0),
+        ("%k = cmp_eq %i, %ns : tensor<64xbool>", 17, 18),
+        ("%o = cmp_ge %i, %ns : tensor<64xbool>\n  %k = not %o : tensor<64xbool>", 600, 600),
+        (
+            "%l = cmp_lt %i, %ns : tensor<64xbool>\n  %g = cmp_ge %i, %z : tensor<64xbool>\n  %k = and %l, %g : tensor<64xbool>",
+            600,
+            600,
+        ),
+        // One side of an `or` alone bounds nothing.
+        (
+            "%l = cmp_lt %i, %ns : tensor<64xbool>\n  %g = cmp_lt %i, %ms : tensor<64xbool>\n  %k = or %l, %g : tensor<64xbool>",
+            100,
+            640,
+        ),
+        ("%k = cmp_lt %ns, %ms : tensor<64xbool>", 100, 0),
+        ("%k = cmp_lt %ms, %ns : tensor<64xbool>", 100, 640),
+    ] {
+        assert_eq!(needed(&masked(mask), &[0, n, 50], grid), Some(elements), "{mask} with n = {n}");
+    }
+}
+
+/// `x` through a view [n, m] of strides [s, 1] whose blocks of 16 × 32 start at `offset` in both dimensions.
+fn viewed(boundary: &str) -> String {
+    format!(
+        "kernel @f(%p: ptr<f32>, %n: i64, %m: i64, %s: i64) {{
+  %pid = program_id {{axis = 0}} : i32
+  %rows = constant {{value = 16}} : i64
+  %one = constant {{value = 1}} : i64
+  %zero = constant {{value = 0}} : i64
+  %wide = cast %pid : i64
+  %first = mul %wide, %rows : i64
+  %w = make_view %p, %n, %m, %s, %one, %first, %zero {{order = [1, 0]}} : view<16x32xf32>
+  %v = load_view %w {{boundary = {boundary}, padding = zero, eviction = normal}} : tensor<16x32xf32>
+  device_print %v {{prefix = \"v\"}}
+  return
+}}"
+    )
+}
+
+#[test]
+fn a_view_is_as_large_as_its_shape_where_that_is_checked() {
+    let both = viewed("[0, 1]");
+    assert_eq!(needed(&both, &[0, 40, 20, 100], [3, 1, 1]), Some(39 * 100 + 20));
+    // One program sees sixteen rows only.
+    assert_eq!(needed(&both, &[0, 40, 20, 100], [1, 1, 1]), Some(15 * 100 + 20));
+    assert_eq!(needed(&both, &[0, 0, 20, 100], [3, 1, 1]), Some(0));
+    assert_eq!(needed(&both, &[0, 40, 20, 0], [3, 1, 1]), Some(20));
+    // A stride that steps back leaves the buffer at its start.
+    assert_eq!(needed(&both, &[0, 40, 20, -1], [3, 1, 1]), None);
+    assert_eq!(needed(&viewed("[0]"), &[0, 40, 20, 100], [3, 1, 1]), Some(39 * 100 + 32));
+    assert_eq!(needed(&viewed("[]"), &[0, 40, 20, 100], [3, 1, 1]), Some(47 * 100 + 32));
+}
+
+#[test]
+fn numbers_that_wrap_or_come_from_memory_reach_anywhere() {
+    let times = |factor: &str| {
+        format!(
+            "kernel @f(%p: ptr<f32>, %n: i32, %q: ptr<i32>) {{
+  %zero = constant {{value = 0}} : i32
+  %m = load %q {{eviction = normal}} : i32
+  %k = mul %n, {factor} : i32
+  %at = ptr_add %p, %k : ptr<f32>
+  %v = load %at {{eviction = normal}} : f32
+  device_print %v {{prefix = \"v\"}}
+  return
+}}"
+        )
+    };
+    assert_eq!(needed(&times("%n"), &[0, 30_000, 0], [1, 1, 1]), Some(900_000_001));
+    assert_eq!(needed(&times("%n"), &[0, 50_000, 0], [1, 1, 1]), None);
+    assert_eq!(needed(&times("%m"), &[0, 3, 0], [1, 1, 1]), None);
+    assert_eq!(needed(&times("%zero"), &[0, 3, 0], [1, 1, 1]), Some(1));
+}
+
+#[test]
+fn conditions_around_an_access_bound_it() {
+    let text = "kernel @f(%p: ptr<f32>, %n: i32) {
+  %pid = program_id {axis = 0} : i32
+  %b = cmp_lt %pid, %n : bool
+  if %b () {
+    %at = ptr_add %p, %pid : ptr<f32>
+    %v = load %at {eviction = normal} : f32
+    device_print %v {prefix = \"v\"}
+    yield
+  } () {
+    yield
+  }
+  return
+}";
+    assert_eq!(needed(text, &[0, 7], [100, 1, 1]), Some(7));
+    assert_eq!(needed(text, &[0, 700], [100, 1, 1]), Some(100));
+    assert_eq!(needed(text, &[0, 0], [100, 1, 1]), Some(0));
+}
+
+/// Tiles of 16 elements without a boundary check, from tile `start` to tile `end` of a loop that carries the offset, and
+/// then on to tile `last`.
+const CARRIED: &str = "kernel @f(%p: ptr<f32>, %last: i32) {
+  %pid = program_id {axis = 0} : i32
+  %t = constant {value = 16} : i32
+  %i1 = constant {value = 1} : i32
+  %one = constant {value = 1} : i64
+  %tile = constant {value = 16} : i64
+  %zero = constant {value = 0} : i64
+  %from = mul %pid, %t : i32
+  %wide = cast %from : i64
+  %mid = min %pid, %last : i32
+  %mid16 = mul %mid, %t : i32
+  %init = cast %mid16 : i64
+  %r = for %mid, %last, %i1, %init : i64 (%i: i32, %o: i64) {
+    %w = make_view %p, %one, %one, %o {order = [0]} : view<16xf32>
+    %v = load_view %w {boundary = [], padding = zero, eviction = normal} : tensor<16xf32>
+    device_print %v {prefix = \"v\"}
+    %next = add %o, %tile : i64
+    yield %next
+  }
+  return
+}";
+
+#[test]
+fn offsets_that_go_with_the_index_are_known_by_it() {
+    let text = CARRIED;
+    // Whichever tile a program starts at, none goes beyond the last.
+    assert_eq!(needed(text, &[0, 20], [10, 1, 1]), Some(320));
+    assert_eq!(needed(text, &[0, 0], [10, 1, 1]), Some(0));
+}
