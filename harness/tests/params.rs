@@ -83,6 +83,20 @@ fn leaves_add_their_gradients_and_report_once() {
     params.zero_grads().unwrap();
     assert!(values(params.grads()).iter().all(|g| *g == 0.0));
 
+    // Blank ones are zeros to whoever adds, looks, or settles them.
+    for look in [true, false] {
+        params.blank_grads();
+        step();
+        assert_eq!(values(&norm.grad().unwrap()), [2.0, 6.0, 12.0]);
+        params.blank_grads();
+        if look {
+            assert_eq!(values(&norm.grad().unwrap()), [0.0; 3]);
+        }
+        params.settle_grads().unwrap();
+        assert!(values(params.grads()).iter().all(|g| *g == 0.0));
+        ready.lock().unwrap().pop();
+    }
+
     // A forward pass without backward leaves no use behind.
     drop(norm.leaf(DType::F32).unwrap());
     step();

@@ -1,23 +1,20 @@
-//! A block as one op, with a backward pass written out.
+//! A block with a backward pass written out, off the tape: see [`super::stack`].
 //!
-//! Candle's walk adds every gradient to a zeroed one, keeps every intermediate until the end, and has a dozen nodes per block.
-//! Here gradients of the residual stream are made once, what a block kept is freed as soon as backward has used it, and the
-//! tape has one node per block. The ops are those of [`super::layers`], in the same order.
-
-use std::sync::{Arc, Mutex, PoisonError};
+//! Gradients of the residual stream are made once, by the kernel that also makes the norm's, and what a block kept is freed as soon as
+//! backward has used it. The ops are those of [`super::layers`], in the same order; products with a residual add to the stream in f32.
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
 
 use super::{Block, NormWeights};
 use crate::ops::attention::{Kept, packed_backward, packed_forward};
-use crate::ops::elementwise::{swiglu_backward, swiglu_forward};
+use crate::ops::elementwise::{cast_to, swiglu_backward, swiglu_forward};
 use crate::ops::linear::{as_rows, weight_gradient};
-use crate::ops::memory::{Elem, Fresh, for_float_type};
-use crate::ops::norm::{layer_backward, layer_forward, rms_backward, rms_forward};
-use crate::ops::product::{fresh_product, fresh_product_plus, product};
-use crate::ops::tape::record2;
-use crate::params::{Param, Use, grad_enabled};
+use crate::ops::memory::Elem;
+use crate::ops::norm::{layer_backward, layer_forward};
+use crate::ops::product::{fresh_product, product, product_plus};
+use crate::ops::stream_norm::{self, Gradient};
+use crate::params::{Param, Use};
 use crate::profile::span;
 
 /// What a norm keeps of each row.
@@ -26,8 +23,9 @@ pub(super) enum Moments {
     Layer([Tensor; 2]),
 }
 
-/// What backward reads, beside the block's input.
-struct Saved {
+/// What backward reads.
+pub(super) struct Saved {
+    x: Tensor,
     moments: Moments,
     normed: Tensor,
     qkv: Tensor,
@@ -41,88 +39,91 @@ struct Saved {
     inner: Tensor,
 }
 
-/// The block's result. With `keep_input_only` backward computes the rest again.
-pub(super) fn apply(block: &Arc<Block>, x: &Tensor, keep_input_only: bool) -> Result<Tensor> {
-    let uses: Vec<Use> = block.params().filter_map(|param| param.begin_use()).collect();
-    let anchor = block.qkv.anchor().as_tensor();
-    for_float_type!(x.dtype(), "a block", T => {
-        let (y, saved) = forward::<T>(block, &x.detach())?;
-        let keep = grad_enabled() && !keep_input_only;
-        // Taken by backward, so that the next blocks can use the memory.
-        let saved = Mutex::new(keep.then_some(saved));
-        let block = block.clone();
-        record2("block", [x, anchor], y, x.shape(), move |[x, _], _, grad| {
-            let saved = saved.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let x = x.detach();
-            let saved = match saved {
-                Some(saved) => saved,
-                None => forward::<T>(&block, &x)?.1,
-            };
-            let grad_x = backward::<T>(&block, &x, saved, grad, &uses)?;
-            Ok([Some(grad_x), None])
-        })
-    })
+/// What all blocks of a backward pass work with.
+pub(super) struct Pass<'a> {
+    /// Uses of the blocks' parameters and of the last norm.
+    pub uses: &'a [Use],
+    /// Partial sums of the gradients of RMSNorms' weights: f32 [norms, sums, width].
+    pub norm_sums: Option<Tensor>,
+}
+
+impl Pass<'_> {
+    /// The use of this parameter, if it is trained.
+    pub(super) fn use_of(&self, param: &Param) -> Option<&Use> {
+        self.uses.iter().find(|using| using.param().id() == param.id())
+    }
+
+    fn add(&self, param: &Param, gradient: &Tensor) -> Result<()> {
+        match self.use_of(param) {
+            None => Ok(()),
+            Some(using) => {
+                param.add_grad(gradient)?;
+                using.finish()
+            }
+        }
+    }
 }
 
 impl NormWeights {
-    /// The norm off the tape.
+    /// The norm of a stream x, f32, in the type of products.
     pub(super) fn fresh<T: Elem + FloatElement>(&self, x: &Tensor, eps: f64) -> Result<(Tensor, Moments)> {
-        let w = self.weight.compute(x.dtype())?;
+        let _span = span("norm");
+        let w = self.weight.value()?;
         match &self.bias {
             None => {
-                let (y, rstd) = rms_forward::<T>(x, &w, eps)?;
-                Ok((y.into_tensor(x.shape()), Moments::Rms(rstd)))
+                let (y, rstd) = stream_norm::forward::<T>(x, &w, eps)?;
+                Ok((y, Moments::Rms(rstd)))
             }
             Some(bias) => {
-                let (y, moments) = layer_forward::<T>(x, &w, &bias.compute(x.dtype())?, eps)?;
-                Ok((y.into_tensor(x.shape()), Moments::Layer(moments)))
+                let (y, moments) = layer_forward::<f32>(x, &w, &bias.value()?, eps)?;
+                Ok((rounded::<T>(&y.into_tensor(x.shape()))?, Moments::Layer(moments)))
             }
         }
     }
 
-    /// ∂L/∂x, given ∂L/∂y; the gradients of the weights are added.
+    /// The gradient of the stream x before the norm, given those of the norm's result and of the stream behind its branch. The
+    /// gradients of the weights are added, but for those of an RMSNorm: their sums become row `norm` of the pass.
     pub(super) fn backward<T: Elem + FloatElement>(
         &self,
         x: &Tensor,
         moments: &Moments,
         grad: &Tensor,
-        uses: &[Use],
-    ) -> Result<Tensor> {
-        let w = self.weight.compute(x.dtype())?;
-        match moments {
-            Moments::Rms(rstd) => {
-                let (grad_x, grad_w) = rms_backward::<T>(x, &w, rstd, grad)?;
-                add(&self.weight, &grad_w, uses)?;
-                Ok(grad_x)
+        behind: Option<&Tensor>,
+        (pass, norm): (&Pass<'_>, usize),
+    ) -> Result<Gradient> {
+        let _span = span("norm");
+        let w = self.weight.value()?;
+        match (moments, &pass.norm_sums) {
+            (Moments::Rms(rstd), Some(sums)) => stream_norm::backward::<T>(x, &w, rstd, grad, behind, (sums, norm)),
+            (Moments::Rms(_), None) => {
+                Err(candle_core::Error::Msg("internal compiler error: an RMSNorm without sums, please report".into()))
             }
-            Moments::Layer(moments) => {
-                let (grad_x, [grad_w, grad_b]) = layer_backward::<T>(x, &w, moments, grad)?;
-                add(&self.weight, &grad_w, uses)?;
+            (Moments::Layer(moments), _) => {
+                let grad = cast_to::<T, f32>(grad)?.into_tensor(grad.shape());
+                let (grad_x, [grad_w, grad_b]) = layer_backward::<f32>(x, &w, moments, &grad)?;
+                pass.add(&self.weight, &grad_w)?;
                 if let Some(bias) = &self.bias {
-                    add(bias, &grad_b, uses)?;
+                    pass.add(bias, &grad_b)?;
                 }
-                Ok(grad_x)
+                let stream = match behind {
+                    None => grad_x,
+                    Some(behind) => (grad_x + behind)?,
+                };
+                Ok(Gradient { rounded: rounded::<T>(&stream)?, stream })
             }
         }
     }
 }
 
-/// The use of this parameter, if it is trained.
-fn use_of<'a>(param: &Param, uses: &'a [Use]) -> Option<&'a Use> {
-    uses.iter().find(|using| using.param().id() == param.id())
-}
-
-fn add(param: &Param, gradient: &Tensor, uses: &[Use]) -> Result<()> {
-    match use_of(param, uses) {
-        None => Ok(()),
-        Some(using) => {
-            param.add_grad(gradient)?;
-            using.finish()
-        }
+/// x, f32, in the type of products.
+pub(super) fn rounded<T: Elem + FloatElement>(x: &Tensor) -> Result<Tensor> {
+    match <T as candle_core::WithDType>::DTYPE {
+        candle_core::DType::F32 => Ok(x.clone()),
+        _ => Ok(cast_to::<f32, T>(x)?.into_tensor(x.shape())),
     }
 }
 
-/// x·Wᵀ off the tape.
+/// x·Wᵀ.
 fn linear<T: Elem>(x: &Tensor, weight: &Param) -> Result<Tensor> {
     let (rows, w) = (as_rows(x)?, weight.compute(x.dtype())?);
     let mut shape = x.dims().to_vec();
@@ -132,23 +133,23 @@ fn linear<T: Elem>(x: &Tensor, weight: &Param) -> Result<Tensor> {
     Ok(fresh_product::<T>(&rows, &w.t()?)?.into_tensor(shape))
 }
 
-/// base + x·Wᵀ off the tape.
-fn linear_plus<T: Elem>(base: &Tensor, x: &Tensor, weight: &Param) -> Result<Fresh<T>> {
-    let w = weight.compute(x.dtype())?;
-    fresh_product_plus::<T>(base, &as_rows(x)?, &w.t()?)
+/// stream + x·Wᵀ.
+fn linear_plus(stream: &Tensor, x: &Tensor, weight: &Param) -> Result<Tensor> {
+    product_plus(stream, &as_rows(x)?, &weight.compute(x.dtype())?.t()?)
 }
 
-/// ∂L/∂x of x·Wᵀ, given ∂L/∂y; W's gradient is added.
-pub(super) fn linear_backward(x: &Tensor, weight: &Param, grad: &Tensor, uses: &[Use]) -> Result<Tensor> {
+/// ∂L/∂x of x·Wᵀ, given ∂L/∂y; W's gradient is added, if it has a use.
+pub(super) fn linear_backward(x: &Tensor, weight: &Param, grad: &Tensor, using: Option<&Use>) -> Result<Tensor> {
     let grad_rows = as_rows(grad)?;
-    if let Some(using) = use_of(weight, uses) {
+    if let Some(using) = using {
         weight_gradient(weight, &as_rows(x)?, &grad_rows)?;
         using.finish()?;
     }
     product(&grad_rows, &weight.compute(x.dtype())?)?.reshape(x.shape())
 }
 
-fn forward<T: Elem + FloatElement>(block: &Block, x: &Tensor) -> Result<(Fresh<T>, Saved)> {
+/// The stream behind the block, of the stream x before it, both f32 [batch, length, width].
+pub(super) fn forward<T: Elem + FloatElement>(block: &Block, x: &Tensor) -> Result<(Tensor, Saved)> {
     let _span = span("block");
     let (batch, length, width) = x.dims3()?;
     let eps = block.config.eps;
@@ -156,36 +157,42 @@ fn forward<T: Elem + FloatElement>(block: &Block, x: &Tensor) -> Result<(Fresh<T
     let qkv = linear::<T>(&normed, &block.qkv)?;
     let (o, kept) = packed_forward::<T>(&qkv, block.config.head_columns(), &block.rope)?;
     let o = o.into_tensor((batch, length, width));
-    let middle = linear_plus::<T>(x, &o, &block.out)?.into_tensor(x.shape());
+    let middle = linear_plus(x, &o, &block.out)?;
     let (middle_normed, middle_moments) = block.mlp_norm.fresh::<T>(&middle, eps)?;
     let gate_up = linear::<T>(&middle_normed, &block.gate_up)?;
     let inner = swiglu_forward::<T>(&gate_up)?.into_tensor((batch, length, block.config.hidden));
-    let y = linear_plus::<T>(&middle, &inner, &block.down)?;
-    let saved = Saved { moments, normed, qkv, o, kept, middle, middle_moments, middle_normed, gate_up, inner };
+    let y = linear_plus(&middle, &inner, &block.down)?;
+    let x = x.clone();
+    let saved = Saved { x, moments, normed, qkv, o, kept, middle, middle_moments, middle_normed, gate_up, inner };
     Ok((y, saved))
 }
 
-fn backward<T: Elem + FloatElement>(
+/// The gradient of the stream before the block, given that behind it.
+pub(super) fn backward<T: Elem + FloatElement>(
     block: &Block,
-    x: &Tensor,
     saved: Saved,
-    grad: &Tensor,
-    uses: &[Use],
-) -> Result<Tensor> {
-    let Saved { moments, normed, qkv, o, kept, middle, middle_moments, middle_normed, gate_up, inner } = saved;
-    let grad_inner = linear_backward(&inner, &block.down, grad, uses)?;
+    grad: Gradient,
+    pass: &Pass<'_>,
+) -> Result<Gradient> {
+    let _span = span("block");
+    let Saved { x, moments, normed, qkv, o, kept, middle, middle_moments, middle_normed, gate_up, inner } = saved;
+    let through = |x: &Tensor, weight: &Param, grad: &Tensor| linear_backward(x, weight, grad, pass.use_of(weight));
+    let norms = [2 * block.index, 2 * block.index + 1];
+
+    let grad_inner = through(&inner, &block.down, &grad.rounded)?;
     drop(inner);
     let grad_gate_up = swiglu_backward::<T>(&gate_up, &grad_inner)?;
     drop((gate_up, grad_inner));
-    let grad_normed = linear_backward(&middle_normed, &block.gate_up, &grad_gate_up, uses)?;
+    let grad_normed = through(&middle_normed, &block.gate_up, &grad_gate_up)?;
     drop((middle_normed, grad_gate_up));
-    let grad_middle = (grad + block.mlp_norm.backward::<T>(&middle, &middle_moments, &grad_normed, uses)?)?;
-    drop((middle, middle_moments, grad_normed));
+    let behind = Some(&grad.stream);
+    let grad_middle = block.mlp_norm.backward::<T>(&middle, &middle_moments, &grad_normed, behind, (pass, norms[1]))?;
+    drop((grad, middle, middle_moments, grad_normed));
 
-    let grad_o = linear_backward(&o, &block.out, &grad_middle, uses)?;
+    let grad_o = through(&o, &block.out, &grad_middle.rounded)?;
     let grad_qkv = packed_backward::<T>(&qkv, &o, &grad_o, &kept, block.config.head_columns(), &block.rope)?;
     drop((qkv, o, kept, grad_o));
-    let grad_normed = linear_backward(&normed, &block.qkv, &grad_qkv, uses)?;
+    let grad_normed = through(&normed, &block.qkv, &grad_qkv)?;
     drop((normed, grad_qkv));
-    grad_middle + block.attention_norm.backward::<T>(x, &moments, &grad_normed, uses)?
+    block.attention_norm.backward::<T>(&x, &moments, &grad_normed, Some(&grad_middle.stream), (pass, norms[0]))
 }

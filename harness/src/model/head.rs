@@ -1,45 +1,56 @@
-//! The last norm, the head and the loss as one op: the largest tensors of a small model, logits and their gradient, are made
-//! once each and not added to zeros.
-
-use std::sync::{Mutex, PoisonError};
+//! The last norm, the head and the loss with a backward pass written out, off the tape: see [`super::stack`]. The largest tensors
+//! of a small model, logits and their gradient, are made once each.
 
 use candle_core::{Result, Tensor};
+use tilewright::kernels::FloatElement;
 
-use super::block::linear_backward;
-use super::{Config, NormWeights};
+use super::Transformer;
+use super::block::{Moments, Pass, linear_backward};
 use crate::ops::linear::as_rows;
 use crate::ops::loss;
-use crate::ops::memory::{Fresh, for_float_type};
+use crate::ops::memory::Elem;
 use crate::ops::product::product;
-use crate::ops::tape::record2;
-use crate::params::{Param, Use, grad_enabled};
+use crate::ops::stream_norm::Gradient;
+use crate::params::Use;
 use crate::profile::span;
 
-/// The mean cross-entropy of head(norm(x)) for x [batch, length, width] and targets [batch · length].
-pub(super) fn loss(config: &Config, x: &Tensor, targets: &Tensor, norm: &NormWeights, head: &Param) -> Result<Tensor> {
+/// What backward reads.
+pub(super) struct Saved {
+    x: Tensor,
+    targets: Tensor,
+    moments: Moments,
+    normed: Tensor,
+    logits: Tensor,
+    lse: Tensor,
+}
+
+/// The mean cross-entropy, f32, of head(norm(x)) for a stream x [batch, length, width] and targets [batch · length].
+pub(super) fn forward<T: Elem + FloatElement>(
+    model: &Transformer,
+    x: &Tensor,
+    targets: &Tensor,
+) -> Result<(Tensor, Saved)> {
     let _span = span("head and loss");
-    let uses: Vec<Use> = norm.params().chain([head]).filter_map(|param| param.begin_use()).collect();
-    let (targets, norm, head, eps) = (targets.clone(), norm.clone(), head.clone(), config.eps);
-    let anchor = head.anchor().as_tensor().clone();
-    let rows = as_rows(x)?;
-    for_float_type!(x.dtype(), "a loss", T => {
-        let (normed, moments) = norm.fresh::<T>(&rows, eps)?;
-        let logits = product(&normed, &head.compute(x.dtype())?.t()?)?;
-        let (losses, lse) = loss::forward::<T>(&logits, &targets)?;
-        let mean = losses.into_tensor(targets.elem_count()).mean_all()?;
-        // Taken by backward: logits are the largest thing that a small model keeps.
-        let saved = Mutex::new(grad_enabled().then_some((normed, moments, logits, lse)));
-        record2("loss", [x, &anchor], Fresh::<f32>::copy_of(&mean)?, (), move |[x, _], _, grad| {
-            let saved = saved.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let Some((normed, moments, logits, lse)) = saved else {
-                return Err(candle_core::Error::Msg("backward ran twice through one loss: compute the loss again".into()));
-            };
-            let grad_logits = loss::backward::<T>(&logits, &targets, &lse, &grad.reshape(1)?, true)?;
-            drop(logits);
-            let grad_normed = linear_backward(&normed, &head, &grad_logits, &uses)?;
-            drop((normed, grad_logits));
-            let grad_x = norm.backward::<T>(&as_rows(x)?, &moments, &grad_normed, &uses)?;
-            Ok([Some(grad_x.reshape(x.shape())?), None])
-        })
-    })
+    let (normed, moments) = model.norm.fresh::<T>(x, model.config.eps)?;
+    let normed = as_rows(&normed)?;
+    let logits = product(&normed, &model.head.compute(normed.dtype())?.t()?)?;
+    let (losses, lse) = loss::forward::<T>(&logits, targets)?;
+    let mean = losses.into_tensor(targets.elem_count()).mean_all()?;
+    Ok((mean, Saved { x: x.clone(), targets: targets.clone(), moments, normed, logits, lse }))
+}
+
+/// The gradient of the stream, given that of the loss: a number.
+pub(super) fn backward<T: Elem + FloatElement>(
+    model: &Transformer,
+    saved: Saved,
+    grad: &Tensor,
+    (pass, head): (&Pass<'_>, Option<&Use>),
+) -> Result<Gradient> {
+    let _span = span("head and loss");
+    let Saved { x, targets, moments, normed, logits, lse } = saved;
+    let grad_logits = loss::backward::<T>(&logits, &targets, &lse, &grad.reshape(1)?, true)?;
+    drop(logits);
+    let grad_normed = linear_backward(&normed, &model.head, &grad_logits, head)?;
+    drop((normed, grad_logits));
+    model.norm.backward::<T>(&x, &moments, &grad_normed, None, (pass, 2 * model.blocks.len()))
 }

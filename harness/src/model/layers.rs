@@ -8,15 +8,15 @@ use crate::ops::{self};
 use crate::profile::span;
 
 impl NormWeights {
-    /// The norm of x over its last dimension.
+    /// The norm of a stream x, f32, over its last dimension, in the precision's type.
     pub(super) fn apply(&self, config: &Config, x: &Tensor) -> Result<Tensor> {
         let _span = span("norm");
+        let dtype = config.precision.dtype();
         match (&self.bias, config.fusion) {
             (bias, Fusion::None) => {
-                let wide = x.to_dtype(DType::F32)?;
                 let centred = match bias {
-                    None => wide,
-                    Some(_) => wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?,
+                    None => x.clone(),
+                    Some(_) => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
                 };
                 let spread = (centred.sqr()?.mean_keepdim(D::Minus1)? + config.eps)?.sqrt()?;
                 let y = centred.broadcast_div(&spread)?.broadcast_mul(&self.weight.leaf(DType::F32)?)?;
@@ -24,26 +24,34 @@ impl NormWeights {
                     None => y,
                     Some(bias) => y.broadcast_add(&bias.leaf(DType::F32)?)?,
                 };
-                y.to_dtype(x.dtype())
+                y.to_dtype(dtype)
             }
-            (None, _) => ops::rms_norm(x, &self.weight, config.eps),
-            (Some(bias), _) => ops::layer_norm(x, &self.weight, bias, config.eps),
+            (None, _) => ops::cast(&ops::rms_norm(x, &self.weight, config.eps)?, dtype),
+            (Some(bias), _) => ops::cast(&ops::layer_norm(x, &self.weight, bias, config.eps)?, dtype),
         }
     }
 }
 
 impl Block {
-    /// x [batch, length, width] with what attention and feed-forward add to it.
+    /// A stream x, f32 [batch, length, width], with what attention and feed-forward add to it.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = span("block");
         let qkv = ops::linear(&self.attention_norm.apply(&self.config, x)?, &self.qkv)?;
-        let x = (x + ops::linear(&self.attention(&qkv)?, &self.out)?)?;
+        let x = (x + self.widened(ops::linear(&self.attention(&qkv)?, &self.out)?)?)?;
         let gate_up = ops::linear(&self.mlp_norm.apply(&self.config, &x)?, &self.gate_up)?;
         let inner = match self.config.fusion {
             Fusion::None => ops::swiglu_unfused(&gate_up)?,
             Fusion::Ops | Fusion::Blocks => ops::swiglu(&gate_up)?,
         };
-        x + ops::linear(&inner, &self.down)?
+        x + self.widened(ops::linear(&inner, &self.down)?)?
+    }
+
+    /// What is added to the stream, in the stream's type.
+    fn widened(&self, x: Tensor) -> Result<Tensor> {
+        match self.config.fusion {
+            Fusion::None => x.to_dtype(DType::F32),
+            Fusion::Ops | Fusion::Blocks => ops::cast(&x, DType::F32),
+        }
     }
 
     /// O [batch, length, width] of qkv [batch, length, columns].

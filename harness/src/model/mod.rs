@@ -10,9 +10,12 @@
 //! The same model runs in several ways, so that they can be compared: see [`Attention`], [`Fusion`] and
 //! [`Config::checkpoint`]. None of them changes what is computed.
 //!
-//! Files in reading order: `config.rs`, this one, `layers.rs` (a block as ops on the tape), `block.rs` (a block as one op),
-//! `head.rs` (norm, head and loss as one op), `checkpoint.rs` (blocks that are computed again backward),
-//! `replay.rs` (passes as CUDA graphs).
+//! x, the residual stream, is f32 in every precision, as sums of many small parts should be; what is multiplied is of the precision's
+//! type.
+//!
+//! Files in reading order: `config.rs`, this one, `layers.rs` (a block as ops on the tape), `stack.rs` (the model as one op),
+//! `block.rs` and `head.rs` (its parts), `checkpoint.rs` (blocks on the tape that are computed again backward), `replay.rs` (passes
+//! that are replayed).
 
 mod block;
 mod checkpoint;
@@ -20,10 +23,11 @@ mod config;
 mod head;
 mod layers;
 mod replay;
+mod stack;
 
 use std::sync::Arc;
 
-use candle_core::{Device, Error, Result, Tensor};
+use candle_core::{DType, Device, Error, Result, Tensor};
 
 pub use config::{Attention, Config, Fusion, Norm, Precision, SIZES};
 pub use replay::Replay;
@@ -44,6 +48,7 @@ pub struct Transformer {
 
 /// The parameters of a block, and what all blocks share.
 struct Block {
+    index: usize,
     config: Config,
     rope: Rope,
     attention_norm: NormWeights,
@@ -187,7 +192,8 @@ impl Transformer {
         }
         let targets = targets.flatten_all()?.contiguous()?;
         if self.config.fusion == Fusion::Blocks {
-            return head::loss(&self.config, &self.stream(tokens)?, &targets, &self.norm, &self.head);
+            self.check_length(tokens)?;
+            return stack::loss(self, tokens, &targets);
         }
         let logits = self.logits(tokens)?.flatten_to(1)?;
         match self.config.fusion {
@@ -214,26 +220,30 @@ impl Transformer {
     }
 
     fn stream_seen(&self, tokens: &Tensor, see: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<Tensor> {
-        let (_, length) = tokens.dims2()?;
-        if length > self.config.context {
-            let message = format!(
-                "{length} tokens are more than the context of {} that the model was made for: shorten the input, or make a \
-                 model with a larger context",
-                self.config.context
-            );
-            return Err(Error::Msg(message));
+        self.check_length(tokens)?;
+        if self.config.fusion == Fusion::Blocks {
+            return stack::stream(self, tokens, see);
         }
-        let mut x = ops::embedding(tokens, &self.embedding, self.config.precision.dtype())?;
+        let mut x = ops::embedding(tokens, &self.embedding, DType::F32)?;
         see("embedding", &x)?;
         for (i, block) in self.blocks.iter().enumerate() {
-            x = match (self.config.fusion, self.config.checkpoint) {
-                (Fusion::Blocks, keep_input_only) => block::apply(block, &x, keep_input_only)?,
-                (Fusion::None | Fusion::Ops, false) => block.forward(&x)?,
-                (Fusion::None | Fusion::Ops, true) => checkpoint::apply(block, &x)?,
-            };
+            x = if self.config.checkpoint { checkpoint::apply(block, &x)? } else { block.forward(&x)? };
             see(&format!("blocks.{i}"), &x)?;
         }
         Ok(x)
+    }
+
+    fn check_length(&self, tokens: &Tensor) -> Result<()> {
+        let (_, length) = tokens.dims2()?;
+        if length <= self.config.context {
+            return Ok(());
+        }
+        let message = format!(
+            "{length} tokens are more than the context of {} that the model was made for: shorten the input, or make a model \
+             with a larger context",
+            self.config.context
+        );
+        Err(Error::Msg(message))
     }
 }
 
@@ -242,6 +252,7 @@ impl Block {
         let get = |part: &str| params.get(&format!("blocks.{i}.{part}.weight"));
         let norm = |part: &str| NormWeights::new(params, &format!("blocks.{i}.{part}.norm"), config.norm);
         Ok(Block {
+            index: i,
             config: config.clone(),
             rope: rope.clone(),
             attention_norm: norm("attention")?,

@@ -1,65 +1,232 @@
-//! Matrix products of cuBLAS on candle's stream.
+//! Matrix products of cuBLAS on candle's stream: d = a·b + c, where c may be d itself, another matrix, or nothing.
+//!
+//! cublasLt rather than cuBLAS: it adds to one matrix and writes another, so that a residual stream is read and written once; and what
+//! it works with is given to it, so that a recording allocates nothing of its own. What it chooses for a product depends on the
+//! product alone: the same numbers have the same bits in every run.
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::cuda::cudarc::cublas::{result, sys};
-use candle_core::{CudaDevice, Result, WithDType};
-use tilewright::{ViewMut, kernels};
+use candle_core::cuda::cudarc::cublaslt::{result, sys};
+use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use candle_core::{CudaDevice, DType, Result, WithDType};
+use tilewright::{View, ViewMut, kernels};
 
 use super::memory::Elem;
 
-/// c [m, n] = a·b + beta·c, row by row, for a [m, k] and b [k, n] that lie by rows or by columns.
+/// What a product is added to.
+#[derive(Clone, Copy)]
+pub enum Base<'a, C: Elem> {
+    /// Nothing: the result is written.
+    Zero,
+    /// What is there.
+    Itself,
+    /// Another matrix, row by row as the result.
+    Other(View<'a, C>),
+}
+
+/// d [m, n] = a·b + base, row by row, for a [m, k] and b [k, n] that lie by rows or by columns.
 ///
 /// f32 operands multiply as `candle_core::cuda::gemm_reduced_precision_f32` says: exactly, or rounded to tf32.
 ///
 /// # Errors
-/// A matrix that lies neither by rows nor by columns, one with 2³¹ rows or columns, and those of cuBLAS.
+/// A matrix that lies neither by rows nor by columns, one with 2³¹ rows or columns, a base of another length, and those of cuBLAS.
 pub fn multiply<T: Elem, C: Elem>(
     device: &CudaDevice,
     a: &kernels::Tensor<'_, T, 2>,
     b: &kernels::Tensor<'_, T, 2>,
-    c: &mut ViewMut<'_, C>,
+    base: Base<'_, C>,
+    d: &mut ViewMut<'_, C>,
     [m, k, n]: [usize; 3],
-    beta: f32,
 ) -> Result<()> {
     if m * n == 0 {
         return Ok(());
     }
+    let failed = |error: result::CublasError| {
+        candle_core::Error::Msg(format!("cuBLAS failed at a product of {m} x {k} and {k} x {n}: {error}"))
+    };
+    let (c_address, beta) = match base {
+        Base::Zero => (d.address(), 0.0_f32),
+        Base::Itself => (d.address(), 1.0),
+        Base::Other(other) if other.len() == m * n => (other.address(), 1.0),
+        Base::Other(other) => {
+            let message = format!("a product of shape {:?} cannot be added to {} numbers", [m, n], other.len());
+            return Err(candle_core::Error::Msg(message));
+        }
+    };
     let (a_op, a_ld) = leading(a.strides(), a.shape())?;
     let (b_op, b_ld) = leading(b.strides(), b.shape())?;
-    let compute = match (<T as WithDType>::DTYPE, candle_core::cuda::gemm_reduced_precision_f32()) {
-        (candle_core::DType::F32, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
-        _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+    let addresses = [b.view().address(), a.view().address(), c_address, d.address()];
+    // cuBLAS counts by columns: our d by rows is its dᵀ = bᵀ·aᵀ.
+    let product = Product {
+        sizes: [int(n)?, int(m)?, int(k)?],
+        ops: [b_op, a_op],
+        leading: [int(b_ld)?, int(a_ld)?],
+        operands: data_type::<T>()?,
+        result: data_type::<C>()?,
+        tf32: <T as WithDType>::DTYPE == DType::F32 && candle_core::cuda::gemm_reduced_precision_f32(),
+        adds: beta != 0.0,
+        alignments: addresses.map(alignment),
     };
-    let (alpha, handle) = (1.0_f32, device.cublas_handle());
-    let pointer = |address: u64| address as *const c_void;
-    // cuBLAS counts by columns: our c by rows is its cᵀ = bᵀ·aᵀ.
-    // SAFETY: the operands borrow memory of this device in the sizes and strides that are passed, c exclusively; c has m·n
-    // elements; the handle belongs to the device's stream, on which all of them are used.
+    let stream = device.cuda_stream();
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let lt = match open.iter().position(|lt| Arc::ptr_eq(&lt.stream, &stream)) {
+        Some(at) => &mut open[at],
+        None => {
+            open.push(Lt::new(&stream)?);
+            let last = open.len() - 1;
+            &mut open[last]
+        }
+    };
+    let plan = match lt.plans.get(&product) {
+        Some(plan) => plan,
+        None => {
+            let plan = Plan::new(lt.handle, &product).map_err(failed)?;
+            lt.plans.entry(product).or_insert(plan)
+        }
+    };
+    let alpha = 1.0_f32;
+    let (workspace, _) = lt.workspace.device_ptr(&stream);
+    let at = addresses.map(|address| address as *mut c_void);
+    // SAFETY: the operands borrow memory of this device in the sizes and strides that the plan was made for, d exclusively; the
+    // base has as many elements as d; the workspace is as large as said, and used on this stream alone.
     unsafe {
-        result::gemm_ex(
-            *handle.handle(),
-            b_op,
-            a_op,
-            int(n)?,
-            int(m)?,
-            int(k)?,
+        result::matmul(
+            lt.handle,
+            plan.description,
             (&raw const alpha).cast(),
-            pointer(b.view().address()),
-            data_type::<T>()?,
-            int(b_ld)?,
-            pointer(a.view().address()),
-            data_type::<T>()?,
-            int(a_ld)?,
             (&raw const beta).cast(),
-            c.address() as *mut c_void,
-            data_type::<C>()?,
-            int(n)?,
-            compute,
-            sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            at[0],
+            plan.layouts[0],
+            at[1],
+            plan.layouts[1],
+            at[2],
+            plan.layouts[2],
+            at[3],
+            plan.layouts[2],
+            &raw const plan.algorithm,
+            workspace as *mut c_void,
+            WORKSPACE,
+            stream.cu_stream().cast(),
         )
     }
-    .map_err(|error| candle_core::Error::Msg(format!("cuBLAS failed at a product of {m} x {k} and {k} x {n}: {error}")))
+    .map_err(failed)
+}
+
+/// Bytes to work with, as cuBLAS's documentation asks for on Hopper GPUs.
+const WORKSPACE: usize = 32 << 20;
+
+/// One for each stream in use, for good.
+static OPEN: Mutex<Vec<Lt>> = Mutex::new(Vec::new());
+
+/// cublasLt on a stream.
+struct Lt {
+    stream: Arc<CudaStream>,
+    handle: sys::cublasLtHandle_t,
+    workspace: CudaSlice<u8>,
+    plans: HashMap<Product, Plan>,
+}
+
+// SAFETY: the handle and what plans point to may be used by any thread, one at a time, which the lock sees to.
+unsafe impl Send for Lt {}
+
+impl Lt {
+    fn new(stream: &Arc<CudaStream>) -> Result<Lt> {
+        let failed = |error: &dyn std::fmt::Display| candle_core::Error::Msg(format!("cuBLAS does not start: {error}"));
+        let handle = result::create_handle().map_err(|error| failed(&error))?;
+        // SAFETY: cuBLAS writes it before it reads it.
+        let workspace = unsafe { stream.alloc::<u8>(WORKSPACE) }.map_err(|error| failed(&error))?;
+        Ok(Lt { stream: stream.clone(), handle, workspace, plans: HashMap::new() })
+    }
+}
+
+/// All that the choice of an algorithm depends on, as cuBLAS counts: by columns.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Product {
+    /// Rows of the result, its columns, and what is summed over.
+    sizes: [c_int; 3],
+    /// Of both operands.
+    ops: [sys::cublasOperation_t; 2],
+    leading: [c_int; 2],
+    operands: sys::cudaDataType,
+    result: sys::cudaDataType,
+    tf32: bool,
+    adds: bool,
+    /// Bytes, of both operands, what is added, and the result.
+    alignments: [u32; 4],
+}
+
+/// What cuBLAS wants to know again at each call.
+struct Plan {
+    description: sys::cublasLtMatmulDesc_t,
+    /// Of both operands and the result.
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    fn new(handle: sys::cublasLtHandle_t, product: &Product) -> std::result::Result<Plan, result::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Description;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+
+        let compute = match product.tf32 {
+            true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)?;
+        let attributes = [Description::CUBLASLT_MATMUL_DESC_TRANSA, Description::CUBLASLT_MATMUL_DESC_TRANSB];
+        for (attribute, op) in attributes.into_iter().zip(&product.ops) {
+            // SAFETY: the description lives, and these attributes are a cublasOperation_t.
+            unsafe {
+                result::set_matmul_desc_attribute(
+                    description,
+                    attribute,
+                    std::ptr::from_ref(op).cast(),
+                    size_of::<sys::cublasOperation_t>(),
+                )?;
+            }
+        }
+        let [m, n, k] = product.sizes.map(|size| size as u64);
+        let layout = |dtype, op, rows, columns, leading: c_int| match op {
+            sys::cublasOperation_t::CUBLAS_OP_N => result::create_matrix_layout(dtype, rows, columns, leading.into()),
+            _ => result::create_matrix_layout(dtype, columns, rows, leading.into()),
+        };
+        let [first, second] = product.leading;
+        let layouts = [
+            layout(product.operands, product.ops[0], m, k, first)?,
+            layout(product.operands, product.ops[1], k, n, second)?,
+            result::create_matrix_layout(product.result, m, n, m as i64)?,
+        ];
+        let preference = result::create_matmul_pref()?;
+        let mut limits =
+            vec![(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64, size_of::<usize>())];
+        let names = [
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
+        limits.extend(
+            names.into_iter().zip(product.alignments).map(|(name, bytes)| (name, bytes.into(), size_of::<u32>())),
+        );
+        // SAFETY: everything was made above. The limit of the workspace is a size_t and alignments are u32, of which a little-endian
+        // u64 begins with the bytes.
+        unsafe {
+            for (name, number, bytes) in limits {
+                result::set_matmul_pref_attribute(preference, name, (&raw const number).cast(), bytes)?;
+            }
+            let [a, b, d] = layouts;
+            let found = result::get_matmul_algo_heuristic(handle, description, a, b, d, d, preference)?;
+            result::destroy_matmul_pref(preference)?;
+            Ok(Plan { description, layouts, algorithm: found.algo })
+        }
+    }
+}
+
+/// Largest power of two, up to 256, that divides an address.
+fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(8)
 }
 
 /// How a matrix by rows reads as one by columns, and the distance of its rows (or columns, if it lies by those).
@@ -78,9 +245,9 @@ fn int(n: usize) -> Result<c_int> {
 
 fn data_type<T: WithDType>() -> Result<sys::cudaDataType> {
     match <T as WithDType>::DTYPE {
-        candle_core::DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
-        candle_core::DType::BF16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
-        candle_core::DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
+        DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
+        DType::BF16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
+        DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
         other => Err(candle_core::Error::Msg(format!("cuBLAS does not multiply {}", other.as_str()))),
     }
 }

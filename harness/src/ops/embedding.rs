@@ -30,7 +30,7 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
         }
         record1("embedding", table.anchor(), y, shape, move |_, _, grad| {
             if let Some(using) = &using {
-                add_gradient::<T>(&ids, grad, &using.param().grad()?)?;
+                add_gradient::<T>(&ids, grad, using.param())?;
                 using.finish()?;
             }
             Ok([None])
@@ -38,12 +38,13 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
     })
 }
 
-/// grad_table[ids[t], :] += grad[t, :].
-pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &Tensor) -> Result<()> {
+/// The gradient of the table's row ids[t] += grad[t, :].
+pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, table: &Param) -> Result<()> {
+    let grad_table = table.grad()?;
     let [vocabulary, d] = [grad_table.dim(0)?, grad_table.dim(1)?];
     let (ids, grad) = (Read::<u32>::new(ids)?, Read::<T>::new(grad)?);
     let (id_list, grad_rows) = (ids.view()?, grad.rows()?);
-    write::<f32, ()>(grad_table, |device, mut target| {
+    write::<f32, ()>(&grad_table, |device, mut target| {
         // The kernel adds with atomics, in any order. On the CPU a loop gives every run the same bits, and costs little: the
         // table's gradient is as long as the tokens.
         if let (Some(ids), Some(sums)) = (id_list.as_slice(), target.as_mut_slice()) {

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::memory::for_float_type;
-use super::product::{add_product, fresh_product, product};
+use super::product::{fresh_product, product, product_into};
 use super::tape::record2;
 use crate::params::Param;
 use crate::profile::span;
@@ -40,7 +40,8 @@ pub fn linear(x: &Tensor, weight: &Param) -> Result<Tensor> {
 
 /// W's gradient += gradᵀ·x, for x [rows, k] and grad [rows, n].
 pub(crate) fn weight_gradient(weight: &Param, x: &Tensor, grad: &Tensor) -> Result<()> {
-    add_product(&weight.grad()?, &grad.t()?, x)
+    let (target, adds) = weight.grad_to_write()?;
+    product_into(&target, &grad.t()?, x, adds)
 }
 
 /// All dimensions but the last as one.

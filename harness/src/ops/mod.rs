@@ -20,6 +20,7 @@ pub(crate) mod norm;
 pub(crate) mod product;
 pub mod replay;
 pub(crate) mod rope;
+pub(crate) mod stream_norm;
 pub mod tape;
 
 pub use attention::{flash_attention, flash_attention_packed};

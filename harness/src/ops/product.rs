@@ -27,7 +27,7 @@ pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
     let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
     #[cfg(feature = "cuda")]
     if let candle_core::Device::Cuda(cuda) = device {
-        super::cublas::multiply(cuda, &a, &b, &mut c.view()?, [m, k, n], 0.0)?;
+        super::cublas::multiply(cuda, &a, &b, super::cublas::Base::Zero, &mut c.view()?, [m, k, n])?;
         return Ok(c);
     }
     let mut target = c.view()?;
@@ -35,8 +35,11 @@ pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
     Ok(c)
 }
 
-/// base + a·b, for a contiguous base of m·n elements and of the operands' type: rounded once.
-pub fn fresh_product_plus<T: Elem>(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
+/// base + a·b in f32, for a contiguous f32 base of m·n elements, and a [m, k] and b [k, n] of any one float type.
+///
+/// # Errors
+/// As [`product`]; also a base of another size.
+pub fn product_plus(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let _span = span("matrix product");
     let (m, k, n) = sizes(a, b)?;
     if base.elem_count() != m * n {
@@ -45,19 +48,21 @@ pub fn fresh_product_plus<T: Elem>(base: &Tensor, a: &Tensor, b: &Tensor) -> Res
     }
     #[cfg(feature = "cuda")]
     let device = a.device();
-    let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
-    let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
-    let mut c = Fresh::<T>::copy_of(base)?;
-    {
-        let mut target = c.view()?;
+    for_float_type!(a.dtype(), "a matrix product", T => {
+        let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+        let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
         #[cfg(feature = "cuda")]
         if let candle_core::Device::Cuda(cuda) = device {
-            super::cublas::multiply(cuda, &a, &b, &mut target, [m, k, n], 1.0)?;
-            return Ok(c);
+            let source = Read::<f32>::new(base)?;
+            let mut c = Fresh::<f32>::new(device, m * n)?;
+            let other = super::cublas::Base::Other(source.view()?);
+            super::cublas::multiply(cuda, &a, &b, other, &mut c.view()?, [m, k, n])?;
+            return Ok(c.into_tensor(base.shape()));
         }
-        cpu::add_rounded(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n])?;
-    }
-    Ok(c)
+        let mut c = Fresh::<f32>::copy_of(base)?;
+        cpu::into_f32(&a, &b, c.view()?.as_mut_slice().unwrap_or_default(), [m, k, n], true)?;
+        Ok(c.into_tensor(base.shape()))
+    })
 }
 
 /// c += a·b for an f32 c [m, n] that is contiguous, and a [m, k] and b [k, n] of any float type.
@@ -65,6 +70,14 @@ pub fn fresh_product_plus<T: Elem>(base: &Tensor, a: &Tensor, b: &Tensor) -> Res
 /// # Errors
 /// As [`product`].
 pub fn add_product(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    product_into(c, a, b, true)
+}
+
+/// c = a·b, or with `adds` c += a·b: see [`add_product`].
+///
+/// # Errors
+/// As [`product`].
+pub fn product_into(c: &Tensor, a: &Tensor, b: &Tensor, adds: bool) -> Result<()> {
     let _span = span("matrix product");
     let (m, k, n) = sizes(a, b)?;
     if c.dims() != [m, n] {
@@ -82,9 +95,10 @@ pub fn add_product(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
         write::<f32, ()>(c, |_, mut target| {
             #[cfg(feature = "cuda")]
             if let candle_core::Device::Cuda(cuda) = device {
-                return super::cublas::multiply(cuda, &a, &b, &mut target, [m, k, n], 1.0);
+                let base = if adds { super::cublas::Base::Itself } else { super::cublas::Base::Zero };
+                return super::cublas::multiply(cuda, &a, &b, base, &mut target, [m, k, n]);
             }
-            cpu::add(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n])
+            cpu::into_f32(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n], adds)
         })
     })
 }
@@ -123,23 +137,9 @@ mod cpu {
         Ok(())
     }
 
-    /// c += a·b, rounded to c's type once.
-    pub fn add_rounded<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [T], sizes: [usize; 3]) -> Result<()> {
-        if <T as candle_core::WithDType>::DTYPE == candle_core::DType::F32
-            && let Ok(c) = bytemuck::try_cast_slice_mut::<T, f32>(c)
-        {
-            return in_f32(a, b, c, sizes, true);
-        }
-        let mut exact = vec![0.0; c.len()];
-        T::to_f32s(c, &mut exact);
-        in_f32(a, b, &mut exact, sizes, true)?;
-        T::from_f32s(&exact, c);
-        Ok(())
-    }
-
-    /// c += a·b.
-    pub fn add<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [f32], sizes: [usize; 3]) -> Result<()> {
-        in_f32(a, b, c, sizes, true)
+    /// c = a·b, or with `adds` c += a·b.
+    pub fn into_f32<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [f32], sizes: [usize; 3], adds: bool) -> Result<()> {
+        in_f32(a, b, c, sizes, adds)
     }
 
     /// Elements that a thread converts at a time.

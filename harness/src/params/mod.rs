@@ -22,7 +22,7 @@ mod tape;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -77,6 +77,8 @@ struct Inner {
     ranges: Vec<Range<usize>>,
     values: Tensor,
     grads: Tensor,
+    /// Gradients that count as zeros, whatever lies in their memory.
+    blank: Vec<AtomicBool>,
     /// The values in a shorter type, for products.
     copy: RwLock<Option<Tensor>>,
     /// Puts ops on the tape whose only gradient is a parameter's.
@@ -106,6 +108,7 @@ impl Params {
         let values = Tensor::from_vec(spec::initial_values(&specs, &ranges, end, seed), end, device)?;
         let grads = Tensor::zeros(end, DType::F32, device)?;
         let pending = specs.iter().map(|_| AtomicUsize::new(0)).collect();
+        let blank = specs.iter().map(|_| AtomicBool::new(false)).collect();
         Ok(Params(Arc::new(Inner {
             device: device.clone(),
             specs,
@@ -113,6 +116,7 @@ impl Params {
             ranges,
             values,
             grads,
+            blank,
             copy: RwLock::new(None),
             anchor: Var::zeros(1, DType::F32, device)?,
             pending,
@@ -163,7 +167,8 @@ impl Params {
         &self.0.values
     }
 
-    /// All gradients: f32 [flat_len]. Gaps are zeros.
+    /// All gradients: f32 [flat_len]. Gaps are zeros. After [`Params::blank_grads`] they are what this says once
+    /// [`Params::settle_grads`] was called.
     pub fn grads(&self) -> &Tensor {
         &self.0.grads
     }
@@ -203,7 +208,26 @@ impl Params {
 
     /// Sets all gradients to zero.
     pub fn zero_grads(&self) -> Result<()> {
+        self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
         self.0.grads.zero_set()
+    }
+
+    /// As [`Params::zero_grads`], without touching memory: what comes first to a gradient is written over what lies there. Whoever reads
+    /// [`Params::grads`] calls [`Params::settle_grads`] before.
+    pub fn blank_grads(&self) {
+        self.0.blank.iter().for_each(|blank| blank.store(true, Ordering::Release));
+    }
+
+    /// Sets the gradients to zero that nothing has come to since [`Params::blank_grads`].
+    pub fn settle_grads(&self) -> Result<()> {
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for param in self.iter().filter(Param::take_blank) {
+            match ranges.last_mut() {
+                Some(last) if param.range().start < last.end + ALIGNMENT => last.end = param.range().end,
+                _ => ranges.push(param.range()),
+            }
+        }
+        ranges.into_iter().try_for_each(|range| self.0.grads.narrow(0, range.start, range.len())?.zero_set())
     }
 
     /// The parameters that are trained, grouped by decay and factor of the learning rate, in the order in which groups first
@@ -344,7 +368,21 @@ impl Param {
 
     /// Its gradient, f32: a view of [`Params::grads`].
     pub fn grad(&self) -> Result<Tensor> {
-        self.view(&self.params.grads)
+        let grad = self.view(&self.params.grads)?;
+        if self.take_blank() {
+            grad.zero_set()?;
+        }
+        Ok(grad)
+    }
+
+    /// Where to put a part of its gradient, and whether that is added to what is there: if not, all of it is to be written over.
+    pub fn grad_to_write(&self) -> Result<(Tensor, bool)> {
+        Ok((self.view(&self.params.grads)?, !self.take_blank()))
+    }
+
+    /// Whether its gradient counts as zeros; from now on it is what lies there.
+    fn take_blank(&self) -> bool {
+        self.params.blank[self.id.0].swap(false, Ordering::AcqRel)
     }
 
     /// Its value for computing in `dtype`, off the tape: a view of the values or of their copy where there is one of this
@@ -362,8 +400,9 @@ impl Param {
     /// Adds `gradient`, of any float type and of its shape, to its gradient.
     pub fn add_grad(&self, gradient: &Tensor) -> Result<()> {
         let gradient = gradient.to_dtype(DType::F32)?;
-        let sum = self.grad()?.add(&gradient)?;
-        self.params.grads.slice_set(&sum.flatten_all()?, 0, self.range().start)
+        let (before, adds) = self.grad_to_write()?;
+        let sum = if adds { before.add(&gradient)? } else { gradient };
+        self.params.grads.slice_set(&sum.flatten_all()?.contiguous()?, 0, self.range().start)
     }
 }
 

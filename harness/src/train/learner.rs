@@ -225,8 +225,8 @@ impl Learner {
     /// # Errors
     /// Those of earlier work on the device.
     pub fn begin(&self) -> Result<()> {
-        let _phase = phase(Phase::Optimizer);
-        Ok(self.params.zero_grads()?)
+        self.params.blank_grads();
+        Ok(())
     }
 
     /// Adds `share` times the gradient of `loss`, a scalar. The shares of a step's micro-batches add up to 1.
@@ -240,7 +240,8 @@ impl Learner {
             true => loss.backward()?,
             false => (loss * factor)?.backward()?,
         };
-        Ok(())
+        // Parameters that the loss does not depend on.
+        Ok(self.params.settle_grads()?)
     }
 
     /// Clips the gradient and makes a step of AdamW. Waits for the device.

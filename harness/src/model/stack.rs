@@ -1,0 +1,180 @@
+//! A model as one op on the tape: embedding, blocks, head and loss, forward and backward by hand.
+//!
+//! Candle's walk adds every gradient to a zeroed one and keeps every intermediate until the end. Here nothing is added but what the
+//! formulas add, and everything is freed as soon as it has been used. The gradients of all norms' weights are added up at once, at the
+//! end.
+
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{Error, Result, Tensor};
+use tilewright::kernels::FloatElement;
+
+use super::block::{self, Pass, rounded};
+use super::{Norm, Transformer, head};
+use crate::ops::embedding::add_gradient;
+use crate::ops::memory::{Elem, Fresh, for_float_type};
+use crate::ops::stream_norm::{self, Gradient};
+use crate::ops::tape::record1;
+use crate::params::{Param, Use, grad_enabled};
+use crate::profile::span;
+
+/// What is kept of a block for backward.
+enum Kept {
+    All(Box<block::Saved>),
+    /// The stream before it: the rest is computed again.
+    Input(Tensor),
+}
+
+/// The uses of a model's parameters by one pass. A table that is embedding and head has two.
+struct Uses {
+    embedding: Option<Use>,
+    /// Of blocks and the last norm.
+    inner: Vec<Use>,
+    head: Option<Use>,
+}
+
+impl Uses {
+    fn begin(model: &Transformer, with_head: bool) -> Uses {
+        let blocks = model.blocks.iter().flat_map(|block| block.params());
+        let norm = model.norm.params().filter(|_| with_head);
+        Uses {
+            embedding: model.embedding.begin_use(),
+            inner: blocks.chain(norm).filter_map(Param::begin_use).collect(),
+            head: if with_head { model.head.begin_use() } else { None },
+        }
+    }
+}
+
+/// The mean cross-entropy of the model's logits of tokens [batch, length] with targets [batch · length].
+pub(super) fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    for_float_type!(model.config.precision.dtype(), "a model", T => {
+        let uses = Uses::begin(model, true);
+        let ids = tokens.flatten_all()?.contiguous()?;
+        let (x, kept) = forward::<T>(model, tokens, &ids, &mut |_, _| Ok(()))?;
+        let (mean, of_head) = head::forward::<T>(model, &x, targets)?;
+        // Taken by backward, which frees it on its way.
+        let saved = Mutex::new(grad_enabled().then_some((kept, of_head)));
+        let model = model.clone();
+        record1("model", &model.embedding.anchor().clone(), Fresh::<f32>::copy_of(&mean)?, (), move |_, _, grad| {
+            let (kept, of_head) = take(&saved)?;
+            let pass = pass_of(&model, &ids, &uses, 1)?;
+            let grad = head::backward::<T>(&model, of_head, grad, (&pass, uses.head.as_ref()))?;
+            backward::<T>(&model, &ids, kept, grad, (&pass, uses.embedding.as_ref()))?;
+            Ok([None])
+        })
+    })
+}
+
+/// What the blocks make of tokens [batch, length]: f32 [batch, length, width], before the last norm.
+pub(super) fn stream(
+    model: &Transformer,
+    tokens: &Tensor,
+    see: &mut dyn FnMut(&str, &Tensor) -> Result<()>,
+) -> Result<Tensor> {
+    for_float_type!(model.config.precision.dtype(), "a model", T => {
+        let uses = Uses::begin(model, false);
+        let ids = tokens.flatten_all()?.contiguous()?;
+        let (x, kept) = forward::<T>(model, tokens, &ids, see)?;
+        if !grad_enabled() {
+            return Ok(x);
+        }
+        let saved = Mutex::new(Some(kept));
+        let model = model.clone();
+        let shape = x.shape().clone();
+        record1("blocks", &model.embedding.anchor().clone(), Fresh::<f32>::copy_of(&x)?, shape, move |_, _, grad| {
+            let kept = take(&saved)?;
+            let pass = pass_of(&model, &ids, &uses, 0)?;
+            let grad = Gradient { stream: grad.clone(), rounded: rounded::<T>(grad)? };
+            backward::<T>(&model, &ids, kept, grad, (&pass, uses.embedding.as_ref()))?;
+            Ok([None])
+        })
+    })
+}
+
+fn take<S>(saved: &Mutex<Option<S>>) -> Result<S> {
+    let saved = saved.lock().unwrap_or_else(PoisonError::into_inner).take();
+    saved.ok_or_else(|| Error::Msg("backward ran twice through one result: compute it again".into()))
+}
+
+fn forward<T: Elem + FloatElement>(
+    model: &Transformer,
+    tokens: &Tensor,
+    ids: &Tensor,
+    see: &mut dyn FnMut(&str, &Tensor) -> Result<()>,
+) -> Result<(Tensor, Vec<Kept>)> {
+    let (batch, length) = tokens.dims2()?;
+    let mut x = {
+        let _span = span("embedding");
+        model.embedding.value()?.index_select(ids, 0)?.reshape((batch, length, model.config.width))?
+    };
+    see("embedding", &x)?;
+    let mut kept = Vec::with_capacity(model.blocks.len());
+    for (i, block) in model.blocks.iter().enumerate() {
+        let (y, saved) = block::forward::<T>(block, &x)?;
+        if grad_enabled() {
+            kept.push(if model.config.checkpoint { Kept::Input(x) } else { Kept::All(Box::new(saved)) });
+        }
+        x = y;
+        see(&format!("blocks.{i}"), &x)?;
+    }
+    Ok((x, kept))
+}
+
+/// A backward pass over as many tokens, with `more` norms than those of the blocks.
+fn pass_of<'a>(model: &Transformer, ids: &Tensor, uses: &'a Uses, more: usize) -> Result<Pass<'a>> {
+    let norm_sums = match model.config.norm {
+        Norm::Layer => None,
+        Norm::Rms => {
+            let (norms, width) = (2 * model.blocks.len() + more, model.config.width);
+            let sums = stream_norm::sums([ids.elem_count(), width])?;
+            Some(Fresh::<f32>::new(ids.device(), norms * sums * width)?.into_tensor((norms, sums, width)))
+        }
+    };
+    Ok(Pass { uses: &uses.inner, norm_sums })
+}
+
+/// From the gradient of the stream behind the blocks to everything before.
+fn backward<T: Elem + FloatElement>(
+    model: &Transformer,
+    ids: &Tensor,
+    mut kept: Vec<Kept>,
+    mut grad: Gradient,
+    (pass, embedding): (&Pass<'_>, Option<&Use>),
+) -> Result<()> {
+    for block in model.blocks.iter().rev() {
+        let saved = match kept.pop() {
+            Some(Kept::All(saved)) => *saved,
+            Some(Kept::Input(x)) => block::forward::<T>(block, &x)?.1,
+            None => return Err(Error::Msg("internal compiler error: a block kept nothing, please report".into())),
+        };
+        grad = block::backward::<T>(block, saved, grad, pass)?;
+    }
+    if let Some(sums) = &pass.norm_sums {
+        add_norm_gradients(model, sums, pass)?;
+    }
+    if let Some(using) = embedding {
+        let _span = span("embedding");
+        add_gradient::<f32>(ids, &grad.stream.reshape((ids.elem_count(), model.config.width))?, using.param())?;
+        using.finish()?;
+    }
+    Ok(())
+}
+
+/// Adds up what the backward pass left of the RMSNorms' gradients. Their weights lie one behind the other.
+fn add_norm_gradients(model: &Transformer, sums: &Tensor, pass: &Pass<'_>) -> Result<()> {
+    let _span = span("norm");
+    let weights = model.blocks.iter().flat_map(|block| [&block.attention_norm.weight, &block.mlp_norm.weight]);
+    let weights: Vec<&Param> = weights.chain([&model.norm.weight]).take(sums.dim(0)?).collect();
+    let starts: Vec<usize> = weights.iter().map(|weight| weight.range().start).collect();
+    let apart = if starts.len() < 2 { 0 } else { starts[1] - starts[0] };
+    if starts.windows(2).any(|pair| pair[1] - pair[0] != apart) {
+        return Err(Error::Msg("internal compiler error: norms lie apart, please report".into()));
+    }
+    // All of them are blank, or none is: one pass writes them together.
+    let mut adds = false;
+    for weight in &weights {
+        adds |= weight.grad_to_write()?.1;
+    }
+    stream_norm::add_weight_gradients(sums, model.params.grads(), [starts[0], apart], adds)?;
+    weights.iter().filter_map(|weight| pass.use_of(weight)).try_for_each(Use::finish)
+}
