@@ -147,7 +147,7 @@ struct Product {
     /// Rows of the result, its columns, and what is summed over.
     sizes: [c_int; 3],
     /// Of both operands.
-    ops: [sys::cublasOperation_t; 2],
+    ops: [Op; 2],
     leading: [c_int; 2],
     operands: sys::cudaDataType,
     result: sys::cudaDataType,
@@ -177,19 +177,19 @@ impl Plan {
         let description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)?;
         let attributes = [Description::CUBLASLT_MATMUL_DESC_TRANSA, Description::CUBLASLT_MATMUL_DESC_TRANSB];
         for (attribute, op) in attributes.into_iter().zip(&product.ops) {
-            // SAFETY: the description lives, and these attributes are a cublasOperation_t.
+            // SAFETY: the description lives, and these attributes are of that type.
             unsafe {
                 result::set_matmul_desc_attribute(
                     description,
                     attribute,
                     std::ptr::from_ref(op).cast(),
-                    size_of::<sys::cublasOperation_t>(),
+                    size_of::<Op>(),
                 )?;
             }
         }
         let [m, n, k] = product.sizes.map(|size| size as u64);
         let layout = |dtype, op, rows, columns, leading: c_int| match op {
-            sys::cublasOperation_t::CUBLAS_OP_N => result::create_matrix_layout(dtype, rows, columns, leading.into()),
+            AS_IS => result::create_matrix_layout(dtype, rows, columns, leading.into()),
             _ => result::create_matrix_layout(dtype, columns, rows, leading.into()),
         };
         let [first, second] = product.leading;
@@ -229,11 +229,16 @@ fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
 
+/// A cublasOperation_t: as it is, or transposed.
+type Op = i32;
+const AS_IS: Op = 0;
+const TRANSPOSED: Op = 1;
+
 /// How a matrix by rows reads as one by columns, and the distance of its rows (or columns, if it lies by those).
-fn leading(strides: [i64; 2], shape: [usize; 2]) -> Result<(sys::cublasOperation_t, usize)> {
+fn leading(strides: [i64; 2], shape: [usize; 2]) -> Result<(Op, usize)> {
     match strides {
-        [row, 1] => Ok((sys::cublasOperation_t::CUBLAS_OP_N, (row as usize).max(shape[1]))),
-        [1, column] => Ok((sys::cublasOperation_t::CUBLAS_OP_T, (column as usize).max(shape[0]))),
+        [row, 1] => Ok((AS_IS, (row as usize).max(shape[1]))),
+        [1, column] => Ok((TRANSPOSED, (column as usize).max(shape[0]))),
         _ => Err(candle_core::Error::RequiresContiguous { op: "matrix product" }.bt()),
     }
 }
