@@ -5,8 +5,8 @@
 //! - y[2i+1] = x[2i] · sin(p·θᵢ) + x[2i+1] · cos(p·θᵢ)
 //!
 //! The gradient is the same with −sin: a rotation's transpose turns back. θ is a table that the caller keeps
-//! ([`frequencies`]): rounded once from f64, and open to the variants that scale it. Angles are f32: at position p they are
-//! off by up to p · 2⁻²⁴.
+//! ([`frequencies`]), open to the variants that scale it. The table and the angles are f64, for an angle in f32 is off by up
+//! to p · 2⁻²⁴. Whole turns are taken off before sine and cosine, so that these are f32, and small numbers' at that.
 
 use crate::blocks::{row_block, vector_block};
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
@@ -30,8 +30,8 @@ fn turn<T: Float>(
     x_strides: (Scalar<i64>, Scalar<i64>, Scalar<i64>),
     y: Ptr<T>,
     y_strides: (Scalar<i64>, Scalar<i64>, Scalar<i64>),
-    frequencies: (Ptr<f32>, Scalar<i64>),
-    position: Tile<f32>,
+    frequencies: (Ptr<f64>, Scalar<i64>),
+    position: Tile<f64>,
     sizes: (Scalar<i32>, Scalar<i32>, Scalar<i32>),
     tile: (usize, usize, usize),
     direction: Direction,
@@ -41,7 +41,8 @@ fn turn<T: Float>(
     let first_token = program_id(0) * tokens_tile;
     let theta_block = vector_block(frequencies.0, d / 2, frequencies.1, scalar::<i32>(0), d_tile / 2);
     let theta = load(theta_block, boundary_check = [0], padding = zero);
-    let angle = position.expand_dims(1) * theta.expand_dims(0);
+    let turns = position.expand_dims(1) * (theta * (0.5 / std::f64::consts::PI)).expand_dims(0);
+    let angle = (turns - floor(turns + 0.5)).to::<f32>() * (2.0 * std::f32::consts::PI);
     let c = cos(angle);
     let s = match direction {
         Direction::Forward => sin(angle),
@@ -68,7 +69,7 @@ fn turn<T: Float>(
 pub fn rope_at<T: Float, I: Int>(
     x: In<T>,
     positions: In<I>,
-    frequencies: In<f32>,
+    frequencies: In<f64>,
     y: Out<T>,
     x_stride_token: i64,
     x_stride_head: i64,
@@ -88,7 +89,7 @@ pub fn rope_at<T: Float, I: Int>(
 ) {
     let first_token = program_id(0) * tokens_tile;
     let block = vector_block(positions, tokens, positions_stride, first_token, tokens_tile);
-    let position = load(block, boundary_check = [0], padding = zero).to::<f32>();
+    let position = load(block, boundary_check = [0], padding = zero).to::<f64>();
     let x_strides = (x_stride_token, x_stride_head, x_stride_d);
     let y_strides = (y_stride_token, y_stride_head, y_stride_d);
     let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
@@ -101,7 +102,7 @@ pub fn rope_at<T: Float, I: Int>(
 #[kernel]
 pub fn rope_from<T: Float>(
     x: In<T>,
-    frequencies: In<f32>,
+    frequencies: In<f64>,
     y: Out<T>,
     x_stride_token: i64,
     x_stride_head: i64,
@@ -121,7 +122,7 @@ pub fn rope_from<T: Float>(
     #[constexpr = Forward] direction: Direction,
 ) {
     let token = program_id(0) * tokens_tile + arange(0, tokens_tile);
-    let position = (token % length + start).to::<f32>();
+    let position = (token % length + start).to::<f64>();
     let x_strides = (x_stride_token, x_stride_head, x_stride_d);
     let y_strides = (y_stride_token, y_stride_head, y_stride_d);
     let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
@@ -129,8 +130,8 @@ pub fn rope_from<T: Float>(
 }
 
 /// θᵢ = base^(−2i/d) for the d/2 pairs of a head.
-pub fn frequencies(d: usize, base: f64) -> Vec<f32> {
-    (0..d / 2).map(|i| base.powf(-2.0 * i as f64 / d as f64) as f32).collect()
+pub fn frequencies(d: usize, base: f64) -> Vec<f64> {
+    (0..d / 2).map(|i| base.powf(-2.0 * i as f64 / d as f64)).collect()
 }
 
 /// Largest head dimension: a tile holds a whole head.
@@ -166,7 +167,7 @@ pub fn rotate_at<T: FloatElement, I: IndexElement>(
     device: &Device,
     x: Tensor<'_, T, 3>,
     positions: Tensor<'_, I, 1>,
-    frequencies: Tensor<'_, f32, 1>,
+    frequencies: Tensor<'_, f64, 1>,
     mut y: TensorMut<'_, T, 3>,
     direction: Direction,
 ) -> Result<()> {
@@ -210,7 +211,7 @@ pub fn rotate_from<T: FloatElement>(
     x: Tensor<'_, T, 3>,
     start: usize,
     length: usize,
-    frequencies: Tensor<'_, f32, 1>,
+    frequencies: Tensor<'_, f64, 1>,
     mut y: TensorMut<'_, T, 3>,
     direction: Direction,
 ) -> Result<()> {

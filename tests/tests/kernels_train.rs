@@ -94,7 +94,8 @@ fn mistakes_say_what_was_expected() {
 
     // Heads of three have no pairs.
     let source = Tensor::dense(x.view(), [5, 2, 3]).unwrap();
-    let theta = Tensor::dense(x.view(), [1]).unwrap();
+    let frequencies = Buffer::<f64>::zeros(&cpu, 1).unwrap();
+    let theta = Tensor::dense(frequencies.view(), [1]).unwrap();
     let out = TensorMut::dense(a.view_mut(), [5, 2, 3]).unwrap();
     let message = rope::rotate_from(&cpu, source, 0, 5, theta, out, Direction::Forward).unwrap_err().to_string();
     assert!(message.contains("rope_from") && message.contains("even") && message.contains('3'), "{message}");

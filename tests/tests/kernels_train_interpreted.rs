@@ -199,9 +199,8 @@ fn rope_matches_both_ways() {
             let [tokens, heads, d] = shape;
             let (s, mut random) = (gapped(&shape, gap, step), Random::new(5));
             let x = HostTensor::random(dtype, &shape, &s, &mut random);
-            let theta: Vec<f64> = rope::frequencies(d, 10_000.0).into_iter().map(f64::from).collect();
-            let theta = HostTensor::of(DType::F32, &[d / 2], &[1], &theta);
-            let listed: Vec<i64> = (0..tokens as i64).map(|t| 13 * t % 40).collect();
+            let theta = HostTensor::of(DType::F64, &[d / 2], &[1], &rope::frequencies(d, 10_000.0));
+            let listed: Vec<i64> = (0..tokens as i64).map(|t| 65_000 + 13 * t % 40).collect();
             let counted: Vec<i64> = (0..tokens as i64).map(|t| 9 + t % 3).collect();
             for direction in [Direction::Forward, Direction::Backward] {
                 let want = |positions| rope::reference(&x.values(), positions, heads, d, 10_000.0, direction);

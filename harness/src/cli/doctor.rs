@@ -7,8 +7,8 @@ use serde::Serialize;
 use tilewright::probe::{self, Report};
 use tilewright::{DeviceInfo, Error};
 
-use super::Result;
 use super::cache::kernels;
+use super::{CliError, Result};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -64,9 +64,11 @@ struct Cpu {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let report = probe::report();
     let doctor = examine(&report);
+    // A machine on which nothing runs is told of like any other, and then fails.
+    let nowhere = report.best.as_ref().err().map(|error| CliError::Failure(format!("kernels run nowhere: {error}")));
     if arguments.json {
         writeln!(out, "{}", to_json(&doctor))?;
-        return Ok(());
+        return nowhere.map_or(Ok(()), Err);
     }
     let width = doctor.parts.iter().map(|part| part.name.chars().count()).max().unwrap_or(0);
     for part in &doctor.parts {
@@ -76,12 +78,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             writeln!(out, "  {:width$}  {}", "", indented(cost, width + 4))?;
         }
     }
-    match (&doctor.runs_on, &report.best) {
-        (Some(device), _) => writeln!(out, "\nKernels run on {device}.")?,
-        (None, Err(error)) => writeln!(out, "\nKernels run nowhere: {error}")?,
-        (None, Ok(_)) => {}
+    if let Some(device) = &doctor.runs_on {
+        writeln!(out, "\nKernels run on {device}.")?;
     }
-    Ok(())
+    nowhere.map_or(Ok(()), Err)
 }
 
 /// What we say in JSON. Serialising plain structs cannot fail.

@@ -12,7 +12,7 @@ use crate::profile::span;
 /// Turns pairs of neighbours in each head by angles that grow with the position.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    /// θᵢ = base^(−2i/d): f32 [d/2].
+    /// θᵢ = base^(−2i/d): f64 [d/2].
     frequencies: Tensor,
     d: usize,
     /// cos and sin of every angle, f32 [max_length, d/2], for the unfused form.
@@ -36,9 +36,10 @@ impl Rope {
     /// Keeps tables of cosines and sines, for [`Rope::apply_unfused`].
     pub fn with_tables(self) -> Result<Rope> {
         let positions =
-            Tensor::arange(0_u32, self.max_length as u32, self.frequencies.device())?.to_dtype(DType::F32)?;
+            Tensor::arange(0_u32, self.max_length as u32, self.frequencies.device())?.to_dtype(DType::F64)?;
         let angles = positions.unsqueeze(1)?.matmul(&self.frequencies.unsqueeze(0)?)?;
-        Ok(Rope { tables: Some((angles.cos()?, angles.sin()?)), ..self })
+        let [cos, sin] = [angles.cos()?, angles.sin()?].map(|table| table.to_dtype(DType::F32));
+        Ok(Rope { tables: Some((cos?, sin?)), ..self })
     }
 
     /// Largest number of positions.
@@ -84,7 +85,7 @@ impl Rope {
     ) -> Result<Fresh<T>> {
         let [batch, length, heads, d] = self.check(x, start)?;
         let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
-        let (x, theta) = (Read::<T>::new(x)?, Read::<f32>::new(&self.frequencies)?);
+        let (x, theta) = (Read::<T>::new(x)?, Read::<f64>::new(&self.frequencies)?);
         let target = y.dense([batch * length, heads, d])?;
         rotate_from(x.device(), tokens_of(&x)?, start, length, theta.strided()?, target, direction)
             .map_err(kernel_error)?;
@@ -101,7 +102,7 @@ impl Rope {
         direction: Direction,
     ) -> Result<()> {
         self.check_positions(0, length)?;
-        let theta = Read::<f32>::new(&self.frequencies)?;
+        let theta = Read::<f64>::new(&self.frequencies)?;
         rotate_from(device, x, 0, length, theta.strided()?, y, direction).map_err(kernel_error)
     }
 

@@ -32,6 +32,17 @@ fn doctor_finds_what_is_broken_and_still_succeeds() {
 }
 
 #[test]
+fn doctor_fails_where_kernels_run_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    for arguments in [&["doctor"][..], &["doctor", "--json"]] {
+        for (device, says) in [("gpu", "TILEWRIGHT_DEVICE is `gpu`: expected"), ("cuda:99", "TILEWRIGHT_DEVICE")] {
+            let message = tilewright_with(dir.path(), arguments, &[("TILEWRIGHT_DEVICE", device)]).fails(1);
+            assert!(message.contains("kernels run nowhere: ") && message.contains(says), "{message}");
+        }
+    }
+}
+
+#[test]
 fn a_bad_variable_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let message = tilewright_with(dir.path(), &["demo"], &[("TILEWRIGHT_DEVICE", "gpu")]).fails(1);

@@ -139,7 +139,7 @@ pub struct Rows<T: Number> {
     grad_sum: Buffer<f32>,
     /// A class of each row, and a row of the table; places of tokens.
     targets: Buffer<i64>,
-    frequencies: Buffer<f32>,
+    frequencies: Buffer<f64>,
     /// Results in the shape of x.
     y: Buffer<T>,
     y2: Buffer<T>,
