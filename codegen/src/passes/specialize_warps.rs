@@ -79,7 +79,7 @@ impl Plan {
             if candidates.is_empty() {
                 continue;
             }
-            let rings = rings(func, &candidates)?;
+            let rings = rings(func, &candidates, options.bulk_copies != Some(false))?;
             let same = |g: &Group| {
                 let pairs = || g.rings.iter().zip(&rings);
                 g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.bulk == b.bulk)
@@ -135,15 +135,15 @@ impl Plan {
     }
 }
 
-/// The rings for a loop's loads; `None` where a product reads what the engine cannot fetch.
-fn rings(func: &Func, candidates: &[Candidate]) -> Option<Vec<Ring>> {
+/// The rings for a loop's loads; `None` where a product reads what the engine cannot fetch, or may not.
+fn rings(func: &Func, candidates: &[Candidate], engine: bool) -> Option<Vec<Ring>> {
     let axis = AxisAnalysis::new(func);
     candidates
         .iter()
         .map(|c| {
             let Op::LoadView { boundary, .. } = &func.op(c.load).op else { return None };
             let view = func.op(c.load).operands[0];
-            let bulk = tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
+            let bulk = engine && tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
             let Type::Shared { elem, .. } = c.buffer else { return None };
             let bytes = (c.buffer.numel() * elem.bytes()) as u32;
             // Bytes that `cp.async` writes are not there for `wgmma` without a fence by the writers.

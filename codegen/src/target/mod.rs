@@ -121,7 +121,8 @@ pub struct CompileOptions {
     /// Upper bound of registers per thread that ptxas may use; `None` leaves it to the block size.
     pub max_registers: Option<u32>,
     /// Whether loads that run ahead in software pipelines are the work of the bulk copy engine (TMA, Hopper only) where a
-    /// tensor map describes them; `None` leaves it to the compiler, which has the threads copy.
+    /// tensor map describes them; `None` leaves it to the compiler, which has the threads copy, but for loads that are the work
+    /// of warps of their own. With `Some(false)` the code takes no tensor map.
     pub bulk_copies: Option<bool>,
     /// Whether loads that run ahead are the work of warps of their own (Hopper only), in kernels whose loops do not say so
     /// themselves; `None` leaves it to the compiler, which does not do it yet.

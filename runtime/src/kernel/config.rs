@@ -86,7 +86,8 @@ pub struct LaunchConfig {
     pub debug_asserts: bool,
     /// Upper bound of registers per thread (GPU).
     pub max_registers: Option<u32>,
-    /// Loads that run ahead are the work of the bulk copy engine (Hopper) where it can; `None` leaves it to the compiler.
+    /// Loads that run ahead are the work of the bulk copy engine (Hopper) where it can; `None` leaves it to the compiler. A
+    /// launch on tensors that the engine cannot fetch (an extent of 0, a negative stride) is one with `Some(false)`.
     pub bulk_copies: Option<bool>,
     /// Loads that run ahead are the work of warps of their own (Hopper), in kernels whose loops do not say so themselves;
     /// `None` leaves it to the compiler.

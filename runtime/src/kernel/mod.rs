@@ -103,7 +103,8 @@ fn variant(
 }
 
 /// Starts a kernel: [`prepare`], then [`CompiledKernel::launch`]. Between them it shows that every access stays inside the
-/// arguments' memory (`codegen::analysis::reach`), unless [`LaunchConfig::unchecked`] promises so.
+/// arguments' memory (`codegen::analysis::reach`), unless [`LaunchConfig::unchecked`] promises so. Where a tensor is one that
+/// no tensor map describes, it starts a variant that takes none.
 ///
 /// # Errors
 /// Those of both, and an access that may go beyond its buffer.
@@ -121,14 +122,24 @@ pub fn launch(
     if config.reach.is_due() {
         reach::check(def, &reach, &values, grid)?;
     }
-    // SAFETY: each pointer comes from a borrow of live memory of this device, exclusive where the kernel writes; later uses
-    // of that memory go through the same stream, or wait for it. The kernel stays inside of it: that has just been shown, or
-    // was promised.
-    unsafe {
-        match &config.stream {
-            None => kernel.launch(grid, &values),
-            Some(stream) => kernel.launch_on(stream, grid, &values),
+    let start = |kernel: &CompiledKernel| {
+        // SAFETY: each pointer comes from a borrow of live memory of this device, exclusive where the kernel writes; later
+        // uses of that memory go through the same stream, or wait for it. The kernel stays inside of it: that has just been
+        // shown, or was promised.
+        unsafe {
+            match &config.stream {
+                None => kernel.launch(grid, &values),
+                Some(stream) => kernel.launch_on(stream, grid, &values),
+            }
         }
+    };
+    match start(&kernel) {
+        Err(error @ Error::TensorMap { .. }) if config.bulk_copies != Some(false) => {
+            tracing::debug!("{error}: threads copy it instead");
+            let config = LaunchConfig { bulk_copies: Some(false), ..config.clone() };
+            start(&variant(def, device, &config, dtypes, args, consts)?.kernel)
+        }
+        outcome => outcome,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tiles that a launch takes where nobody chose any.
+//! The tiles that a launch takes where nobody chose any, and code that does without the bulk copy engine.
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
@@ -52,6 +52,30 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
                 assert!(module.shared_bytes <= arch.max_shared_bytes());
                 assert!(module.shared_bytes > 32 << 10, "{}: the tiles are not in shared memory", def.name);
             }
+        }
+    }
+}
+
+/// A tensor that the engine cannot fetch gets a variant whose loads are the threads' work, whatever the schedule asks for.
+#[test]
+fn code_without_bulk_copies_takes_no_tensor_map() {
+    for warp_specialize in [None, Some(true)] {
+        for (bulk_copies, takes) in [(Some(true), true), (Some(false), false)] {
+            let constants =
+                consts! { d = 128usize, d_tile = 128usize, q_tile = 128usize, k_tile = 128usize, causal = true };
+            let func = FLASH_ATTENTION_FWD.record(&[DType::BF16], constants, &dense(&FLASH_ATTENTION_FWD));
+            let func = func.unwrap_or_else(|e| panic!("{e}"));
+            let options = CompileOptions {
+                num_warps: 8,
+                num_stages: 2,
+                warp_specialize,
+                bulk_copies,
+                ..CompileOptions::default()
+            };
+            let laid = gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
+            let module = nvptx::lower(&laid, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e:?}"));
+            assert_eq!(!module.tensor_maps.is_empty(), takes, "{warp_specialize:?}, {bulk_copies:?}");
+            assert_eq!(module.llvm_ir.contains("cp.async.bulk"), takes, "{warp_specialize:?}, {bulk_copies:?}");
         }
     }
 }
