@@ -86,8 +86,9 @@ pub fn adamw_with_copy<G: Float, C: Float>(
     store(copy + offsets, after.to::<C>(), mask = offsets < n);
 }
 
-/// As [`ADAMW_WITH_COPY`], told by numbers in memory: `rates` are `rate`, `spread` and `decay`; `verdict` is `grad_scale`, and
-/// whether the step is made at all (1) or leaves everything as it is (0). Without `copies`, `copy` stays as it is.
+/// As [`ADAMW_WITH_COPY`], told by numbers in memory: `rates` are `rate`, `spread` and `decay`; `verdict` is
+/// `grad_scale`, and whether the step is made at all (1) or leaves everything as it is (0). Without `copies`, `copy` stays
+/// as it is.
 ///
 /// One program per `tile` of parameters.
 #[kernel]
