@@ -91,4 +91,35 @@ fn spans_and_allocations_are_recorded_with_their_places() {
     // 100 + 200 + 300 KiB lived at once, besides small blocks of the standard library.
     let peak = trace.peak_bytes as usize;
     assert!((600 * KIB..604 * KIB).contains(&peak), "{peak}");
+
+    threads_that_work_for_themselves();
+}
+
+/// Two ranks of one program: each has its own outermost span, whatever the other one is doing.
+fn threads_that_work_for_themselves() {
+    use tilewright_runtime::trace::{outermost, thread_number};
+
+    assert_eq!(thread_number(), None);
+    for _ in 0..2 {
+        let recording = Recording::start(Options { spans: true, ..Options::default() }).unwrap();
+        let meet = std::sync::Barrier::new(2);
+        let work = || {
+            meet.wait();
+            let _step = outermost("step");
+            meet.wait();
+            let _forward = phase(Phase::Forward);
+            meet.wait();
+            thread_number().unwrap()
+        };
+        let numbers = std::thread::scope(|scope| [scope.spawn(work), scope.spawn(work)].map(|t| t.join().unwrap()));
+        let trace = recording.finish().unwrap();
+        assert!(numbers == [0, 1] || numbers == [1, 0], "every recording counts its own threads: {numbers:?}");
+        for number in numbers {
+            let spans = trace.spans.iter().filter(|span| span.thread == number);
+            let paths: Vec<Vec<&str>> = spans.clone().map(|span| trace.path(span.node)).collect();
+            assert_eq!(paths, [vec!["step", "forward"], vec!["step"]]);
+            let phases: Vec<Option<Phase>> = spans.map(|span| trace.phase(span.node)).collect();
+            assert_eq!(phases, [Some(Phase::Forward), None]);
+        }
+    }
 }

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 use libloading::Library;
 
@@ -270,7 +271,8 @@ fn kinds() -> impl Iterator<Item = u32> {
     [EXTERNAL_CORRELATION, DRIVER, RUNTIME, CONCURRENT_KERNEL, MEMCPY, MEMSET].into_iter().chain(memory)
 }
 
-pub(super) fn start(device: &Device, memory: bool) -> Result<()> {
+/// Starts to collect, and gives the moment on the host's clock from which times count.
+pub(super) fn start(device: &Device, memory: bool) -> Result<Instant> {
     static REGISTERED: OnceLock<Status> = OnceLock::new();
     let api = api()?;
     device.synchronize()?;
@@ -281,13 +283,14 @@ pub(super) fn start(device: &Device, memory: bool) -> Result<()> {
     let mut epoch = 0;
     // SAFETY: `epoch` is a place for a u64.
     api.check("asking for the time", unsafe { (api.timestamp)(&raw mut epoch) })?;
+    let started = Instant::now();
     let baseline = device.restart_peak_memory()?.unwrap_or(0);
     *collected() = Some(Collected { epoch, device: Some(device.clone()), baseline, ..Collected::default() });
     for kind in kinds() {
         // SAFETY: a plain call.
         api.check("enabling activities", unsafe { (api.enable)(kind) })?;
     }
-    Ok(())
+    Ok(started)
 }
 
 fn stop() -> Result<()> {

@@ -175,7 +175,8 @@ static TURN: Mutex<()> = Mutex::new(());
 thread_local! {
     /// The node of this thread's innermost span, and the recording that it is a node of.
     static CURRENT: Cell<(u32, NodeId)> = const { Cell::new((0, ROOT)) };
-    static THREAD: Cell<Option<u32>> = const { Cell::new(None) };
+    /// This thread's number, and the recording that it is a number of.
+    static THREAD: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
 }
 
 struct State {
@@ -198,6 +199,17 @@ impl State {
         self.nodes.push(Node { parent, name: name.to_string(), phase });
         self.children.insert(key, node);
         node
+    }
+
+    /// The number of the thread that asks.
+    fn thread(&mut self) -> u32 {
+        let (generation, number) = THREAD.get();
+        if generation == self.generation {
+            return number;
+        }
+        THREAD.set((self.generation, self.threads));
+        self.threads += 1;
+        self.threads - 1
     }
 
     fn now(&self) -> u64 {
@@ -254,6 +266,20 @@ pub fn phase(phase: Phase) -> Span {
     }
 }
 
+/// As [`span`], around all that this thread does: nothing is around it, whatever other threads are doing. For threads that work each
+/// for themselves.
+pub fn outermost(name: &'static str) -> Span {
+    match FLAGS.load(Ordering::Relaxed) & ANY {
+        0 => Span { open: None, _thread: PhantomData },
+        flags => open_in(flags, name, None, Some(ROOT)),
+    }
+}
+
+/// The number that this thread's spans have in the recording in progress; none while nothing is recorded.
+pub fn thread_number() -> Option<u32> {
+    state().as_mut().map(State::thread)
+}
+
 /// Whether anything is recorded now: for code that would do work only for a recording.
 pub fn recording() -> bool {
     FLAGS.load(Ordering::Relaxed) & ANY != 0
@@ -261,11 +287,17 @@ pub fn recording() -> bool {
 
 #[cold]
 fn open(flags: u8, name: &str, phase: Option<Phase>) -> Span {
+    open_in(flags, name, phase, None)
+}
+
+/// Opens a span inside a node; inside the one of this thread where no other is named.
+#[cold]
+fn open_in(flags: u8, name: &str, phase: Option<Phase>, around: Option<NodeId>) -> Span {
     let _quiet = memory::quiet();
     let mut guard = state();
     let Some(state) = guard.as_mut() else { return Span { open: None, _thread: PhantomData } };
     let (outer, latest) = (CURRENT.get(), LATEST.load(Ordering::Relaxed));
-    let node = state.node(current_node(), name, phase);
+    let node = state.node(around.unwrap_or_else(current_node), name, phase);
     let opened =
         Open { generation: state.generation, node, outer, latest, start_ns: state.now(), phase: phase.is_some() };
     drop(guard);
@@ -312,11 +344,7 @@ fn close(open: &Open) {
     let mut guard = state();
     let Some(state) = guard.as_mut().filter(|state| state.generation == open.generation) else { return };
     if flags & SPANS != 0 {
-        let thread = THREAD.get().unwrap_or_else(|| {
-            state.threads += 1;
-            THREAD.set(Some(state.threads - 1));
-            state.threads - 1
-        });
+        let thread = state.thread();
         let event = SpanEvent { node: open.node, thread, start_ns: open.start_ns, end_ns: state.now() };
         state.spans.push(event);
     }
@@ -365,7 +393,12 @@ impl Recording {
         let flag = |on: bool, flag: u8| if on { flag } else { 0 };
         let mut flags = flag(options.spans, SPANS) | flag(options.nvtx, NVTX);
         if let Some(device) = &options.gpu {
-            cupti::start(device, options.memory_from_bytes.is_some()).inspect_err(|_| *state() = None)?;
+            let memory = options.memory_from_bytes.is_some();
+            let started = cupti::start(device, memory).inspect_err(|_| *state() = None)?;
+            // The host's times and the GPU's count from one moment.
+            if let Some(state) = state().as_mut() {
+                state.started = started;
+            }
             flags |= GPU;
         } else if let Some(bytes) = options.memory_from_bytes {
             memory::start(bytes);
@@ -373,6 +406,11 @@ impl Recording {
         }
         FLAGS.store(flags, Ordering::SeqCst);
         Ok(Recording { options, finished: false, _turn: turn })
+    }
+
+    /// The moment from which its times count.
+    pub fn started(&self) -> Instant {
+        state().as_ref().map_or_else(Instant::now, |state| state.started)
     }
 
     /// Ends the recording.
