@@ -148,12 +148,12 @@ fn mib(bytes: u64) -> f64 {
 
 /// Records a model that is made and runs once. It has run before, so that kernels are compiled and pools are filled.
 fn record(arguments: &Arguments, config: &Config, device: &candle_core::Device, work: Work) -> Result<Trace> {
-    Step::new(&arguments.step, config, device, work)?.run()?;
+    Step::new(&arguments.step, config, device, work, None)?.run()?;
     device.synchronize()?;
     let gpu = if device.is_cuda() { Some(kernel_device(device)?.clone()) } else { None };
     let options = Options { spans: true, memory_from_bytes: Some(arguments.from_bytes), gpu, nvtx: false };
     let recording = Recording::start(options)?;
-    let mut step = Step::new(&arguments.step, config, device, work)?;
+    let mut step = Step::new(&arguments.step, config, device, work, None)?;
     {
         let _span = span(STEP);
         step.run()?;

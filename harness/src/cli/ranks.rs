@@ -13,7 +13,7 @@ use crate::dist::sharded::Mode;
 use crate::train::TeamOptions;
 
 /// How ranks work together. They are started by `tilewright launch`, torchrun, mpirun or srun.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Ranks (tilewright launch, torchrun, mpirun, srun)")]
 pub struct RankOptions {
     /// How gradients travel; bucketed

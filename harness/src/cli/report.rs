@@ -6,6 +6,7 @@ use std::process::Command;
 
 use clap::{Args, ValueEnum};
 
+use super::ranks::RankOptions;
 use super::step::{StepOptions, Work};
 use super::{CliError, Result, memory, numerics, profile};
 use crate::files;
@@ -108,6 +109,9 @@ fn measure(section: Section, arguments: &Arguments) -> Result<Report> {
             trace: None,
             flame_graph: None,
             nvtx: false,
+            how: RankOptions::default(),
+            ranks: None,
+            back_end: None,
             step: step(naive),
             outputs: Outputs::default(),
         };

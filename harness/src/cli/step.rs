@@ -12,14 +12,14 @@ use crate::numerics::autocast::uniform;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::no_grad;
 use crate::profile::{Phase, phase, span};
-use crate::train::{Learner, LearnerOptions};
+use crate::train::{Learner, LearnerOptions, Team, TeamOptions};
 
 /// Which step, and of which model.
 #[derive(Args, Clone, Debug)]
 pub struct StepOptions {
     #[command(flatten)]
     pub model: ModelOptions,
-    /// Windows of a step
+    /// Windows of a step, of all ranks together
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
     /// Number of tokens that there are
@@ -87,17 +87,24 @@ impl StepOptions {
 pub struct Step {
     model: Transformer,
     learner: Option<Learner>,
+    team: Option<Team>,
     tokens: Tensor,
     targets: Tensor,
     work: Work,
 }
 
 impl Step {
-    /// A model with starting values, tokens for it, and an optimizer where the work asks for one.
+    /// A model with starting values, tokens for it, and an optimizer where the work asks for one; in a team, one rank's.
     ///
     /// # Errors
-    /// No memory for them.
-    pub fn new(options: &StepOptions, config: &Config, device: &Device, work: Work) -> Result<Step> {
+    /// No memory for them, ranks that do not divide the batch.
+    pub fn new(
+        options: &StepOptions,
+        config: &Config,
+        device: &Device,
+        work: Work,
+        team: Option<&TeamOptions>,
+    ) -> Result<Step> {
         let model = {
             let _span = span("model");
             Transformer::new(config, device, 0).map_err(explained)?
@@ -109,20 +116,28 @@ impl Step {
             decay_embeddings: false,
             clip: Some(1.0),
         };
-        let learner = match work {
-            Work::Forward => None,
-            Work::ForwardBackward | Work::TrainStep => {
+        let batch = options.batch as usize;
+        let (team, learner) = match (work, team) {
+            (Work::Forward, _) => (None, None),
+            (Work::ForwardBackward | Work::TrainStep, None) => {
                 let _span = span("optimizer state");
-                Some(Learner::new(model.params(), rates).map_err(stopped)?)
+                (None, Some(Learner::new(model.params(), rates).map_err(stopped)?))
+            }
+            (Work::ForwardBackward | Work::TrainStep, Some(team)) => {
+                let (team, learner) = Team::form(team, model.params(), rates, batch).map_err(stopped)?;
+                (Some(team), Some(learner))
             }
         };
-        let shape = (options.batch as usize, config.context);
+        let (rank, world) =
+            team.as_ref().map_or((0, 1), |team| (team.communicator().rank(), team.communicator().world()));
+        let shape = (batch / world, config.context);
         let tokens = |seed: u64| -> Result<Tensor> {
             let last = config.vocabulary as f32 - 1.0;
             let draw = uniform(seed).map(|v| (0.5 * (v + 1.0) * last) as u32);
             Ok(Tensor::from_vec(draw.take(shape.0 * shape.1).collect(), shape, device)?)
         };
-        Ok(Step { tokens: tokens(1)?, targets: tokens(2)?, model, learner, work })
+        let seed = 2 * rank as u64;
+        Ok(Step { tokens: tokens(seed + 1)?, targets: tokens(seed + 2)?, model, learner, team, work })
     }
 
     /// Runs it once, in phases, and waits for the device. Setting gradients to zero counts as the optimizer's, since the
@@ -145,6 +160,9 @@ impl Step {
         if let Some(learner) = &mut self.learner {
             learner.backward(&loss, 1.0).map_err(stopped)?;
             drop(loss);
+            if let Some(team) = &self.team {
+                team.ddp().finish_gradient_synchronization().map_err(|error| stopped(error.into()))?;
+            }
             if self.work == Work::TrainStep {
                 learner.update().map_err(stopped)?;
             }

@@ -19,7 +19,9 @@
 //! | bucketed | one for each bucket | as soon as its last gradient is ready, while backward goes on |
 //!
 //! A step's collectives are the same ones in the same order on every rank, even if the ranks' batches use different parameters: those
-//! that a rank did not use are sent as zeros. (Overlap and buckets therefore wait for their turn.)
+//! that a rank did not use are sent as zeros. Overlap and buckets therefore wait for their turn: in the first step from the last parameter
+//! to the first, from then on in the order in which they were complete on rank 0. (A model may register its norms behind all else; their
+//! bucket is complete last, and would hold up all others.)
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -124,15 +126,27 @@ struct Inner {
 }
 
 /// Where the current step is.
-#[derive(Default)]
 struct Pass {
     /// Gradients of this backward are the sum of this step's.
     sync: bool,
     /// Gradients that each bucket still waits for.
     missing: Vec<usize>,
-    /// The next bucket to be sent.
+    /// Parameters whose gradients are complete, by id.
+    ready: Vec<bool>,
+    /// Buckets in the order in which they are sent, and the place of the next one.
+    order: Vec<usize>,
     next: usize,
+    /// The order in which buckets are complete in the first step; after it, nothing.
+    complete: Option<Vec<usize>>,
     handles: Vec<Handle>,
+}
+
+impl Pass {
+    fn new(buckets: &[Bucket], params: usize) -> Pass {
+        let order = (0..buckets.len()).collect();
+        let (missing, ready) = (missing(buckets), vec![false; params]);
+        Pass { sync: true, missing, ready, order, next: 0, complete: Some(Vec::new()), handles: Vec::new() }
+    }
 }
 
 impl Ddp {
@@ -154,7 +168,7 @@ impl Ddp {
         }
         broadcast_values(params, &comm)?;
         tracing::debug!("{} of {} ranks: {} buckets, {}", comm.rank(), world, buckets.len(), form.name());
-        let pass = Pass { sync: true, missing: missing(&buckets), next: 0, handles: Vec::new() };
+        let pass = Pass::new(&buckets, params.len());
         let grads = address(params.grads())?;
         let params = params.clone();
         let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, pass: Mutex::new(pass) });
@@ -200,20 +214,25 @@ impl Ddp {
         let mut lap = if inner.comm.is_tracing() { inner.comm.lap()? } else { None };
         let mut pass = inner.lock();
         let eager = inner.is_eager();
-        let outcome = (pass.next..inner.buckets.len()).try_for_each(|bucket| {
-            inner.send(&mut pass, bucket)?;
+        let outcome = (pass.next..inner.buckets.len()).try_for_each(|_| {
+            inner.send_next(&mut pass)?;
             // Naive is what its name says.
             if eager { Ok(()) } else { pass.handles.last().map_or(Ok(()), Handle::wait) }
         });
         let handles = std::mem::take(&mut pass.handles);
         pass.next = 0;
         pass.missing = missing(&inner.buckets);
+        pass.ready.fill(false);
+        let complete = pass.complete.take();
         drop(pass);
         // All of them, before an error lets the gradients be used again.
         let waited = wait_all(&handles);
         outcome.and(waited)?;
         if let Some(lap) = &mut lap {
             lap.stop()?;
+        }
+        if let Some(complete) = complete.filter(|_| eager) {
+            inner.learn_order(complete)?;
         }
         let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * size_of::<f32>()).sum();
         Ok(Synchronized { calls: handles.len(), bytes, waited: began.elapsed(), lap })
@@ -243,25 +262,37 @@ impl Inner {
         let Some(bucket) = self.bucket_of.get(id.0).copied().flatten().filter(|_| pass.sync && self.is_eager()) else {
             return Ok(());
         };
-        match pass.missing[bucket].checked_sub(1).filter(|_| bucket >= pass.next) {
-            Some(rest) => pass.missing[bucket] = rest,
-            None => {
-                return Err(Error::Misuse(format!(
-                    "`{}` got a second gradient after its first had been sent\n  help: run all backward passes of a step but the last inside no_sync, and finish_gradient_synchronization after the last",
-                    self.params.param(id).name()
-                )));
-            }
+        if std::mem::replace(&mut pass.ready[id.0], true) {
+            return Err(Error::Misuse(format!(
+                "`{}` got a second gradient in one step\n  help: run all backward passes of a step but the last inside no_sync, and finish_gradient_synchronization after the last",
+                self.params.param(id).name()
+            )));
         }
-        while pass.missing.get(pass.next) == Some(&0) {
-            let next = pass.next;
-            self.send(&mut pass, next)?;
+        pass.missing[bucket] -= 1;
+        if pass.missing[bucket] == 0
+            && let Some(complete) = &mut pass.complete
+        {
+            complete.push(bucket);
+        }
+        while pass.order.get(pass.next).is_some_and(|&next| pass.missing[next] == 0) {
+            self.send_next(&mut pass)?;
         }
         Ok(())
     }
 
-    /// Starts a bucket's collectives.
-    fn send(&self, pass: &mut Pass, bucket: usize) -> Result<(), CommError> {
-        pass.next = bucket + 1;
+    /// From now on buckets are sent as they were complete on rank 0, and those that no loss needed last.
+    fn learn_order(&self, mut order: Vec<usize>) -> Result<()> {
+        order.extend((0..self.buckets.len()).filter(|bucket| !order.contains(bucket)).collect::<Vec<_>>());
+        let mut wanted: Vec<u64> = order.iter().map(|&bucket| bucket as u64).collect();
+        self.comm.broadcast(&mut wanted, 0)?;
+        self.lock().order = wanted.into_iter().map(|bucket| bucket as usize).collect();
+        Ok(())
+    }
+
+    /// Starts the next bucket's collectives.
+    fn send_next(&self, pass: &mut Pass) -> Result<(), CommError> {
+        let bucket = pass.order[pass.next];
+        pass.next += 1;
         let average = |range: Range<usize>, op| -> Result<Handle, CommError> {
             let call = Call { op, dtype: Dtype::F32, count: range.len(), wire: self.options.wire };
             let address = self.grads + (range.start * size_of::<f32>()) as u64;

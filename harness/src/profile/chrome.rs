@@ -5,35 +5,87 @@ use serde_json::{Value, json};
 use tilewright::trace::Trace;
 use tilewright::trace::cupti::ActivityKind;
 
-const HOST: u32 = 1;
-const GPU: u32 = 2;
+use super::ranks::communication_streams;
 
-fn microseconds(ns: u64) -> f64 {
-    ns as f64 / 1e3
+/// Where a recording's lines stand among others'.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement {
+    /// The numbers ("processes") of what its host and its GPU did.
+    pub host: u32,
+    pub gpu: u32,
+    /// Whose recording it is, if there are several.
+    pub rank: Option<usize>,
+    /// Nanoseconds that are added to its times.
+    pub offset: i64,
 }
 
-/// The file's content.
+impl Placement {
+    /// Of a recording that is shown by itself.
+    pub const ALONE: Placement = Placement { host: 1, gpu: 2, rank: None, offset: 0 };
+
+    pub(super) fn microseconds(&self, ns: u64) -> f64 {
+        (ns as i64 + self.offset) as f64 / 1e3
+    }
+
+    fn named(&self, what: &str) -> String {
+        self.rank.map_or(what.to_string(), |rank| format!("rank {rank}: {what}"))
+    }
+}
+
+/// The content of the file of one recording.
 pub fn trace(trace: &Trace) -> Value {
-    let mut events = vec![name("process_name", HOST, 0, "host")];
+    file(events(trace, &Placement::ALONE))
+}
+
+/// The content of a file with these events.
+pub fn file(events: Vec<Value>) -> Value {
+    json!({ "traceEvents": events, "displayTimeUnit": "ms" })
+}
+
+/// What a file has of one recording.
+pub fn events(trace: &Trace, placement: &Placement) -> Vec<Value> {
+    let host = placement.host;
+    let mut events = process(host, &placement.named("host"));
     let mut threads: Vec<u32> = trace.spans.iter().map(|span| span.thread).collect();
     threads.sort_unstable();
     threads.dedup();
-    events.extend(threads.iter().map(|&thread| name("thread_name", HOST, thread, &format!("thread {thread}"))));
+    events.extend(threads.iter().map(|&thread| name("thread_name", host, thread, &format!("thread {thread}"))));
     for span in &trace.spans {
         let phase = trace.phase(span.node).map_or("", tilewright::trace::Phase::name);
         events.push(json!({
-            "ph": "X", "pid": HOST, "tid": span.thread, "name": trace.nodes[span.node as usize].name,
+            "ph": "X", "pid": host, "tid": span.thread, "name": trace.nodes[span.node as usize].name,
             "cat": if phase.is_empty() { "step" } else { phase },
-            "ts": microseconds(span.start_ns), "dur": microseconds(span.end_ns - span.start_ns),
+            "ts": placement.microseconds(span.start_ns), "dur": microseconds(span.end_ns - span.start_ns),
         }));
     }
-    if !trace.activities.is_empty() {
-        events.push(name("process_name", GPU, 0, "GPU"));
+    events.extend(device_events(trace, placement));
+    let mut live = 0_i64;
+    for event in &trace.memory {
+        live += if event.allocated { event.bytes as i64 } else { -(event.bytes as i64) };
+        let mib = live.max(0) as f64 / (1 << 20) as f64;
+        events.push(json!({
+            "ph": "C", "pid": host, "name": "memory (MiB)", "ts": placement.microseconds(event.time_ns),
+            "args": { "live": mib },
+        }));
     }
+    events
+}
+
+/// What the GPU did, a line for each stream.
+fn device_events(trace: &Trace, placement: &Placement) -> Vec<Value> {
+    let gpu = placement.gpu;
+    if trace.activities.is_empty() {
+        return Vec::new();
+    }
+    let mut events = process(gpu, &placement.named("GPU"));
+    let sends = communication_streams(trace);
     let mut streams: Vec<u32> = trace.activities.iter().map(|activity| activity.stream).collect();
     streams.sort_unstable();
     streams.dedup();
-    events.extend(streams.iter().map(|&stream| name("thread_name", GPU, stream, &format!("stream {stream}"))));
+    events.extend(streams.iter().map(|stream| {
+        let what = if sends.contains(stream) { " (communication)" } else { "" };
+        name("thread_name", gpu, *stream, &format!("stream {stream}{what}"))
+    }));
     for activity in &trace.activities {
         let details = match &activity.kind {
             ActivityKind::Kernel { grid, block, registers, shared_bytes, .. } => json!({
@@ -45,23 +97,26 @@ pub fn trace(trace: &Trace) -> Value {
             }
         };
         let phase = trace.phase(activity.node).map_or("other", tilewright::trace::Phase::name);
+        let category = if sends.contains(&activity.stream) { "communication" } else { phase };
         events.push(json!({
-            "ph": "X", "pid": GPU, "tid": activity.stream, "name": activity.kind.name(), "cat": phase,
-            "ts": microseconds(activity.start_ns), "dur": microseconds(activity.end_ns - activity.start_ns),
+            "ph": "X", "pid": gpu, "tid": activity.stream, "name": activity.kind.name(), "cat": category,
+            "ts": placement.microseconds(activity.start_ns), "dur": microseconds(activity.end_ns - activity.start_ns),
             "args": details,
         }));
     }
-    let mut live = 0_i64;
-    for event in &trace.memory {
-        live += if event.allocated { event.bytes as i64 } else { -(event.bytes as i64) };
-        let mib = live.max(0) as f64 / (1 << 20) as f64;
-        events.push(json!({
-            "ph": "C", "pid": HOST, "name": "memory (MiB)", "ts": microseconds(event.time_ns), "args": { "live": mib },
-        }));
-    }
-    json!({ "traceEvents": events, "displayTimeUnit": "ms" })
+    events
 }
 
-fn name(what: &str, pid: u32, tid: u32, name: &str) -> Value {
+fn microseconds(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
+/// Names a group of lines, which stands where its number says.
+fn process(pid: u32, called: &str) -> Vec<Value> {
+    let order = json!({ "ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": { "sort_index": pid } });
+    vec![name("process_name", pid, 0, called), order]
+}
+
+pub(super) fn name(what: &str, pid: u32, tid: u32, name: &str) -> Value {
     json!({ "ph": "M", "pid": pid, "tid": tid, "name": what, "args": { "name": name } })
 }

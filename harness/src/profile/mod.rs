@@ -6,13 +6,17 @@
 //! - [`tables`]: times by phase and by name, the share of matrix products, attention's softmax against its products;
 //! - [`chrome`]: a trace for Perfetto and Chrome;
 //! - [`flame`]: a flame graph.
+//!
+//! [`ranks`] puts the recordings of many ranks together, by the arithmetic of [`intervals`].
 
 pub mod chrome;
 pub mod flame;
+pub mod intervals;
+pub mod ranks;
 pub mod tables;
 
 use tilewright::trace::{NodeId, SpanEvent, Trace};
-pub use tilewright::trace::{Phase, Span, phase, span};
+pub use tilewright::trace::{Phase, Span, outermost, phase, span};
 
 /// The span around each step that is measured.
 pub const STEP: &str = "step";

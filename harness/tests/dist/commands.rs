@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-fn tilewright(arguments: &[&str]) -> (i32, String) {
+pub fn tilewright(arguments: &[&str]) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TILEWRIGHT_COMM"] {
         command.env_remove(name);
@@ -15,7 +15,7 @@ fn tilewright(arguments: &[&str]) -> (i32, String) {
 }
 
 #[track_caller]
-fn has(text: &str, words: &[&str]) {
+pub fn has(text: &str, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "`{word}` is not in\n{text}");
     }

@@ -9,6 +9,7 @@ mod mpi;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod processes;
+mod profile;
 mod sharded;
 mod training;
 mod world;

@@ -121,6 +121,36 @@ fn forms_send_what_they_say() {
     assert_eq!(calls(Form::Bucketed), (0, 3, bytes));
 }
 
+/// In the first step `unused` holds up all others; then what is ready leaves before it.
+#[test]
+fn the_order_is_learnt_from_the_first_step() {
+    let expected = model::alone(3);
+    for (form, early) in [(Form::Overlap, [1, 4, 4]), (Form::Bucketed, [0, 2, 2])] {
+        let found = ranks(Kind::Threads, 2, options(), |comm| {
+            let params = model::params(1);
+            let ddp = Ddp::new(&params, Arc::new(comm), ddp_options(form)).unwrap();
+            let comm = ddp.communicator().clone();
+            let mut adamw = model::adamw(&params);
+            let step = |step| {
+                params.zero_grads().unwrap();
+                comm.start_trace();
+                model::loss(&params, step, rows(&comm)).unwrap().backward().unwrap();
+                comm.start_all_gather(vec![0_u8; 2]).unwrap().wait().unwrap();
+                let early = comm.take_trace().len() - 1;
+                let sent = ddp.finish_gradient_synchronization().unwrap();
+                assert_eq!(sent.calls, ddp.buckets().len());
+                model::update(&params, &mut adamw);
+                (early, model::distance(&values(&params), &expected[step]))
+            };
+            (0..3).map(step).collect::<Vec<_>>()
+        });
+        for found in found {
+            assert_eq!(found.iter().map(|step| step.0).collect::<Vec<_>>(), early, "{form:?}");
+            assert!(found.iter().all(|step| step.1 <= TOLERANCE), "{form:?}: {found:?}");
+        }
+    }
+}
+
 #[test]
 fn gradients_of_micro_batches_are_sent_once() {
     let expected = &model::alone(1)[0];
@@ -163,7 +193,11 @@ fn a_second_backward_without_no_sync_is_a_mistake() {
         drop(ddp);
         text
     });
-    assert!(texts[0].contains("`out` got a second gradient") && texts[0].contains("no_sync"), "{}", texts[0]);
+    assert!(
+        texts[0].contains("`out` got a second gradient in one step") && texts[0].contains("no_sync"),
+        "{}",
+        texts[0]
+    );
 }
 
 #[test]

@@ -24,7 +24,7 @@ mod rows;
 mod shard;
 pub(crate) mod tiles;
 mod wall;
-mod world;
+pub(in crate::cli) mod world;
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -8,6 +8,9 @@ use super::error::{CommError, Result};
 
 pub(super) const PANICKED: &str = "internal compiler error: the thread of a communicator panicked, please report";
 
+/// The span in which a rank waits for others.
+pub const WAIT: &str = "waiting for ranks";
+
 type Outcome = Result<Option<Arc<dyn Fence>>>;
 
 /// Where the communicator's thread leaves the outcome.
@@ -66,6 +69,7 @@ impl Handle {
     /// # Errors
     /// What became of the collective.
     pub fn wait(&self) -> Result<()> {
+        let _span = tilewright::trace::span(WAIT);
         match &*self.settled() {
             Some(Ok(Some(fence))) => fence.join(),
             Some(Err(error)) => Err(error.clone()),

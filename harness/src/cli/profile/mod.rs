@@ -1,11 +1,16 @@
-//! `tilewright profile`: where the time of a training step goes.
+//! `tilewright profile`: where the time of a training step goes, on one rank or on many.
+
+mod ranks;
 
 use std::io::Write;
 use std::path::PathBuf;
 
+use candle_core::Device;
 use clap::Args;
 use tilewright::trace::{Options, Recording, Trace};
 
+use super::bench::world::Carrier;
+use super::ranks::RankOptions;
 use super::step::{Step, StepOptions, Work};
 use super::{CliError, Result};
 use crate::files;
@@ -44,6 +49,14 @@ pub struct Arguments {
     #[command(flatten)]
     pub step: StepOptions,
     #[command(flatten)]
+    pub how: RankOptions,
+    /// Look at so many ranks, as threads of this process; 2 with --ddp or --shard
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub ranks: Option<u16>,
+    /// What carries ranks that are threads of this process; threads
+    #[arg(long, value_enum)]
+    pub back_end: Option<Carrier>,
+    #[command(flatten)]
     pub outputs: Outputs,
 }
 
@@ -51,11 +64,16 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let check = |path: &PathBuf| files::check_writable(path).map_err(|error| CliError::file("write", path, error));
     arguments.outputs.check()?;
     [&arguments.trace, &arguments.flame_graph].into_iter().flatten().try_for_each(check)?;
-    let (report, trace) = profile(arguments)?;
+    let (report, chrome, flame_graph) = if ranks::are_wanted(arguments)? {
+        let Some(found) = ranks::profile(arguments)? else { return Ok(()) };
+        (found.report, found.trace.to_string(), found.flame_graph)
+    } else {
+        let (report, trace) = profile(arguments)?;
+        let flame_graph = flame::svg(&Profile::new(&trace));
+        (report, chrome::trace(&trace).to_string(), flame_graph)
+    };
     let in_folder = arguments.outputs.out.as_ref().map(|folder| folder.join("trace.json"));
-    let flame_graph = flame::svg(&Profile::new(&trace));
     arguments.outputs.write(report, out)?;
-    let chrome = chrome::trace(&trace).to_string();
     let mut files: Vec<(PathBuf, &str)> =
         [arguments.trace.clone(), in_folder].into_iter().flatten().map(|path| (path, chrome.as_str())).collect();
     if let (Some(path), Some(svg)) = (&arguments.flame_graph, &flame_graph) {
@@ -76,23 +94,28 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 pub fn profile(arguments: &Arguments) -> Result<(Report, Trace)> {
     let config = arguments.step.config(arguments.context as usize)?;
     let trace = record(arguments, &config)?;
-    let profile = Profile::new(&trace);
+    let model = described(&config, arguments.step.batch as usize);
+    let title = format!("Profile of {model} ({})", arguments.work.name());
+    let report = tables_of(Report::new("profile", &title), arguments, &config, &Profile::new(&trace));
+    Ok((report, trace))
+}
+
+/// What a report says of one profile.
+fn tables_of(report: Report, arguments: &Arguments, config: &Config, profile: &Profile<'_>) -> Report {
     let batch = arguments.step.batch as usize;
     let flop = AttentionFlop::new(config.layers, batch, config.heads, config.context, config.width / config.heads);
-    let title = format!("Profile of {} ({})", described(&config, batch), arguments.work.name());
-    let mut report = Report::new("profile", &title).table(tables::phases(&profile)).table(tables::classes(&profile));
-    if let Some(table) = tables::attention(&profile, flop) {
+    let mut report = report.table(tables::phases(profile)).table(tables::classes(profile));
+    if let Some(table) = tables::attention(profile, flop) {
         report = report.table(table);
     }
-    report = report.table(tables::names(&profile, arguments.top)).plot(tables::plot(&profile, 16));
-    if let Some(svg) = flame::svg(&profile) {
+    report = report.table(tables::names(profile, arguments.top)).plot(tables::plot(profile, 16));
+    if let Some(svg) = flame::svg(profile) {
         report = report.image("flame-graph", "Flame graph", svg);
     }
-    if trace.dropped > 0 {
-        report =
-            report.text(format!("CUPTI had no room for {} records: the times above leave them out.", trace.dropped));
+    match profile.trace.dropped {
+        0 => report,
+        n => report.text(format!("CUPTI had no room for {n} records: the times above leave them out.")),
     }
-    Ok((report, trace))
 }
 
 /// A model in a few words.
@@ -109,15 +132,20 @@ pub fn described(config: &Config, batch: usize) -> String {
 
 fn record(arguments: &Arguments, config: &Config) -> Result<Trace> {
     let device = arguments.step.device()?;
-    let mut step = Step::new(&arguments.step, config, &device, arguments.work)?;
+    let mut step = Step::new(&arguments.step, config, &device, arguments.work, None)?;
     for _ in 0..arguments.warmup {
         step.run()?;
     }
-    let gpu = if device.is_cuda() { Some(kernel_device(&device)?.clone()) } else { None };
-    let recording = Recording::start(Options { spans: true, memory_from_bytes: None, gpu, nvtx: arguments.nvtx })?;
+    let recording = Recording::start(options(arguments, &device)?)?;
     for _ in 0..arguments.steps {
         let _span = span(STEP);
         step.run()?;
     }
     Ok(recording.finish()?)
+}
+
+/// What is recorded of steps on `device`.
+fn options(arguments: &Arguments, device: &Device) -> Result<Options> {
+    let gpu = if device.is_cuda() { Some(kernel_device(device)?.clone()) } else { None };
+    Ok(Options { spans: true, memory_from_bytes: None, gpu, nvtx: arguments.nvtx })
 }

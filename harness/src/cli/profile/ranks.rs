@@ -1,0 +1,128 @@
+//! `tilewright profile` of many ranks: those that a launcher started, else threads of this process.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use tilewright::trace::{Recording, Trace, thread_number};
+
+use super::{Arguments, described, options, tables_of};
+use crate::cli::bench::world::{Carrier, each_world, failed};
+use crate::cli::step::{Step, Work};
+use crate::cli::{CliError, Result};
+use crate::dist::comm::Communicator;
+use crate::dist::ddp::Form;
+use crate::dist::rank::Environment;
+use crate::dist::sharded::Mode;
+use crate::model::Config;
+use crate::profile::ranks::{self, RankProfile};
+use crate::profile::{Profile, STEP, chrome, flame, outermost};
+use crate::report::Report;
+use crate::train::TeamOptions;
+
+/// What there is to write.
+pub struct Found {
+    pub report: Report,
+    pub trace: serde_json::Value,
+    pub flame_graph: Option<String>,
+}
+
+/// Whether there are many ranks to look at.
+pub fn are_wanted(arguments: &Arguments) -> Result<bool> {
+    let started = Environment::get().map_err(failed)?.place.is_some();
+    Ok(started || arguments.ranks.is_some() || arguments.how.ddp.is_some() || arguments.how.shard.is_some())
+}
+
+/// What the first rank has to say; nothing on other ranks of a launcher.
+///
+/// # Errors
+/// Ranks that do not find each other, and those of the steps.
+pub fn profile(arguments: &Arguments) -> Result<Option<Found>> {
+    if arguments.work == Work::Forward {
+        return Err(CliError::usage("nothing travels between ranks in a forward pass", "--work train-step"));
+    }
+    let config = arguments.step.config(arguments.context as usize)?;
+    let device = arguments.step.device()?;
+    let shared = Shared::default();
+    let (carriers, ranks) = ([arguments.back_end.unwrap_or(Carrier::Threads)], [arguments.ranks.unwrap_or(2)]);
+    let found = each_world(&device, &carriers, &ranks, |comm| {
+        let comm = Arc::new(comm);
+        // The others must not wait for a rank that fails.
+        one_rank(arguments, &config, &comm, &shared).inspect_err(|error| comm.give_up(&error.to_string()))
+    })?;
+    Ok(found.into_iter().next())
+}
+
+/// What ranks that are threads of one process have together: there is one recording in a process.
+#[derive(Default)]
+struct Shared {
+    started: OnceLock<Instant>,
+    trace: Mutex<Option<Arc<Trace>>>,
+}
+
+fn one_rank(arguments: &Arguments, config: &Config, comm: &Arc<Communicator>, shared: &Shared) -> Result<Found> {
+    let device = arguments.step.device()?;
+    let ddp = arguments.how.ddp_options()?;
+    let team = TeamOptions { comm: comm.clone(), ddp, shard: arguments.how.shard };
+    let mut step = Step::new(&arguments.step, config, &device, arguments.work, Some(&team))?;
+    for _ in 0..arguments.warmup {
+        step.run()?;
+    }
+    let barrier = || comm.host().barrier().map_err(failed);
+    let in_one_process = Environment::get().map_err(failed)?.place.is_none();
+    barrier()?;
+    let recording = match !in_one_process || comm.rank() == 0 {
+        true => Some(Recording::start(options(arguments, &device)?)?),
+        false => None,
+    };
+    if let Some(recording) = &recording {
+        let _ = shared.started.set(recording.started());
+    }
+    barrier()?;
+    let started = *shared.started.get_or_init(Instant::now);
+    let offset = if in_one_process { 0 } else { ranks::clock_offset(comm, started).map_err(failed)? };
+    comm.start_trace();
+    for _ in 0..arguments.steps {
+        barrier()?;
+        let _span = outermost(STEP);
+        step.run()?;
+    }
+    let (records, thread) = (comm.take_trace(), thread_number());
+    barrier()?;
+    if let Some(recording) = recording {
+        let trace = Arc::new(recording.finish()?);
+        *shared.trace.lock().unwrap_or_else(PoisonError::into_inner) = Some(trace);
+    }
+    barrier()?;
+    let trace = shared.trace.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
+    let trace = match thread.filter(|_| in_one_process) {
+        Some(thread) => Arc::new(ranks::of_thread(&trace, thread)),
+        None => trace,
+    };
+    let own = RankProfile::new(comm.rank(), &trace, &records, started, offset);
+    let all = ranks::gather(comm, &own).map_err(failed)?;
+    Ok(found(arguments, config, comm, &trace, all))
+}
+
+fn found(
+    arguments: &Arguments,
+    config: &Config,
+    comm: &Communicator,
+    trace: &Trace,
+    mut all: Vec<RankProfile>,
+) -> Found {
+    let profile = Profile::new(trace);
+    let form = arguments.how.ddp.unwrap_or(Form::Bucketed).name();
+    let state = match arguments.how.shard {
+        None => "whole",
+        Some(Mode::Broadcast) => "shared out, broadcast",
+        Some(Mode::Zero1) => "shared out, ZeRO-1",
+    };
+    let how = format!("{} ranks over {}, gradients {form}, optimizer state {state}", comm.world(), comm.back_end());
+    let title = format!("Profile of {}, {how}", described(config, arguments.step.batch as usize));
+    let overlap = ranks::table(&all, &how, profile.on_gpu());
+    let report = Report::new("profile", &title).table(overlap).plot(ranks::plot(&all));
+    let report = report.text("The tables below are those of rank 0.");
+    let report = tables_of(report, arguments, config, &profile);
+    let events = all.iter_mut().flat_map(|profile| std::mem::take(&mut profile.events)).collect();
+    Found { report, trace: chrome::file(events), flame_graph: flame::svg(&profile) }
+}

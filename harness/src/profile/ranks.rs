@@ -1,0 +1,380 @@
+//! A profile of many ranks: what each computed, what each sent, and how much of the sending lay under computing.
+//!
+//! | | computes | communicates |
+//! |---|---|---|
+//! | on the CPU | its phases, without the time in which it waits for other ranks ([`WAIT`]) | collectives, from their turn to their end, waiting for the slowest rank included |
+//! | on a GPU | kernels, copies and fills of all streams | the streams on which NCCL's kernels run |
+//!
+//! What is *hidden* is the time in which a rank does both. Only what lies inside the measured steps counts. Each rank makes its own
+//! [`RankProfile`] and sends it to the first one; times are on the first rank's clock, by what all see when they leave a barrier.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tilewright::trace::{Phase, SpanEvent, Trace};
+
+use super::chrome::{self, Placement};
+use super::intervals::{Intervals, both, total, union, without};
+use super::{STEP, milliseconds};
+use crate::dist::comm::handle::WAIT;
+use crate::dist::comm::{Communicator, Record, Result};
+use crate::report::plot::Bar;
+use crate::report::{Axis, Cell, Column, Plot, Table};
+
+/// What one rank did in the measured steps. Nanoseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankProfile {
+    pub rank: usize,
+    /// How long each step took.
+    pub steps: Vec<u64>,
+    pub computing: u64,
+    pub communicating: u64,
+    /// Of `communicating`, what lay under computing.
+    pub hidden: u64,
+    /// Collectives of all steps, and bytes of their buffers.
+    pub collectives: usize,
+    pub bytes: usize,
+    /// For [`chrome::file`].
+    pub events: Vec<Value>,
+}
+
+impl RankProfile {
+    /// The share of communication that lay under computing; none without communication.
+    pub fn hidden_share(&self) -> Option<f64> {
+        (self.communicating > 0).then(|| self.hidden as f64 / self.communicating as f64)
+    }
+
+    /// From the rank's own recording, and the collectives since `started`, which is where the recording's times begin. `offset` (ns) is what
+    /// the first rank's clock shows more than this one's.
+    pub fn new(rank: usize, trace: &Trace, records: &[Record], started: Instant, offset: i64) -> RankProfile {
+        let since = |at: Instant| at.saturating_duration_since(started).as_nanos() as u64;
+        let named = |name: &'static str| trace.spans.iter().filter(move |s| trace.nodes[s.node as usize].name == name);
+        let times = |spans: &mut dyn Iterator<Item = &SpanEvent>| -> Intervals {
+            union(spans.map(|span| (span.start_ns, span.end_ns)).collect())
+        };
+        let steps: Vec<u64> = named(STEP).map(|span| span.end_ns - span.start_ns).collect();
+        let measured = times(&mut named(STEP));
+        let collective = |record: &Record| (since(record.started), since(record.ended));
+        let inside = |record: &&Record| !both(&[collective(record)], &measured).is_empty();
+        let (computing, communicating) = if trace.activities.is_empty() {
+            let computes = |span: &&SpanEvent| trace.begins_phase(span.node).is_some_and(|phase| phase != Phase::Data);
+            let phases = times(&mut trace.spans.iter().filter(computes));
+            (without(&phases, &times(&mut named(WAIT))), union(records.iter().map(collective).collect()))
+        } else {
+            let sends = communication_streams(trace);
+            let of = |communicates: bool| {
+                let activities = trace.activities.iter().filter(|a| sends.contains(&a.stream) == communicates);
+                union(activities.map(|activity| (activity.start_ns, activity.end_ns)).collect())
+            };
+            (of(false), of(true))
+        };
+        let (computing, communicating) = (both(&computing, &measured), both(&communicating, &measured));
+        let counted: Vec<&Record> = records.iter().filter(inside).collect();
+        let placement = Placement { host: 2 * rank as u32 + 1, gpu: 2 * rank as u32 + 2, rank: Some(rank), offset };
+        let mut events = chrome::events(trace, &placement);
+        events.extend(collectives(&counted, &placement, collective, !trace.activities.is_empty()));
+        RankProfile {
+            rank,
+            steps,
+            computing: total(&computing),
+            communicating: total(&communicating),
+            hidden: total(&both(&computing, &communicating)),
+            collectives: counted.len(),
+            bytes: counted.iter().map(|record| record.bytes()).sum(),
+            events,
+        }
+    }
+}
+
+/// Streams of a GPU that carry collectives.
+pub(super) fn communication_streams(trace: &Trace) -> Vec<u32> {
+    let sends = trace.activities.iter().filter(|activity| activity.kind.name().to_lowercase().contains("nccl"));
+    let mut streams: Vec<u32> = sends.map(|activity| activity.stream).collect();
+    streams.sort_unstable();
+    streams.dedup();
+    streams
+}
+
+/// Collectives as a line of the trace. On a GPU the line has what the host did for them.
+fn collectives(
+    records: &[&Record],
+    placement: &Placement,
+    times: impl Fn(&Record) -> (u64, u64),
+    on_gpu: bool,
+) -> Vec<Value> {
+    /// Behind all threads.
+    const LINE: u32 = 10_000;
+    let line = if on_gpu { "communication: agreeing and queueing" } else { "communication" };
+    let mut events = vec![chrome::name("thread_name", placement.host, LINE, line)];
+    for record in records {
+        let (start, end) = times(record);
+        let waited = (record.started - record.called).as_secs_f64() * 1e6;
+        events.push(json!({
+            "ph": "X", "pid": placement.host, "tid": LINE, "name": record.call.to_string(), "cat": "communication",
+            "ts": placement.microseconds(start), "dur": (end - start) as f64 / 1e3,
+            "args": { "bytes": record.bytes(), "number": record.seq, "waited for its turn (µs)": waited },
+        }));
+    }
+    events
+}
+
+/// What the first rank's clock shows more than this one's, in nanoseconds: the middle of several looks at both when a barrier ends. `started`
+/// is each rank's own moment 0. For ranks whose clocks are one it gives what the barriers' ends differ by, so do not ask then.
+///
+/// # Errors
+/// Those of communication.
+pub fn clock_offset(comm: &Communicator, started: Instant) -> Result<i64> {
+    const LOOKS: usize = 21;
+    let (rank, world) = (comm.rank(), comm.world());
+    let mut all = vec![0_i64; LOOKS * world];
+    for look in 0..LOOKS {
+        comm.host().barrier()?;
+        all[rank * LOOKS + look] = started.elapsed().as_nanos() as i64;
+    }
+    comm.host().all_gather(&mut all)?;
+    let mut differences: Vec<i64> = (0..LOOKS).map(|look| all[look] - all[rank * LOOKS + look]).collect();
+    differences.sort_unstable();
+    Ok(differences[LOOKS / 2])
+}
+
+/// Every rank's profile, by rank. All ranks call it, and all get all.
+///
+/// # Errors
+/// Those of communication.
+pub fn gather(comm: &Communicator, own: &RankProfile) -> Result<Vec<RankProfile>> {
+    use crate::dist::comm::CommError;
+
+    let unreadable = |error: serde_json::Error| CommError::Setup(format!("a rank's profile makes no sense: {error}"));
+    let bytes = serde_json::to_vec(own).map_err(unreadable)?;
+    let (rank, world) = (comm.rank(), comm.world());
+    let mut lengths = vec![0_u64; world];
+    lengths[rank] = bytes.len() as u64;
+    comm.all_gather(&mut lengths)?;
+    let room = lengths.iter().max().map_or(0, |&length| length as usize);
+    let mut all = vec![0_u8; room * world];
+    all[rank * room..][..bytes.len()].copy_from_slice(&bytes);
+    comm.all_gather(&mut all)?;
+    let read = |(rank, length): (usize, &u64)| {
+        serde_json::from_slice(&all[rank * room..][..*length as usize]).map_err(unreadable)
+    };
+    lengths.iter().enumerate().map(read).collect()
+}
+
+/// Computing and communication of every rank; `how` says how they work together.
+pub fn table(profiles: &[RankProfile], how: &str, on_gpu: bool) -> Table {
+    let columns = [
+        Column::integer("rank"),
+        Column::number("step").unit("ms").decimals(3),
+        Column::number("computing").unit("ms").decimals(3),
+        Column::number("communication").unit("ms").decimals(3),
+        Column::number("hidden").unit("ms").decimals(3),
+        Column::number("left over").unit("ms").decimals(3),
+        Column::number("hidden").unit("%").decimals(1).key("hidden_percent"),
+        Column::number("collectives").decimals(1),
+        Column::number("sent").unit("MB").decimals(2),
+    ];
+    let title = format!("Communication under computing, of a step: {how}");
+    let mut table = Table::new("overlap", &title, columns);
+    for profile in profiles {
+        let steps = profile.steps.len().max(1) as f64;
+        let ms = |ns: u64| Cell::from(milliseconds(ns) / steps);
+        let times: Vec<f64> = profile.steps.iter().map(|&ns| milliseconds(ns)).collect();
+        table.push([
+            profile.rank.into(),
+            Cell::statistics(&times),
+            ms(profile.computing),
+            ms(profile.communicating),
+            ms(profile.hidden),
+            ms(profile.communicating - profile.hidden),
+            profile.hidden_share().map(|share| 100.0 * share).into(),
+            Cell::from(profile.collectives as f64 / steps),
+            Cell::from(profile.bytes as f64 / 1e6 / steps),
+        ]);
+    }
+    table.note(match on_gpu {
+        true => {
+            "Communication is the time of the stream of NCCL's kernels, which includes waiting for the slowest rank; computing is that of \
+             all other streams. Hidden is the time of both at once."
+        }
+        false => {
+            "Communication is the time of collectives, which includes waiting for the slowest rank; computing is that of forward, backward \
+             and optimizer, without waiting for other ranks. Hidden is the time of both at once."
+        }
+    })
+}
+
+/// Hidden communication, and what is left over, as bars.
+pub fn plot(profiles: &[RankProfile]) -> Plot {
+    let bars = profiles.iter().flat_map(|profile| {
+        let steps = profile.steps.len().max(1) as f64;
+        let left = profile.communicating - profile.hidden;
+        [("hidden", profile.hidden), ("left over", left)].map(|(group, ns)| Bar {
+            name: format!("rank {}", profile.rank),
+            group: group.to_string(),
+            value: milliseconds(ns) / steps,
+            error: None,
+        })
+    });
+    Plot::bars("overlap", "Communication of a step", Axis::linear("ms"), bars.collect())
+}
+
+/// The part of a recording that one thread made, for ranks that are threads of one process.
+pub fn of_thread(trace: &Trace, thread: u32) -> Trace {
+    Trace {
+        nodes: trace.nodes.clone(),
+        spans: trace.spans.iter().filter(|span| span.thread == thread).copied().collect(),
+        end_ns: trace.end_ns,
+        ..Trace::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tilewright::trace::cupti::ActivityKind;
+    use tilewright::trace::{Activity, Node};
+
+    use super::*;
+    use crate::dist::comm::{Options, Reduce, threads};
+
+    const MS: u64 = 1_000_000;
+
+    /// A step of 100 ms: forward until 20, backward until 60, the optimizer from 80 to 100, of which it waits for 5.
+    fn step() -> Trace {
+        let node = |parent, name: &str, phase| Node { parent, name: name.to_string(), phase };
+        let nodes = vec![
+            node(0, "", None),
+            node(0, STEP, None),
+            node(1, "forward", Some(Phase::Forward)),
+            node(1, "backward", Some(Phase::Backward)),
+            node(1, WAIT, None),
+            node(1, "optimizer", Some(Phase::Optimizer)),
+            node(5, WAIT, None),
+        ];
+        let span = |node, start, end| SpanEvent { node, thread: 3, start_ns: start * MS, end_ns: end * MS };
+        let spans =
+            vec![span(2, 0, 20), span(3, 20, 60), span(4, 60, 80), span(6, 90, 95), span(5, 80, 100), span(1, 0, 100)];
+        Trace { nodes, spans, end_ns: 120 * MS, ..Trace::default() }
+    }
+
+    /// Collectives as they would have been at these times.
+    fn records(times: &[(u64, u64)]) -> (Vec<Record>, Instant) {
+        let comm = threads::threads(1, Options::default()).unwrap().remove(0);
+        comm.start_trace();
+        times.iter().for_each(|_| comm.all_reduce(&mut [0.0_f32; 250], Reduce::Avg).unwrap());
+        let mut records = comm.take_trace();
+        let epoch = records[0].called;
+        for (record, &(start, end)) in records.iter_mut().zip(times) {
+            (record.started, record.ended) = (epoch + Duration::from_millis(start), epoch + Duration::from_millis(end));
+            record.called = record.started;
+        }
+        (records, epoch)
+    }
+
+    fn profile(trace: &Trace, times: &[(u64, u64)]) -> RankProfile {
+        let (records, epoch) = records(times);
+        RankProfile::new(1, trace, &records, epoch, 7 * MS as i64)
+    }
+
+    #[test]
+    fn what_lies_under_computing_is_hidden() {
+        // Two under backward and beyond, one while the optimizer waits, one after the step.
+        let found = profile(&step(), &[(30, 50), (40, 70), (88, 96), (105, 115)]);
+        assert_eq!(found.steps, [100 * MS]);
+        assert_eq!(found.computing, (60 + 15) * MS);
+        assert_eq!(found.communicating, (40 + 8) * MS);
+        assert_eq!(found.hidden, (30 + 3) * MS);
+        assert_eq!(found.hidden_share(), Some(33.0 / 48.0));
+        assert_eq!((found.collectives, found.bytes), (3, 3000));
+        // What is sent after backward, while the rank waits, is not hidden at all.
+        assert_eq!(profile(&step(), &[(60, 65), (65, 80)]).hidden_share(), Some(0.0));
+        assert_eq!(profile(&step(), &[(200, 300)]).hidden_share(), None);
+    }
+
+    #[test]
+    fn on_a_gpu_streams_count() {
+        let activity = |name: &str, stream, start, end| Activity {
+            kind: ActivityKind::Kernel {
+                name: name.to_string(),
+                grid: [1; 3],
+                block: [32, 1, 1],
+                registers: 32,
+                shared_bytes: 0,
+            },
+            node: 3,
+            start_ns: start * MS,
+            end_ns: end * MS,
+            stream,
+        };
+        let activities = vec![
+            activity("matmul", 7, 10, 40),
+            activity("cast_bf16", 13, 20, 22),
+            activity("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 13, 22, 50),
+            activity("adamw", 7, 50, 60),
+        ];
+        // When the host queued them says nothing.
+        let found = profile(&Trace { activities, ..step() }, &[(60, 61)]);
+        assert_eq!((found.computing, found.communicating, found.hidden), (40 * MS, 30 * MS, 20 * MS));
+        let lines: Vec<String> =
+            found.events.iter().filter_map(|event| event["args"]["name"].as_str()).map(str::to_string).collect();
+        for line in ["rank 1: host", "rank 1: GPU", "stream 7", "stream 13 (communication)"] {
+            assert!(lines.iter().any(|found| found == line), "{line}: {lines:?}");
+        }
+    }
+
+    #[test]
+    fn events_are_on_the_first_ranks_clock() {
+        let found = profile(&step(), &[(30, 50)]);
+        let complete: Vec<&Value> = found.events.iter().filter(|event| event["ph"] == "X").collect();
+        assert_eq!(complete.len(), 6 + 1);
+        let sent = complete.iter().find(|event| event["cat"] == "communication").unwrap();
+        assert_eq!(
+            (&sent["name"], sent["ts"].as_f64(), sent["dur"].as_f64()),
+            (&"all_reduce(avg) of 250 f32".into(), Some(37_000.0), Some(20_000.0))
+        );
+        assert!(complete.iter().all(|event| event["pid"] == 3));
+    }
+
+    #[test]
+    fn all_ranks_get_all_profiles() {
+        let worlds = threads::threads(3, Options::default()).unwrap();
+        let found: Vec<Vec<RankProfile>> = std::thread::scope(|scope| {
+            let run = |comm: Communicator| {
+                let (records, epoch) = records(&[(30, 50 + comm.rank() as u64)]);
+                gather(&comm, &RankProfile::new(comm.rank(), &step(), &records, epoch, 0)).unwrap()
+            };
+            let threads: Vec<_> = worlds.into_iter().map(|comm| scope.spawn(move || run(comm))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(found.iter().all(|all| *all == found[0]));
+        let sent: Vec<(usize, u64)> = found[0].iter().map(|profile| (profile.rank, profile.communicating)).collect();
+        assert_eq!(sent, [(0, 20 * MS), (1, 21 * MS), (2, 22 * MS)]);
+    }
+
+    #[test]
+    fn clocks_that_began_apart_are_put_together() {
+        let began = Instant::now();
+        let worlds = threads::threads(2, Options::default()).unwrap();
+        let offsets: Vec<i64> = std::thread::scope(|scope| {
+            let run = |comm: Communicator| {
+                // Rank 1 counts from a second later.
+                clock_offset(&comm, began + Duration::from_secs(comm.rank() as u64)).unwrap()
+            };
+            std::thread::sleep(Duration::from_millis(1100));
+            let threads: Vec<_> = worlds.into_iter().map(|comm| scope.spawn(move || run(comm))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(offsets[0], 0);
+        assert!((offsets[1] - 1_000_000_000).abs() < 100 * MS as i64, "{offsets:?}");
+    }
+
+    #[test]
+    fn a_threads_part_of_a_recording_is_its_own() {
+        let mut trace = step();
+        trace.spans.push(SpanEvent { thread: 4, ..trace.spans[0] });
+        assert_eq!(of_thread(&trace, 3).spans, step().spans);
+        assert_eq!(of_thread(&trace, 4).spans.len(), 1);
+    }
+}
