@@ -1,16 +1,38 @@
 //! The gradient of an embedding: y[t, :] = w[ids[t], :] gives ∂L/∂w[k, :] = Σ g[t, :] over the tokens t with ids[t] = k, where
 //! g = ∂L/∂y.
 //!
-//! Tokens add to their rows with atomics, in f32. Their order is up to the device, and so are the last bits of a sum of
-//! three and more.
+//! The first token of each row adds up the gradients of all tokens of that row, in their order: the sum has the same bits in every run,
+//! which atomics would not give.
 
-use crate::blocks::{ElementTiles, row_block, tile_start, vector_block};
+use crate::blocks::tile_start;
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
+/// Where no token is: behind every one.
+const NOWHERE: i32 = i32::MAX;
+
+/// The first of the places `at` behind `after` whose id is the one that is looked for.
+#[device_fn]
+fn next(at: Tile<i32>, same: Tile<bool>, after: Scalar<i32>) -> Scalar<i32> {
+    min(where_(same && (at > after), at, NOWHERE))
+}
+
+/// The gradient of token t in these columns, zero where t is [`NOWHERE`].
+#[device_fn]
+fn row<T: Float>(
+    grad_y: Ptr<T>,
+    (t, tokens): (Scalar<i32>, Scalar<i32>),
+    strides: (Scalar<i64>, Scalar<i64>),
+    (columns, inside): (Tile<i32>, Tile<bool>),
+) -> Tile<f32> {
+    let there = (t >= 0) && (t < tokens);
+    let at = grad_y + (t.to::<i64>() * strides.0 + columns.to::<i64>() * strides.1);
+    load(at, mask = inside && there, other = 0.0).to::<f32>()
+}
+
 /// grad_w[ids[t], :] += grad_y[t, :] for every token t; ids outside 0..vocabulary add nothing.
 ///
-/// One program per tile.
+/// One program per token and `d_tile` columns; most find that another token is the first of their row, and end.
 #[kernel]
 pub fn embedding_bwd<T: Float, I: Int>(
     ids: In<I>,
@@ -24,22 +46,51 @@ pub fn embedding_bwd<T: Float, I: Int>(
     tokens: i32,
     vocabulary: i32,
     d: i32,
-    #[constexpr] rows_tile: usize,
+    #[constexpr] ids_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
-    let tile = (rows_tile, d_tile);
-    let (first, col) = tile_start(d, tile);
-    let ids_block = vector_block(ids, tokens, ids_stride, first, rows_tile);
-    let id = load(ids_block, boundary_check = [0], padding = zero).to::<i64>();
-    let g_block = row_block(grad_y, (tokens, d), (grad_y_stride_row, grad_y_stride_d), first, tile);
-    let g = load(g_block.advance([0, col]), boundary_check = [0, 1], padding = zero).to::<f32>();
-    let token = first + arange(0, rows_tile);
-    let columns = col + arange(0, d_tile);
-    let known = (token < tokens) && (id >= 0) && (id < vocabulary.to::<i64>());
-    let rows = (id * grad_w_stride_row).expand_dims(1);
-    let at = grad_w + (rows + (columns.to::<i64>() * grad_w_stride_d).expand_dims(0));
-    atomic_add(at, g, mask = known.expand_dims(1) && (columns < d).expand_dims(0));
+    let (token, col) = tile_start(d, (1, d_tile));
+    let own = load(ids + token.to::<i64>() * ids_stride);
+    let id = own.to::<i64>();
+    let mut before = scalar::<i32>(0);
+    for start in range(0, token, ids_tile) {
+        let at = start + arange(0, ids_tile);
+        let found = load(ids + at.to::<i64>() * ids_stride, mask = at < token);
+        before += sum(where_((found == own) && (at < token), 1, 0));
+    }
+    if (before == 0) && (id >= 0) && (id < vocabulary.to::<i64>()) {
+        let columns = col + arange(0, d_tile);
+        let inside = columns < d;
+        let strides = (grad_y_stride_row, grad_y_stride_d);
+        let target = grad_w + (id * grad_w_stride_row + columns.to::<i64>() * grad_w_stride_d);
+        let mut total = load(target, mask = inside, other = 0.0);
+        for start in range(token, tokens, ids_tile) {
+            let at = start + arange(0, ids_tile);
+            let same = (load(ids + at.to::<i64>() * ids_stride, mask = at < tokens) == own) && (at < tokens);
+            let count = sum(where_(same, 1, 0));
+            let mut last = scalar::<i32>(-1);
+            // Four rows are on their way at once.
+            for _ in range(0, cdiv(count, 4)) {
+                let first = next(at, same, last);
+                let second = next(at, same, first);
+                let third = next(at, same, second);
+                last = next(at, same, third);
+                let rows = (
+                    row(grad_y, (first, tokens), strides, (columns, inside)),
+                    row(grad_y, (second, tokens), strides, (columns, inside)),
+                    row(grad_y, (third, tokens), strides, (columns, inside)),
+                    row(grad_y, (last, tokens), strides, (columns, inside)),
+                );
+                total = total + rows.0 + rows.1 + rows.2 + rows.3;
+            }
+        }
+        store(target, total, mask = inside);
+    }
 }
+
+/// Widest tile of columns, and tokens that are looked through at a time.
+const MAX_D_TILE: usize = 512;
+const IDS_TILE: usize = 512;
 
 /// Adds the gradient of the rows that `ids` [tokens] chose, grad_y [tokens, d], to grad_w [vocabulary, d]. Ids that are no
 /// row of grad_w, such as −1 for padding, add nothing.
@@ -57,7 +108,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
     let vocabulary = grad_w.shape()[0];
     expect_shape(NAME, "ids", ids.shape(), [tokens])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [vocabulary, d])?;
-    let tiles = ElementTiles::new(tokens, d);
+    let d_tile = d.max(1).next_power_of_two().clamp(16, MAX_D_TILE);
     EmbeddingBwd {
         ids_stride: ids.strides()[0],
         grad_y_stride_row: grad_y.strides()[0],
@@ -70,10 +121,10 @@ pub fn backward<T: FloatElement, I: IndexElement>(
         ids: &ids.data,
         grad_y: &grad_y.data,
         grad_w: &mut grad_w.data,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
+        ids_tile: tokens.max(1).next_power_of_two().clamp(32, IDS_TILE),
+        d_tile,
     }
-    .launch_with(device, &tiles.config())
+    .launch_with(device, &LaunchConfig::new(tokens * d.div_ceil(d_tile)).num_warps(1))
 }
 
 /// The same in f64, on dense row-major slices with rows of `d` elements.

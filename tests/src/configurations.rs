@@ -66,9 +66,12 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     } else if is(&softmax::SOFTMAX_WIDE_ROWS) || is(&cross_entropy::CROSS_ENTROPY_FWD) {
         (rows(2, 4096), 8, 3)
     } else if [&swiglu::SILU_FWD, &swiglu::SILU_BWD, &swiglu::SWIGLU_FWD, &swiglu::SWIGLU_BWD].iter().any(|k| is(k))
-        || [&cast::CAST, &cross_entropy::CROSS_ENTROPY_BWD, &embedding::EMBEDDING_BWD].iter().any(|k| is(k))
+        || is(&cast::CAST)
+        || is(&cross_entropy::CROSS_ENTROPY_BWD)
     {
         (rows(2, 1024), 4, 3)
+    } else if is(&embedding::EMBEDDING_BWD) {
+        (consts! { ids_tile = 512usize, d_tile = 512usize }.to_vec(), 1, 3)
     } else if is(&rope::ROPE_AT) || is(&rope::ROPE_FROM) {
         (consts! { tokens_tile = 32usize, heads_tile = 8usize, d_tile = 64usize }.to_vec(), 4, 3)
     } else if [&adamw::ADAMW, &adamw::ADAMW_BY, &adamw::ADAMW_WITH_COPY].iter().any(|k| is(k)) {

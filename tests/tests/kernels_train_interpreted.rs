@@ -331,8 +331,9 @@ fn gradient_of_an_embedding_matches() {
                     Arg::In(&ids), Arg::In(&g), Arg::Out(&mut grad);
                     1usize, s[0], s[1], d + 2, 1usize, tokens, 3usize, d
                 ];
-                let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
-                interpret(form, &embedding::EMBEDDING_BWD, &[dtype, index], consts, tiles(shape), args);
+                let consts = consts! { ids_tile = 4usize, d_tile = 8usize };
+                let grid = programs(tokens * d.div_ceil(8));
+                interpret(form, &embedding::EMBEDDING_BWD, &[dtype, index], consts, grid, args);
                 grad.check("grad_w", &want, 1e-5);
             }
         }

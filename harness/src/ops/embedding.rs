@@ -45,8 +45,8 @@ pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, 
     let (ids, grad) = (Read::<u32>::new(ids)?, Read::<T>::new(grad)?);
     let (id_list, grad_rows) = (ids.view()?, grad.rows()?);
     write::<f32, ()>(&grad_table, |device, mut target| {
-        // The kernel adds with atomics, in any order. On the CPU a loop gives every run the same bits, and costs little: the
-        // table's gradient is as long as the tokens.
+        // The kernel looks through all tokens for each row. On the CPU, where one thread may go through them, a loop adds in the same
+        // order and looks at each token once.
         if let (Some(ids), Some(sums)) = (id_list.as_slice(), target.as_mut_slice()) {
             let rows = grad_rows.view().as_slice().unwrap_or_default();
             add_in_order(ids, rows, d, sums);

@@ -159,14 +159,14 @@ struct Plan {
 }
 
 impl Plan {
-    /// Tiles of up to 4096 elements, 16 a thread, and at most so many programs.
+    /// Tiles of up to 2048 elements, 16 a thread, and at most so many programs.
     fn new([rows, d]: [usize; 2], most: usize) -> Result<Plan> {
         if d == 0 || d > MAX_WIDTH || rows > i32::MAX as usize / 2 {
             let message = format!("a stream of {rows} rows of {d} elements: rows are at most {MAX_WIDTH} wide");
             return Err(candle_core::Error::Msg(message));
         }
         let d_tile = d.next_power_of_two().max(16);
-        let rows_tile = (4096 / d_tile).min((rows / 256).max(1).next_power_of_two()).max(1);
+        let rows_tile = (2048 / d_tile).min((rows / 256).max(1).next_power_of_two()).max(1);
         let tiles = rows.div_ceil(rows_tile);
         let steps = tiles.div_ceil(most).max(1);
         let num_warps = ((rows_tile * d_tile / 512) as u32).clamp(4, 16);
@@ -178,8 +178,9 @@ impl Plan {
     }
 }
 
-/// Programs of a backward pass, at most: as many partial sums for each weight.
-const MOST_SUMS: usize = 256;
+/// Programs of a backward pass, at most: as many partial sums for each weight. About three for each processor of a large GPU, all of
+/// which run at once.
+const MOST_SUMS: usize = 384;
 
 /// Partial sums for each weight that [`backward`] makes of a stream [rows, d].
 ///

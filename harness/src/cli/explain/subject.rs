@@ -253,6 +253,7 @@ fn usual_constants(
         let value = match name {
             "d" | "q_tile" => ConstValue::Int(64),
             "d_tile" => ConstValue::Int(d.map_or(1024, |d| d.next_power_of_two().max(16)) as i64),
+            "ids_tile" => ConstValue::Int(512),
             "rows_tile" | "heads_tile" => ConstValue::Int(8),
             "tokens_tile" => ConstValue::Int(32),
             "tile" => ConstValue::Int(1024),
