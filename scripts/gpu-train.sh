@@ -23,6 +23,10 @@ echo "gpu-train: building"
 program=$(cargo build --release -p tilewright-harness --bin tilewright --features cuda,nccl --message-format=json-render-diagnostics |
     sed -n '/"reason":"compiler-artifact"/ s/.*"executable":"\([^"]*\)".*/\1/p' | grep -E '/tilewright$' | tail -n 1)
 strip -o "$contents/tilewright" "$program"
+# The tests of ranks, of which those between GPUs count there.
+tests=$(cargo test --release -p tilewright-harness --test dist --features cuda,nccl --no-run --message-format=json-render-diagnostics |
+    sed -n '/"reason":"compiler-artifact"/ s/.*"executable":"\([^"]*\)".*/\1/p' | grep -E '/dist-[0-9a-f]+$' | tail -n 1)
+strip -o "$contents/rank-tests" "$tests"
 cp scripts/reference_model.py scripts/train_tables.py "$contents"
 
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
@@ -32,7 +36,7 @@ fi
 echo "$commit" >"$contents/commit"
 
 echo "gpu-train: compressing"
-tar -C "$contents" -cf "$scratch/package.tar" commit reference_model.py train_tables.py tilewright
+tar -C "$contents" -cf "$scratch/package.tar" commit reference_model.py train_tables.py tilewright rank-tests
 xz --threads=1 --lzma2=preset=6,dict=64MiB -c "$scratch/package.tar" >"$scratch/package.tar.xz"
 mv "$scratch/package.tar.xz" "$out/package.tar.xz"
 cp scripts/train-check.sh "$out/train-check.sh"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks and measures training on a GPU machine, from the package that lies beside this script; builds nothing.
 #
-#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-bench; each takes
-#                             less than 9 minutes
+#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-profile;
+#                             each takes less than 9 minutes
 #
 # OUT      where results go (./out): STEP.tar.gz with all logs and files, rows.jsonl, summary.txt
 # SIZES    models of the step `model` (small,medium,large,xl,2.7B)
@@ -13,7 +13,7 @@
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
 
-steps=(smoke curves model profile norm attention-kinds fused dist dist-bench)
+steps=(smoke curves model profile norm attention-kinds fused dist dist-tests dist-bench dist-profile)
 out=${OUT:-out}
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
@@ -230,6 +230,15 @@ dist() {
     rm -f "$logs"/*/checkpoint.safetensors
 }
 
+# Collectives, training and ranks that fail, between GPUs.
+dist-tests() {
+    run dist-tests 400 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl:: --test-threads 1 --nocapture
+    show dist-tests 40
+    if grep -q 'skipped: .* needs 2 GPUs' "$logs/dist-tests.log"; then
+        failures+=("dist-tests: skipped, for want of two GPUs")
+    fi
+}
+
 dist-bench() {
     local precision
     for precision in f32 bf16; do
@@ -243,6 +252,16 @@ dist-bench() {
         run dist-peers 300 python3 -m torch.distributed.run --nproc_per_node=2 "$PEERS_DIST"
         grep '^{' "$logs/dist-peers.log" >>"$logs/summary.txt"
     fi
+}
+
+# What lies under computing, on one trace: nothing with naive and flat, nearly all with bucketed.
+dist-profile() {
+    local form
+    for form in naive flat bucketed; do
+        ranks "profile-xl-$form" 120 profile --size xl --batch 4 --context 128 --ddp "$form" --steps 3 --commit "$commit" \
+            --out "$logs/profile-xl-$form"
+        grep -A 12 'Communication under computing' "$logs/profile-xl-$form.log" | cut -c1-220 >>"$logs/summary.txt"
+    done
 }
 
 [ $# -gt 0 ] || { say "train-check: say which steps: ${steps[*]}" >&2 && exit 2; }

@@ -216,8 +216,8 @@ impl Ddp {
         let eager = inner.is_eager();
         let outcome = (pass.next..inner.buckets.len()).try_for_each(|_| {
             inner.send_next(&mut pass)?;
-            // Naive is what its name says.
-            if eager { Ok(()) } else { pass.handles.last().map_or(Ok(()), Handle::wait) }
+            // Naive is what its name says; on a GPU its stream sees to it.
+            if eager || inner.comm.is_on_device() { Ok(()) } else { pass.handles.last().map_or(Ok(()), Handle::wait) }
         });
         let handles = std::mem::take(&mut pass.handles);
         pass.next = 0;

@@ -157,6 +157,13 @@ fn shared_state_takes_its_part_of_the_memory() {
     // The embedding is nearly half of this model, so that whole parameters do not divide evenly; shares of buckets do.
     assert!(state[1] < 0.8 * state[0] && (state[2] / state[0] - 0.5).abs() < 0.01, "{state:?}");
     assert!((state[0] - 2.0 * rows[0]["parameters_mb"].as_f64().unwrap()).abs() < 1e-9);
+    for row in &rows[1..] {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
+        // Half of 8 bytes a parameter.
+        assert!((number("saved_predicted_mb") - number("parameters_mb")).abs() < 1e-9, "{row}");
+        assert!(number("travel_ms") > 0.0 && (0.0..=100.0).contains(&number("travel_percent")), "{row}");
+    }
+    assert!(rows[0]["travel_ms"].is_null() && rows[0]["size"] == "own", "{text}");
 }
 
 /// A back end that is not built in, or not for this device, is named with what to do.

@@ -12,8 +12,13 @@ const CLASSES: usize = 10;
 /// Rows of the whole batch, which 1, 2, 3 and 4 divide.
 pub const BATCH: usize = 24;
 
-/// Fresh parameters; another seed for each rank shows that all get rank 0's.
+/// [`params_on`] the CPU.
 pub fn params(seed: u64) -> Params {
+    params_on(&Device::Cpu, seed)
+}
+
+/// Fresh parameters; another seed for each rank shows that all get rank 0's.
+pub fn params_on(device: &Device, seed: u64) -> Params {
     let frozen = ParamSpec { frozen: true, ..ParamSpec::matrix("frozen", &[HIDDEN, HIDDEN], 0.2) };
     let specs = vec![
         ParamSpec::matrix("in", &[HIDDEN, WIDTH], 0.3),
@@ -23,7 +28,7 @@ pub fn params(seed: u64) -> Params {
         ParamSpec::matrix("unused", &[7, 5], 0.3),
         ParamSpec::matrix("out", &[CLASSES, HIDDEN], 0.3),
     ];
-    Params::new(specs, &Device::Cpu, seed).unwrap()
+    Params::new(specs, device, seed).unwrap()
 }
 
 /// Mean loss of rows of the step's batch.
@@ -35,9 +40,9 @@ pub fn loss(params: &Params, step: usize, rows: std::ops::Range<usize>) -> Resul
     let unit = |n: u64| n as f64 / (1u64 << 53) as f64;
     let input = |i: usize| 2.0 * unit(number(i, 1)) as f32 - 1.0;
     let values: Vec<f32> = (rows.start * WIDTH..rows.end * WIDTH).map(input).collect();
-    let x = Tensor::from_vec(values, (rows.len(), WIDTH), &Device::Cpu)?;
+    let x = Tensor::from_vec(values, (rows.len(), WIDTH), params.device())?;
     let targets: Vec<u32> = rows.clone().map(|i| (number(i, 2) % CLASSES as u64) as u32).collect();
-    let targets = Tensor::from_vec(targets, rows.len(), &Device::Cpu)?;
+    let targets = Tensor::from_vec(targets, rows.len(), params.device())?;
     let param = |name: &str| params.get(name);
     let x = linear(&x, &param("in")?)?;
     let x = linear(&silu(&x)?, &param("shared")?)?;
@@ -81,9 +86,14 @@ pub fn values(params: &Params) -> Vec<f32> {
     params.values().to_vec1().unwrap()
 }
 
-/// Training in one process on whole batches: the values after each step.
+/// [`alone_on`] the CPU.
 pub fn alone(steps: usize) -> Vec<Vec<f32>> {
-    let params = params(1);
+    alone_on(&Device::Cpu, steps)
+}
+
+/// Training in one process on whole batches: the values after each step.
+pub fn alone_on(device: &Device, steps: usize) -> Vec<Vec<f32>> {
+    let params = params_on(device, 1);
     let mut adamw = adamw(&params);
     let step = |step| {
         params.zero_grads().unwrap();

@@ -44,6 +44,10 @@ fn program_of_a_rank() {
     if what == "hang" {
         environment.options.timeout = Duration::from_secs(3);
     }
+    #[cfg(feature = "cuda")]
+    if what == "train" {
+        return train(&environment);
+    }
     let outcome = connect(&environment).and_then(|rank| match what {
         "suite" => {
             suite(&rank);
@@ -64,6 +68,16 @@ fn program_of_a_rank() {
         eprintln!("{error}");
         std::process::exit(3);
     }
+}
+
+/// Training of the small model, all of it on the rank's GPU.
+#[cfg(feature = "cuda")]
+fn train(environment: &Environment) {
+    let ordinal = environment.place.as_ref().unwrap().local_rank;
+    let device = tilewright_harness::ops::memory::open_cuda(ordinal).unwrap();
+    let comm = dist::connect_for(environment, &device).unwrap();
+    assert_eq!(comm.back_end(), "nccl");
+    crate::training::check(&device, comm);
 }
 
 /// Starts a collective in all of a buffer.
@@ -228,6 +242,15 @@ fn all_collectives_between_gpus() {
             assert_eq!(ran.code, Some(0), "{}", ran.text);
             assert_eq!(ran.text.matches("test result: ok. 1 passed").count(), ranks, "{}", ran.text);
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn training_on_gpus_gives_the_weights_of_training_on_one() {
+    for ranks in [2, 4] {
+        let Some(ran) = on_gpus(ranks, "train") else { continue };
+        assert_eq!(ran.code, Some(0), "{}", ran.text);
     }
 }
 

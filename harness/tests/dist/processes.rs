@@ -22,7 +22,7 @@ fn program_of_a_rank() {
         println!("carried by {}", comm.back_end());
         match what {
             "suite" => collectives::check(&comm),
-            "train" => training::check(comm),
+            "train" => training::check(&candle_core::Device::Cpu, comm),
             "disagree" if comm.rank() == 2 => return comm.barrier(),
             "disagree" => return comm.all_reduce(&mut [1.0_f32], Reduce::Sum),
             _ => return fail(comm, what, who),
@@ -67,7 +67,9 @@ fn launch(ranks: usize, what: &str) -> Ran {
 
 /// Launches one test of this program on every rank, with a variable that says what it does there.
 pub fn launch_test(ranks: usize, test: &str, (variable, what): (&str, &str)) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    // A test program that was carried to another machine is told where the other one is.
+    let program = std::env::var_os("TILEWRIGHT_TEST_PROGRAM");
+    let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_tilewright").into()));
     command.args(["launch", "--grace", "4", "--nproc", &ranks.to_string(), "--"]);
     command.arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
     command.env(variable, what).env("TILEWRIGHT_COMM_TIMEOUT", "60");

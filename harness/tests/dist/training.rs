@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use candle_core::Device;
 use tilewright_harness::dist::comm::{Communicator, Dtype};
 use tilewright_harness::dist::ddp::{Ddp, DdpOptions, Exchange, Form};
 use tilewright_harness::dist::sharded::{ShardedOptimizer, State};
@@ -43,11 +44,11 @@ pub fn same_everywhere(params: &Params, comm: &Communicator, step: usize) {
 
 /// Training of one rank: its values after each step.
 fn train(comm: Communicator, options: DdpOptions) -> Vec<Vec<f32>> {
-    train_with(Arc::new(comm), options)
+    train_with(&Device::Cpu, Arc::new(comm), options)
 }
 
-fn train_with(comm: Arc<Communicator>, options: DdpOptions) -> Vec<Vec<f32>> {
-    let params = model::params(1 + comm.rank() as u64);
+fn train_with(device: &Device, comm: Arc<Communicator>, options: DdpOptions) -> Vec<Vec<f32>> {
+    let params = model::params_on(device, 1 + comm.rank() as u64);
     let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
     let mut adamw = model::adamw(&params);
     let step = |step| {
@@ -62,15 +63,22 @@ fn train_with(comm: Arc<Communicator>, options: DdpOptions) -> Vec<Vec<f32>> {
     (0..STEPS).map(step).collect()
 }
 
-/// All forms one after the other, on one rank of a world that somebody else made.
-pub fn check(comm: Communicator) {
-    let expected = model::alone(STEPS);
+/// All forms one after the other, on one rank of a world that somebody else made; then with the optimizer shared out.
+pub fn check(device: &Device, comm: Communicator) {
+    let expected = model::alone_on(device, STEPS);
     let comm = Arc::new(comm);
+    let mut whole = Vec::new();
     for form in FORMS {
-        let found = train_with(comm.clone(), ddp_options(form));
-        let distance = model::distance(&found[STEPS - 1], &expected[STEPS - 1]);
+        whole = train_with(device, comm.clone(), ddp_options(form));
+        let distance = model::distance(&whole[STEPS - 1], &expected[STEPS - 1]);
         assert!(distance <= TOLERANCE, "{form:?}: {distance:e}");
     }
+    // The last one was bucketed.
+    let (shared, ..) = train_sharded(device, comm.clone(), Exchange::AllReduce);
+    assert!(shared == whole, "shared out, broadcast");
+    let (shared, ..) = train_sharded(device, comm, Exchange::ReduceScatter);
+    let distance = model::distance(&shared[STEPS - 1], &expected[STEPS - 1]);
+    assert!(distance <= TOLERANCE, "shared out, ZeRO-1: {distance:e}");
 }
 
 #[test]
@@ -205,7 +213,7 @@ fn ranks_with_other_models_are_named() {
     let texts = ranks(Kind::Threads, 3, options(), |comm| {
         let spec = |name: &str| tilewright_harness::params::ParamSpec::matrix(name, &[4, 4], 0.1);
         let name = if comm.rank() == 1 { "b" } else { "a" };
-        let params = Params::new(vec![spec(name)], &candle_core::Device::Cpu, 0).unwrap();
+        let params = Params::new(vec![spec(name)], &Device::Cpu, 0).unwrap();
         Ddp::new(&params, Arc::new(comm), DdpOptions::default()).map(|_| ()).unwrap_err().to_string()
     });
     assert!(texts.iter().all(|text| text.contains("rank 1 built another model than rank 0")), "{texts:?}");
@@ -224,9 +232,8 @@ fn gradients_may_travel_in_bf16() {
 }
 
 /// Training with an optimizer that is shared out.
-fn train_sharded(comm: Communicator, exchange: Exchange) -> (Vec<Vec<f32>>, usize, Vec<f64>) {
-    let comm = Arc::new(comm);
-    let params = model::params(1 + comm.rank() as u64);
+fn train_sharded(device: &Device, comm: Arc<Communicator>, exchange: Exchange) -> (Vec<Vec<f32>>, usize, Vec<f64>) {
+    let params = model::params_on(device, 1 + comm.rank() as u64);
     let ddp = Ddp::new(&params, comm.clone(), DdpOptions { exchange, ..ddp_options(Form::Bucketed) }).unwrap();
     let mut optimizer = sharded(&params, &ddp);
     let mut norms = Vec::new();
@@ -272,7 +279,8 @@ fn the_sharded_optimizer_is_the_unsharded_one_bit_for_bit() {
     for kind in KINDS {
         for world in [1, 2, 3, 4] {
             let whole = ranks(kind, world, options(), |comm| train(comm, ddp_options(Form::Bucketed)));
-            let shared = ranks(kind, world, options(), |comm| train_sharded(comm, Exchange::AllReduce));
+            let shared =
+                ranks(kind, world, options(), |comm| train_sharded(&Device::Cpu, Arc::new(comm), Exchange::AllReduce));
             for (rank, (found, bytes, _)) in shared.iter().enumerate() {
                 assert!(*found == whole[rank], "{kind:?}, rank {rank} of {world}");
                 // 40 · 40 elements of `shared` are the largest parameter.
@@ -288,7 +296,9 @@ fn zero_1_gives_the_weights_of_training_on_one_rank() {
     let expected = model::alone(STEPS);
     for kind in KINDS {
         for world in [1, 2, 3, 4] {
-            let found = ranks(kind, world, options(), |comm| train_sharded(comm, Exchange::ReduceScatter));
+            let found = ranks(kind, world, options(), |comm| {
+                train_sharded(&Device::Cpu, Arc::new(comm), Exchange::ReduceScatter)
+            });
             for (values, bytes, norms) in &found {
                 let distance = model::distance(&values[STEPS - 1], &expected[STEPS - 1]);
                 assert!(distance <= TOLERANCE, "{kind:?}, {world} ranks: {distance:e}");
@@ -297,7 +307,8 @@ fn zero_1_gives_the_weights_of_training_on_one_rank() {
                 let fair = 8 * (model::params(1).flat_len() - 40 * 40) / world;
                 assert!(bytes.abs_diff(fair) <= 3 * 8 * 16 * world, "{bytes} for {fair}");
             }
-            let broadcast = ranks(kind, world, options(), |comm| train_sharded(comm, Exchange::AllReduce));
+            let broadcast =
+                ranks(kind, world, options(), |comm| train_sharded(&Device::Cpu, Arc::new(comm), Exchange::AllReduce));
             let (one, other) = (&found[0].2, &broadcast[0].2);
             assert!(one.iter().zip(other).all(|(a, b)| (a - b).abs() <= 1e-5 * b), "{one:?} {other:?}");
         }

@@ -12,7 +12,8 @@ use super::world::{Carrier, each_world, failed};
 use crate::cli::model_options::model_device;
 use crate::cli::run::{Choice, device};
 use crate::cli::{CliError, Result};
-use crate::dist::comm::{Call, CommError, Communicator, Dtype, Op, Reduce};
+use crate::dist::comm::handle::wait_all;
+use crate::dist::comm::{Call, CommError, Communicator, Dtype, Handle, Op, Reduce};
 use crate::ops::memory::kernel_device;
 use crate::report::plot::Point;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Series, Table};
@@ -87,16 +88,12 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
             // Whole chunks for every rank.
             let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
             let mut data = Data::new(device, vec![(comm.rank() + 1) as f32; count])?;
-            data.call(comm, collective)?;
+            data.calls(comm, collective, &mut [0.0])?;
             check(comm, collective, &data.to_vec()?)?;
-            for _ in 0..arguments.warmup {
-                data.call(comm, collective)?;
-            }
+            data.calls(comm, collective, &mut vec![0.0; arguments.warmup as usize])?;
             let mut all = vec![0.0_f64; world * arguments.repeat as usize];
-            for own in all.chunks_mut(arguments.repeat as usize).skip(comm.rank()).take(1).flatten() {
-                comm.barrier()?;
-                *own = data.call(comm, collective)?;
-            }
+            let own = &mut all[comm.rank() * arguments.repeat as usize..][..arguments.repeat as usize];
+            data.calls(comm, collective, own)?;
             comm.all_gather(&mut all)?;
             let bytes = count * size_of::<f32>();
             samples.push(Sample { back_end: comm.back_end(), ranks: world, collective, bytes, seconds: all });
@@ -127,9 +124,10 @@ impl Data {
         }
     }
 
-    /// One collective, and how many seconds it took: on a GPU between events, so that what ranks say to each other before does not count;
-    /// in training it is hidden behind the collective before.
-    fn call(&mut self, comm: &Communicator, collective: Collective) -> Result<f64, CommError> {
+    /// As many collectives as there are places for the seconds that each took. On the CPU all ranks begin each of them together. On a GPU
+    /// they are queued one behind the other, and the time is that between events: what ranks say to each other before is hidden behind
+    /// the collective before, as it is in training.
+    fn calls(&mut self, comm: &Communicator, collective: Collective, seconds: &mut [f64]) -> Result<(), CommError> {
         let op = match collective {
             // Averages stay what they are, however often they are taken.
             Collective::AllReduce => Op::AllReduce(Reduce::Avg),
@@ -141,11 +139,27 @@ impl Data {
             Data::Host(values) => (values.as_mut_ptr().cast(), values.len()),
             Data::Gpu(buffer) => (buffer.view_mut().address() as *mut u8, buffer.len()),
         };
-        let began = Instant::now();
-        // SAFETY: the buffer lives in `self`, and the collective has ended before this returns.
-        let handle = unsafe { comm.start(Call { op, dtype: Dtype::F32, count, wire: None }, address)? };
-        handle.synchronize()?;
-        Ok(handle.device_seconds().unwrap_or_else(|| began.elapsed().as_secs_f64()))
+        let call = Call { op, dtype: Dtype::F32, count, wire: None };
+        // SAFETY: the buffer lives in `self`, and all collectives have ended before this returns; on a GPU the stream carries one after
+        // the other.
+        let start = || unsafe { comm.start(call, address) };
+        comm.barrier()?;
+        if !comm.is_on_device() {
+            return seconds.iter_mut().try_for_each(|seconds| {
+                comm.barrier()?;
+                let began = Instant::now();
+                start()?.wait()?;
+                *seconds = began.elapsed().as_secs_f64();
+                Ok(())
+            });
+        }
+        let handles: Vec<Handle> = seconds.iter().map(|_| start()).collect::<Result<_, _>>()?;
+        wait_all(&handles)?;
+        for (seconds, handle) in seconds.iter_mut().zip(&handles) {
+            handle.synchronize()?;
+            *seconds = handle.device_seconds().unwrap_or(f64::NAN);
+        }
+        comm.failure().map_or(Ok(()), |error| Err(error.clone()))
     }
 }
 

@@ -11,7 +11,7 @@ use super::world::{Carrier, each_world};
 use crate::cli::model_options::{ModelOptions, model_device};
 use crate::cli::run::{Choice, device};
 use crate::cli::{CliError, Result};
-use crate::dist::comm::{Communicator, Dtype, Record, Reduce};
+use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
 use crate::dist::ddp::{DdpOptions, Form, Synchronized};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
@@ -44,6 +44,9 @@ pub struct Arguments {
 pub struct Work {
     #[command(flatten)]
     pub model: ModelOptions,
+    /// Several sizes of the assignment, one after the other
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with = "size")]
+    pub sizes: Vec<String>,
     /// Where to train: cpu, cuda or cuda:N; without it, on a GPU if there is one
     #[arg(long, value_parser = device)]
     pub device: Option<Choice>,
@@ -68,9 +71,34 @@ pub struct Work {
 }
 
 impl Work {
-    pub fn config(&self) -> Result<Config> {
-        self.model.config(Config { context: self.context as usize, ..Config::default() })
+    /// The models, with a name each.
+    ///
+    /// # Errors
+    /// Sizes that do not exist or do not fit together.
+    pub fn models(&self) -> Result<Vec<(String, Config)>> {
+        let base = Config { context: self.context as usize, ..Config::default() };
+        let named = |size: Option<&String>| {
+            let model = ModelOptions { size: size.or(self.model.size.as_ref()).cloned(), ..self.model.clone() };
+            let config = model.config(base.clone())?;
+            let name = config.size_name().map_or_else(|| "own".to_string(), str::to_string);
+            Ok((name, config))
+        };
+        match self.sizes.as_slice() {
+            [] => Ok(vec![named(None)?]),
+            sizes => sizes.iter().map(|size| named(Some(size))).collect(),
+        }
     }
+}
+
+/// What models there were, below a table.
+pub fn models_note(models: &[(String, Config)], work: &Work) -> String {
+    let millions = |config: &Config| format!("{:.2} M", config.parameters() as f64 / 1e6);
+    let sizes: Vec<String> = match models {
+        [(_, config)] => vec![format!("{} parameters", millions(config))],
+        _ => models.iter().map(|(name, config)| format!("{name}: {} parameters", millions(config))).collect(),
+    };
+    let precision = models.first().map_or(String::new(), |(_, config)| config.precision.to_string());
+    format!("{}, {precision}, {} windows of {} tokens in all.", sizes.join(", "), work.batch, work.context)
 }
 
 /// A model in training on one rank.
@@ -91,6 +119,8 @@ pub struct Step {
     pub waited: f64,
     /// All collectives of gradients, hidden or not.
     pub communication: f64,
+    /// All collectives that give parameters back after the update.
+    pub parameters: f64,
 }
 
 impl Trainee {
@@ -169,7 +199,10 @@ impl Trainee {
         let whole = began.elapsed().as_secs_f64();
         let Some((sent, trace)) = sent else { return Ok(Step { whole, ..Step::default() }) };
         let communication = trace.iter().map(Record::seconds).sum();
-        Ok(Step { whole, waited: sent.left_over().as_secs_f64(), communication })
+        let updated = self.team.as_ref().map(|team| team.communicator().take_trace()).unwrap_or_default();
+        let gives = |record: &&Record| matches!(record.call.op, Op::Broadcast { .. } | Op::AllGather);
+        let parameters = updated.iter().filter(gives).map(Record::seconds).sum();
+        Ok(Step { whole, waited: sent.left_over().as_secs_f64(), communication, parameters })
     }
 }
 
@@ -184,16 +217,17 @@ pub fn steps(work: &Work, trainee: &mut Trainee, comm: &Communicator) -> train::
     let mut steps = Vec::new();
     for _ in 0..work.repeat {
         let step = trainee.step(comm)?;
-        let mut numbers = [step.whole, step.waited, step.communication];
+        let mut numbers = [step.whole, step.waited, step.communication, step.parameters];
         comm.all_reduce(&mut numbers, Reduce::Max).map_err(Error::from)?;
-        let [whole, waited, communication] = numbers;
-        steps.push(Step { whole, waited, communication });
+        let [whole, waited, communication, parameters] = numbers;
+        steps.push(Step { whole, waited, communication, parameters });
     }
     Ok(steps)
 }
 
 /// What one form gave.
 struct Found {
+    size: String,
     form: &'static str,
     bucket_mb: Option<f64>,
     calls: Option<usize>,
@@ -211,18 +245,18 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         return Err(CliError::usage("a bucket size makes no sense", "--buckets are megabytes from 0"));
     }
     arguments.outputs.check()?;
-    let config = arguments.work.config()?;
     let work = &arguments.work;
+    let models = work.models()?;
     let worlds = each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
-        measure(arguments, &config, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
+        measure(arguments, &models, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
         return Ok(());
     }
-    Ok(arguments.outputs.write(report(&worlds, &config, work), out)?)
+    Ok(arguments.outputs.write(report(&worlds, &models, work), out)?)
 }
 
-fn measure(arguments: &Arguments, config: &Config, comm: Arc<Communicator>) -> train::Result<World> {
+fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communicator>) -> train::Result<World> {
     let wire = arguments.bf16_wire.then_some(Dtype::Bf16);
     let options = |form, bucket_bytes| DdpOptions { form, bucket_bytes, wire, ..DdpOptions::default() };
     let mut kinds: Vec<(Option<DdpOptions>, Option<f64>)> = vec![(None, None)];
@@ -235,11 +269,13 @@ fn measure(arguments: &Arguments, config: &Config, comm: Arc<Communicator>) -> t
         }
     }
     let mut found = Vec::new();
-    for (ddp, bucket_mb) in kinds {
+    let cases = models.iter().flat_map(|model| kinds.iter().map(move |kind| (model, *kind)));
+    for ((size, config), (ddp, bucket_mb)) in cases {
         let mut trainee = Trainee::new(&arguments.work, config, &comm, ddp, None)?;
         let calls = trainee.team.as_ref().map(|team| team.ddp().buckets().len());
         let steps = steps(&arguments.work, &mut trainee, &comm)?;
-        found.push(Found { form: ddp.map_or("none", |ddp| ddp.form.name()), bucket_mb, calls, steps });
+        let (size, form) = (size.clone(), ddp.map_or("none", |ddp| ddp.form.name()));
+        found.push(Found { size, form, bucket_mb, calls, steps });
     }
     Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
 }
@@ -248,10 +284,11 @@ fn mean(steps: &[Step], f: impl Fn(&Step) -> f64) -> f64 {
     steps.iter().map(f).sum::<f64>() / steps.len() as f64
 }
 
-fn report(worlds: &[World], config: &Config, work: &Work) -> Report {
+fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report {
     let columns = [
         Column::text("back end"),
         Column::integer("ranks"),
+        Column::text("size"),
         Column::text("form"),
         Column::number("bucket").unit("MB"),
         Column::integer("calls"),
@@ -274,6 +311,7 @@ fn report(worlds: &[World], config: &Config, work: &Work) -> Report {
             table.push([
                 Cell::from(world.back_end),
                 world.ranks.into(),
+                found.size.as_str().into(),
                 found.form.into(),
                 found.bucket_mb.into(),
                 found.calls.into(),
@@ -284,16 +322,12 @@ fn report(worlds: &[World], config: &Config, work: &Work) -> Report {
                 number(100.0 * hidden),
             ]);
             let size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
-            let group = format!("{} ranks, {}", world.ranks, world.back_end);
+            let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.back_end);
             bars.push(Bar { name: format!("{}{size}", found.form), group, value: whole * 1e3, error: None });
         }
     }
-    let millions = config.parameters() as f64 / 1e6;
     let table = table
-        .note(format!(
-            "{millions:.2} M parameters, {}, {} windows of {} tokens in all. Every number is the slowest rank's, on average.",
-            config.precision, work.batch, config.context
-        ))
+        .note(models_note(models, work) + " Every number is the slowest rank's, on average.")
         .note("Left over is what the step waits for after backward; hidden is the rest of the communication. `none` sends nothing.");
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
     Report::new("ddp", "Data-parallel training").table(table).plot(plot)

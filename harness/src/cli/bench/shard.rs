@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::ddp::{Trainee, Work, steps};
+use super::ddp::{Trainee, Work, models_note, steps};
 use super::world::each_world;
 use crate::cli::model_options::model_device;
 use crate::cli::{CliError, Result};
@@ -30,6 +30,7 @@ pub struct Arguments {
 
 /// What one way of keeping the state gave: bytes of the rank that has most.
 struct Found {
+    size: String,
     shard: Option<Mode>,
     parameters: f64,
     gradients: f64,
@@ -37,6 +38,8 @@ struct Found {
     /// Peaks after initialisation, before the update and after it.
     peaks: Option<[f64; 3]>,
     milliseconds: Vec<f64>,
+    /// Milliseconds in which parameters travelled after the update.
+    sending: f64,
 }
 
 struct World {
@@ -47,27 +50,28 @@ struct World {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
-    let (work, config) = (&arguments.work, arguments.work.config()?);
+    let (work, models) = (&arguments.work, arguments.work.models()?);
     let worlds = each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
-        measure(work, &config, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
+        measure(work, &models, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
         return Ok(());
     }
-    Ok(arguments.outputs.write(report(&worlds, &config, work), out)?)
+    Ok(arguments.outputs.write(report(&worlds, &models, work), out)?)
 }
 
-fn measure(work: &Work, config: &Config, comm: Arc<Communicator>) -> train::Result<World> {
+fn measure(work: &Work, models: &[(String, Config)], comm: Arc<Communicator>) -> train::Result<World> {
     let mut found = Vec::new();
-    for shard in [None, Some(Mode::Broadcast), Some(Mode::Zero1)] {
+    let modes = [None, Some(Mode::Broadcast), Some(Mode::Zero1)];
+    for ((size, config), shard) in models.iter().flat_map(|model| modes.map(|mode| (model, mode))) {
         comm.barrier().map_err(Error::from)?;
-        let before = Peak::start();
+        let before = Peak::start(work)?;
         let mut trainee = Trainee::new(work, config, &comm, Some(DdpOptions::default()), shard)?;
-        let mut peaks = [before.read(&trainee)?, None, None];
+        let mut peaks = [before.read()?, None, None];
         trainee.gradients()?;
-        peaks[1] = before.read(&trainee)?;
+        peaks[1] = before.read()?;
         trainee.update()?;
-        peaks[2] = before.read(&trainee)?;
+        peaks[2] = before.read()?;
         let flat = (trainee.model.params().flat_len() * size_of::<f32>()) as f64;
         let mut bytes = [trainee.learner.optimizer_bytes() as f64, 0.0, 0.0, 0.0];
         for (to, peak) in bytes[1..].iter_mut().zip(peaks) {
@@ -75,28 +79,37 @@ fn measure(work: &Work, config: &Config, comm: Arc<Communicator>) -> train::Resu
         }
         comm.all_reduce(&mut bytes, Reduce::Max).map_err(Error::from)?;
         let [optimizer, peaks @ ..] = bytes;
-        let milliseconds = steps(work, &mut trainee, &comm)?.iter().map(|step| step.whole * 1e3).collect();
+        let steps = steps(work, &mut trainee, &comm)?;
+        let milliseconds = steps.iter().map(|step| step.whole * 1e3).collect();
+        let sending = steps.iter().map(|step| step.parameters * 1e3).sum::<f64>() / steps.len() as f64;
         let peaks = peaks.iter().all(|peak| peak.is_finite()).then_some(peaks);
-        found.push(Found { shard, parameters: flat, gradients: flat, optimizer, peaks, milliseconds });
+        let (size, parameters, gradients) = (size.clone(), flat, flat);
+        found.push(Found { size, shard, parameters, gradients, optimizer, peaks, milliseconds, sending });
     }
     Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
 }
 
-/// Memory since a moment: on a GPU what is in use there, else the process's peak, where the system tells it.
-struct Peak;
+/// The most memory since a moment: on a GPU what is allocated there, else what the process has resident, where the system tells it.
+struct Peak(&'static tilewright::Device);
 
 impl Peak {
     /// Forgets earlier peaks.
-    fn start() -> Peak {
+    fn start(work: &Work) -> train::Result<Peak> {
+        let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
+        let device = kernel_device(&model_device(work.device).map_err(other)?)?;
+        // What the case before this one had is given back by then.
+        device.synchronize()?;
+        device.restart_peak_memory()?;
         // Linux: 5 sets the peak to what is resident now. Elsewhere there is no such file, and no peak either.
         let _ = std::fs::write("/proc/self/clear_refs", "5");
-        Peak
+        Ok(Peak(device))
     }
 
     /// Bytes.
-    fn read(&self, trainee: &Trainee) -> train::Result<Option<f64>> {
-        if let Some((free, total)) = kernel_device(trainee.model.params().device())?.memory_in_use()? {
-            return Ok(Some((total - free) as f64));
+    fn read(&self) -> train::Result<Option<f64>> {
+        self.0.synchronize()?;
+        if let Some(bytes) = self.0.peak_memory()? {
+            return Ok(Some(bytes as f64));
         }
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -105,10 +118,11 @@ impl Peak {
     }
 }
 
-fn report(worlds: &[World], config: &Config, work: &Work) -> Report {
+fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report {
     let columns = [
         Column::text("back end"),
         Column::integer("ranks"),
+        Column::text("size"),
         Column::text("optimizer state"),
         Column::number("parameters").unit("MB"),
         Column::number("gradients").unit("MB"),
@@ -118,7 +132,11 @@ fn report(worlds: &[World], config: &Config, work: &Work) -> Report {
         Column::number("before the update").unit("MB"),
         Column::number("after the update").unit("MB"),
         Column::number("activations and rest").unit("MB"),
+        Column::number("saved").unit("MB"),
+        Column::number("saved, predicted").unit("MB").key("saved_predicted_mb"),
         Column::number("step").unit("ms"),
+        Column::number("parameters travel").unit("ms").key("travel_ms"),
+        Column::number("of the step").unit("%").decimals(1).key("travel_percent"),
     ];
     let mut table = Table::new("shard", "Memory and time with the optimizer's state whole and shared out", columns);
     let mb = |bytes: f64| Cell::from(bytes / 1e6);
@@ -132,9 +150,14 @@ fn report(worlds: &[World], config: &Config, work: &Work) -> Report {
             let parts = if found.shard.is_some() { world.ranks as f64 } else { 1.0 };
             let state = found.parameters + found.gradients + found.optimizer;
             let peak = |at: usize| found.peaks.map(|peaks| peaks[at] / 1e6).into();
+            let whole = world.found.iter().find(|whole| whole.size == found.size).and_then(|whole| whole.peaks);
+            let shared = found.shard.is_some();
+            let mean = found.milliseconds.iter().sum::<f64>() / found.milliseconds.len() as f64;
+            let saved = whole.zip(found.peaks).map(|(whole, own)| (whole[2] - own[2]) / 1e6).into();
             table.push([
                 Cell::from(world.back_end),
                 world.ranks.into(),
+                found.size.as_str().into(),
                 name.into(),
                 mb(found.parameters),
                 mb(found.gradients),
@@ -144,22 +167,24 @@ fn report(worlds: &[World], config: &Config, work: &Work) -> Report {
                 peak(1),
                 peak(2),
                 found.peaks.map(|peaks| (peaks[2] - state) / 1e6).into(),
+                saved,
+                mb(2.0 * found.parameters * (1.0 - 1.0 / parts)),
                 Cell::statistics(&found.milliseconds),
+                shared.then_some(found.sending).into(),
+                shared.then_some(100.0 * found.sending / mean).into(),
             ]);
         }
     }
     let table = table
-        .note(format!(
-            "{:.2} M parameters, {}, {} windows of {} tokens in all; each number is that of the rank that has most. A fair part of \
-             AdamW's state is 8 bytes a parameter, by the ranks that share it.",
-            config.parameters() as f64 / 1e6,
-            config.precision,
-            work.batch,
-            config.context
-        ))
         .note(
-            "Peaks: memory in use on a GPU; on the CPU the process's resident memory, libraries and caches included, and where ranks \
-             are threads of one process all ranks together.",
+            models_note(models, work)
+                + " Each number is that of the rank that has most. A fair part of AdamW's state is 8 bytes a parameter, by the ranks \
+                   that share it.",
+        )
+        .note(
+            "Peaks: memory that is allocated on a GPU; on the CPU the process's resident memory, libraries and caches included, and where \
+             ranks are threads of one process all ranks together. Saved is what the peak after the update is lower than with the state \
+             whole; predicted is what of 8 bytes a parameter other ranks have.",
         )
         .without_empty_columns();
     Report::new("shard", "Sharing the optimizer's state out").table(table)

@@ -368,6 +368,11 @@ impl Communicator {
         self.compute.as_ref().map(|compute| compute.lap()).transpose()
     }
 
+    /// Whether collectives are queued on a GPU's stream: there they are done one after the other, and the host need not wait for that.
+    pub fn is_on_device(&self) -> bool {
+        self.compute.is_some()
+    }
+
     /// Whether records are kept now.
     pub fn is_tracing(&self) -> bool {
         self.records().is_some()

@@ -37,6 +37,8 @@ type Guard = OverLinks<Sockets>;
 
 /// How often is looked whether something has ended.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long ranks look for each other's calls before they sleep: about what waking up costs twice.
+const EAGER: Duration = Duration::from_micros(100);
 /// How long a collective may go on after a rank has ended: it may have ended because all was done.
 const AFTERMATH: Duration = Duration::from_secs(1);
 /// How long a rank that is done waits for the others to be: they may still read its memory.
@@ -97,7 +99,7 @@ fn meet(host: &Communicator, place: &Place, id: &[u8], options: Options) -> Resu
     let (rank, world) = (host.rank(), host.world());
     let place = Place { rank, world, master: (address, port[0] as u16), ..place.clone() };
     let sockets = rendezvous::sockets(&place, &job, options)?;
-    Ok(OverLinks::new(Sockets::new(rank, sockets)?))
+    Ok(OverLinks::new(Sockets::new(rank, sockets)?.looking_for(EAGER)))
 }
 
 /// Rank 0's address where nobody named one: this host, or its name where there are several.

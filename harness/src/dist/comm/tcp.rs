@@ -6,7 +6,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::call::HEADER_BYTES;
 use super::carrier::Deadline;
@@ -35,6 +35,8 @@ pub(crate) struct Sockets {
     rank: usize,
     peers: Vec<Option<TcpStream>>,
     gave_up: bool,
+    /// How long ranks look for each other's calls before they sleep.
+    eager: Duration,
 }
 
 impl Sockets {
@@ -43,7 +45,13 @@ impl Sockets {
             let set = socket.set_nodelay(true).and_then(|()| socket.set_nonblocking(true));
             set.map_err(|error| super::CommError::Setup(format!("cannot set up a socket: {error}")))?;
         }
-        Ok(Sockets { rank, peers, gave_up: false })
+        Ok(Sockets { rank, peers, gave_up: false, eager: Duration::ZERO })
+    }
+
+    /// Looks for calls so long before it sleeps: for ranks that have cores to spare, and whose GPUs wait.
+    #[cfg(any(feature = "nccl", test))]
+    pub fn looking_for(self, eager: Duration) -> Sockets {
+        Sockets { eager, ..self }
     }
 
     /// A rank whose end of its socket is closed, or that gave up, if there is one; does not wait. What it sent before is not read.
@@ -237,6 +245,7 @@ impl Links for Sockets {
             .filter(|(from, _)| *from != self.rank)
             .map(|(from, h)| Incoming::new(from, CALL, h))
             .collect();
+        let began = Instant::now();
         loop {
             let mut first_error = None;
             for into in &mut rest {
@@ -260,7 +269,10 @@ impl Links for Sockets {
             if deadline.is_over() {
                 return Err(LinkError::Late(missing));
             }
-            self.poll(&missing, None, deadline)?;
+            match began.elapsed() < self.eager {
+                true => std::hint::spin_loop(),
+                false => self.poll(&missing, None, deadline)?,
+            }
         }
     }
 
@@ -381,7 +393,8 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let here = listener.accept().unwrap().0;
-        (Sockets::new(0, vec![None, Some(here)]).unwrap(), Sockets::new(1, vec![Some(there), None]).unwrap())
+        let here = Sockets::new(0, vec![None, Some(here)]).unwrap().looking_for(Duration::from_micros(50));
+        (here, Sockets::new(1, vec![Some(there), None]).unwrap())
     }
 
     /// What `ended` says, once it says anything.
@@ -425,6 +438,24 @@ mod tests {
             let outcome = here.agree(&[0; HEADER_BYTES], Deadline::after(Duration::from_secs(20)));
             assert!(matches!(outcome, Err(LinkError::Gone(1, _))));
             here.leave(Duration::from_secs(60));
+        });
+    }
+
+    #[test]
+    fn both_see_the_others_call() {
+        let (mut here, mut there) = pair();
+        let deadline = Deadline::after(Duration::from_secs(20));
+        std::thread::scope(|scope| {
+            let other = scope.spawn(move || {
+                (1..50).all(
+                    |call| matches!(there.agree(&[2 * call; HEADER_BYTES], deadline), Ok(all) if all[0][0] == call),
+                )
+            });
+            for call in 1..50 {
+                let all = here.agree(&[call; HEADER_BYTES], deadline);
+                assert!(matches!(all, Ok(all) if all == [[call; HEADER_BYTES], [2 * call; HEADER_BYTES]]));
+            }
+            assert!(other.join().unwrap());
         });
     }
 
