@@ -87,8 +87,8 @@ pub fn adamw_with_copy<G: Float, C: Float>(
 }
 
 /// As [`ADAMW_WITH_COPY`], told by numbers in memory: `rates` are `rate`, `spread` and `decay`; `verdict` is
-/// `grad_scale`, and whether the step is made at all (1) or leaves everything as it is (0). Without `copies`, `copy` stays
-/// as it is.
+/// `grad_scale`, and whether the step is made at all (1) or leaves everything as it is (0). Without `copies`, `copy`
+/// stays as it is.
 ///
 /// One program per `tile` of parameters.
 #[kernel]
