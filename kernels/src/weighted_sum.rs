@@ -133,6 +133,15 @@ pub fn weighted_sum_bwd<T: Float>(
 
 /// Widest tile: wider rows go through several.
 const MAX_D_TILE: usize = 1024;
+/// On a CPU: as wide as most rows. What is read lies in one piece then, which its prefetchers follow; several rows in short
+/// pieces read at half the speed.
+const MAX_D_TILE_CPU: usize = 8192;
+/// Fewest rows of a tile of the backward pass on a CPU: it writes a row of partial sums for each tile.
+const MIN_ROWS_TILE_CPU: usize = 8;
+
+fn tiles(device: &Device, rows: usize, d: usize) -> RowTiles {
+    RowTiles::new(rows, d, if device.is_cuda() { MAX_D_TILE } else { MAX_D_TILE_CPU })
+}
 
 /// y [rows] = x [rows, d] · w [d].
 ///
@@ -148,7 +157,7 @@ pub fn forward<T: FloatElement>(
     let [rows, d] = x.shape();
     expect_shape(NAME, "w", w.shape(), [d])?;
     expect_shape(NAME, "y", y.shape(), [rows])?;
-    let tiles = RowTiles::new(rows, d, MAX_D_TILE);
+    let tiles = tiles(device, rows, d);
     WeightedSumFwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
@@ -183,7 +192,10 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "grad_y", grad_y.shape(), [rows])?;
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
-    let tiles = RowTiles::new(rows, d, MAX_D_TILE);
+    let mut tiles = tiles(device, rows, d);
+    if !device.is_cuda() {
+        tiles.rows_tile = tiles.rows_tile.max(MIN_ROWS_TILE_CPU.min(rows.max(1).next_power_of_two()));
+    }
     let programs = tiles.programs(rows);
     let mut partial = Buffer::<f32>::uninit(device, programs * d)?;
     WeightedSumBwd {

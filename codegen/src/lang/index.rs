@@ -140,8 +140,13 @@ pub(crate) fn check_shape(shape: &[usize]) {
         if !n.is_power_of_two() {
             let diagnostic = mistake(format!("extents of tiles must be powers of two, found {n} in {shape:?}"))
                 .label(format!("dimension {axis} is {n}"));
-            let next = n.max(1).next_power_of_two();
-            fail(diagnostic.help(format!("use {next} and mask what is beyond {n}: `boundary_check` or `mask`")));
+            fail(diagnostic.help(match n {
+                0 => "a tile has at least one element in each dimension".to_string(),
+                _ => {
+                    let next = n.next_power_of_two();
+                    format!("use {next} and mask what is beyond {n}: `boundary_check` or `mask`")
+                }
+            }));
         }
     }
     let elements: usize = shape.iter().product();

@@ -26,12 +26,13 @@ mod profile;
 mod ranks;
 mod report;
 pub(crate) mod run;
+mod shapes;
 mod step;
 mod tensors;
 mod train;
 mod tune;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -96,7 +97,13 @@ pub fn main() -> ExitCode {
 /// Sets logging up, runs a program's one function with its output, and says why it stopped.
 pub fn program(run: impl FnOnce(&mut dyn Write) -> Result<()>) -> ExitCode {
     let filter = EnvFilter::try_from_env("TILEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).without_time().with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .without_time()
+        .with_target(false)
+        .init();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let outcome = run(&mut out).and_then(|()| Ok(out.flush()?));
     match outcome {

@@ -15,7 +15,7 @@ use tilewright::{Device, Error, LaunchArg, LaunchConfig};
 use super::bind::{self, Extents, Strides};
 use super::compile::Options;
 use super::tensors::{self, Contents, OnDevice, Tensor};
-use super::{CliError, Result, choose};
+use super::{CliError, Result, choose, shapes};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -81,6 +81,7 @@ pub fn open(choice: Option<Choice>) -> Result<Device> {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let def = choose::kernel(&arguments.kernel)?;
     let job = Job::plan(def, arguments)?;
+    job.check_shapes()?;
     let device = open(arguments.device)?;
     let outputs = job.launch(&device, &arguments.options)?;
     tensors::write(&arguments.output, &outputs)?;
@@ -170,6 +171,13 @@ impl Job {
         }
         let grid = grid(&arguments.grid, &extents)?;
         Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
+    }
+
+    /// Whether the kernel sees the tensors as the file has them. A mistake in the kernel itself is the launch's to tell.
+    fn check_shapes(&self) -> Result<()> {
+        let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
+        let given = self.given.iter().map(|(name, tensor)| (*name, tensor.shape.clone())).collect();
+        shapes::check(&func, &self.scalars, &given)
     }
 
     /// Runs the kernel; gives what it wrote.

@@ -89,7 +89,12 @@ pub fn serialize(tensors: &[(String, Tensor)]) -> Result<Vec<u8>, String> {
 /// A file that cannot be written.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     let bytes = serialize(tensors).map_err(|error| CliError::file("write", path, error))?;
-    std::fs::write(path, bytes).map_err(|error| CliError::file("write", path, error))
+    // What is no ordinary file (`/dev/stdout`, say) is written to, not replaced.
+    let written = match path.exists() && !path.is_file() {
+        true => std::fs::write(path, bytes),
+        false => crate::files::replace(path, |file| file.write_all(&bytes)),
+    };
+    written.map_err(|error| CliError::file("write", path, error))
 }
 
 fn from_file(dtype: Dtype) -> Option<DType> {

@@ -159,9 +159,13 @@ fn tensors_that_do_not_fit_together_are_refused() {
     write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[7], &small(7))]);
     let run = |more: &[&str]| run(dir.path(), "weighted_sum_fwd", &[&TILES[..], more].concat()).fails(2);
     let text = run(&["--shape", "y=rows"]);
-    assert!(text.contains("`w` has 7 elements") && text.contains("reach element 7"), "{text}");
-    let text = run(&["--shape", "y=rows", "--arg", "d=7,x_stride_row=999999"]);
-    assert!(text.contains("`x` has 32 elements") && text.contains("reach element 3000003"), "{text}");
-    let text = run(&["--shape", "y=2", "--arg", "d=7"]);
+    assert!(text.contains("tensor `w` has shape [7]") && text.contains("one of shape [8]"), "{text}");
+    write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[8], &small(8))]);
+    let text = run(&["--shape", "y=rows", "--arg", "x_stride_row=999999"]);
+    assert!(text.contains("`x` has 32 elements") && text.contains("reach element 3000004"), "{text}");
+    let text = run(&["--shape", "y=2"]);
     assert!(text.contains("`y` has 2 elements"), "{text}");
+    write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[9], &small(9))]);
+    let text = run(&["--shape", "y=rows"]);
+    assert!(text.contains("tensor `w` has shape [9]") && text.contains("one of shape [8]"), "{text}");
 }
