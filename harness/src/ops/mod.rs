@@ -9,6 +9,7 @@
 //! `…_unfused` are the same formulas in candle's own ops: what fusion is measured against, and what tests compare with.
 
 pub mod attention;
+mod convert;
 #[cfg(feature = "cuda")]
 mod cublas;
 pub(crate) mod elementwise;
@@ -24,6 +25,7 @@ pub(crate) mod stream_norm;
 pub mod tape;
 
 pub use attention::{flash_attention, flash_attention_packed};
+pub use convert::convert;
 pub use elementwise::{cast, silu, silu_unfused, swiglu, swiglu_of, swiglu_unfused};
 pub use embedding::embedding;
 pub use linear::linear;

@@ -26,6 +26,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use half::{bf16, f16};
+
+use crate::ops::{convert, memory};
 
 pub use spec::{Init, ParamSpec};
 pub use tape::{Use, grad_enabled, no_grad};
@@ -272,8 +275,14 @@ impl Params {
     pub fn refresh_copy(&self) -> Result<()> {
         match self.copy() {
             None => Ok(()),
-            Some(copy) => copy.slice_set(&self.0.values.to_dtype(copy.dtype())?, 0, 0),
+            Some(copy) if copy.dtype() == DType::F16 => self.round_to::<f16>(&copy),
+            Some(copy) => self.round_to::<bf16>(&copy),
         }
+    }
+
+    fn round_to<T: memory::Elem + tilewright::kernels::FloatElement>(&self, copy: &Tensor) -> Result<()> {
+        let values = memory::Read::<f32>::new(&self.0.values)?;
+        memory::write::<T, ()>(copy, |device, copy| convert(device, values.view()?, copy).map_err(memory::kernel_error))
     }
 
     /// Calls `callback` during backward with each parameter whose gradient of this pass is complete: no use of it is left.

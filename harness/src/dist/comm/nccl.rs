@@ -32,6 +32,7 @@ use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
 use crate::dist::rank::Place;
 use crate::dist::rendezvous;
+use crate::ops::convert;
 
 type Guard = OverLinks<Sockets>;
 
@@ -375,26 +376,24 @@ impl Nccl {
             self.wire = Some(Buffer::uninit(device, bytes).map_err(failed)?);
         }
         let at = self.wire.as_ref().map_or(0, |wire| wire.view().address());
-        let row = [1, call.count];
         // SAFETY: the gradients are ours until the collective is done, and the buffer is this back end's alone; both have `count` elements.
         let (exact, rounded) = unsafe {
             (View::<f32>::from_address(device, address, call.count), ViewMut::<T>::from_address(device, at, call.count))
         };
-        let (exact, rounded) = (
-            kernels::Tensor::dense(exact, row).map_err(failed)?,
-            kernels::TensorMut::dense(rounded, row).map_err(failed)?,
-        );
-        kernels::cast::forward(device, exact, rounded).map_err(failed)?;
+        convert(device, exact, rounded).map_err(failed)?;
         self.queue_as(call, wire, at)?;
+        // Of what is scattered, only the own chunk is worth anything.
+        let (each, size) = (call.count / self.world, size_of::<f32>());
+        let (first, count) = match call.op {
+            Op::ReduceScatter(_) => (self.rank * each, each),
+            _ => (0, call.count),
+        };
+        let (address, at) = (address + (first * size) as u64, at + (first * wire.size()) as u64);
         // SAFETY: as above.
         let (exact, rounded) = unsafe {
-            (ViewMut::<f32>::from_address(device, address, call.count), View::<T>::from_address(device, at, call.count))
+            (ViewMut::<f32>::from_address(device, address, count), View::<T>::from_address(device, at, count))
         };
-        let (exact, rounded) = (
-            kernels::TensorMut::dense(exact, row).map_err(failed)?,
-            kernels::Tensor::dense(rounded, row).map_err(failed)?,
-        );
-        kernels::cast::forward(device, rounded, exact).map_err(failed)
+        convert(device, rounded, exact).map_err(failed)
     }
 
     fn queue_as(&self, call: &Call, dtype: Dtype, address: u64) -> Result<()> {
