@@ -4,7 +4,8 @@
 #   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-profile;
 #                             each takes less than 9 minutes
 #
-# OUT      where results go (./out): STEP.tar.gz with all logs and files, rows.jsonl, summary.txt
+# OUT      where results go (./out): STEP.tar.gz with all logs and files, summary.txt. Both are there from the first command on, and
+#          running.log is what the one that runs has said: a step that is cut off leaves what it found
 # SIZES    models of the step `model` (small,medium,large,xl,2.7B)
 # PEERS    a Python module with go(size, ctx, prec, attn, comp), which prints a row of PyTorch's for the same model (step model)
 # PEERS_DIST   the same for the step dist-bench: a program for torchrun, which prints rows
@@ -21,7 +22,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 failures=()
 
 say() { printf '%s\n' "$*"; }
-note() { printf '%s\n' "$*" >>"$logs/summary.txt"; }
+# Into the summary, at once.
+noted() { tee -a "$logs/summary.txt" "$out/summary.txt"; }
+note() { printf '%s\n' "$*" | noted; }
+
+# All that there is of the step so far. Weights are large, and made anew by the same seed.
+pack() {
+    tar -C "$work" --exclude='*.safetensors' -czf "$work/packed" "$step" && mv "$work/packed" "$out/$step.tar.gz"
+}
 
 # Unpacks once per package: a second call finds it done.
 unpack() {
@@ -83,8 +91,9 @@ missing() {
 run() {
     local name=$1 limit=$2 start=$SECONDS status
     shift 2
-    timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1
+    timeout -k 10 "$limit" "$@" >"$out/running.log" 2>&1
     status=$?
+    mv "$out/running.log" "$logs/$name.log"
     case $status in
         0) verdict=ok ;;
         124 | 137) verdict="stopped after $limit s" ;;
@@ -92,6 +101,7 @@ run() {
     esac
     [ "$status" = 0 ] || failures+=("$name: $verdict")
     note "$(printf '%-44s %4d s  %s' "$name" $((SECONDS - start)) "$verdict")"
+    pack
     return "$status"
 }
 
@@ -103,9 +113,7 @@ ours() {
 }
 
 # show NAME LINES: the last lines of a log, into the summary.
-show() { tail -n "$2" "$logs/$1.log" | cut -c1-220 >>"$logs/summary.txt"; }
-
-tables() { python3 "$bin/train_tables.py" "$@"; }
+show() { tail -n "$2" "$logs/$1.log" | cut -c1-220 | noted; }
 
 # check NAME SECONDS ARGS...: what train_tables.py makes of files, shown in the summary.
 check() {
@@ -151,26 +159,29 @@ curves() {
 }
 
 model() {
-    local size sizes=${SIZES:-small,medium,large,xl,2.7B} files=() deadline=$((SECONDS + 520))
+    local size sizes=${SIZES:-small,medium,large,xl,2.7B} files=() began=$SECONDS
     for size in ${sizes//,/ }; do
-        ours "model-$size" 150 bench model --device cuda:0 --sizes "$size" --contexts 128,1024 --precisions bf16,f32 --batches 4 \
-            --replay off,on --commit "$commit" --json "$logs/model-$size.json"
-        files+=("$logs/model-$size.json")
+        # Files are written after each row: those of a command that was stopped count too.
+        ours "model-$size" 120 bench model --device cuda:0 --sizes "$size" --contexts 128,1024 --precisions bf16,f32 --batches 4 \
+            --replay off,on --seconds 2 --commit "$commit" --json "$logs/model-$size.json"
+        [ ! -e "$logs/model-$size.json" ] || files+=("$logs/model-$size.json")
     done
-    if [ -n "${PEERS:-}" ] && [ $((deadline - SECONDS)) -gt 30 ]; then
-        run model-peers $((deadline - SECONDS)) python3 -u -c '
+    check model-table-ours 30 model "${files[@]}"
+    local left=$((510 - (SECONDS - began)))
+    if [ -n "${PEERS:-}" ] && [ "$left" -gt 30 ]; then
+        # What a deadline cuts off is the slowest.
+        run model-peers "$left" python3 -u -c '
 import sys
 sys.path.insert(0, sys.argv[1])
 peers = __import__(sys.argv[2])
-for size in sys.argv[3].lower().split(","):
-    for prec, ctx in (("bf16", 128), ("bf16", 1024), ("fp32", 128), ("fp32", 1024)):
-        for comp in (False, True, "graphs"):
+for prec, ctx in (("bf16", 128), ("bf16", 1024), ("fp32", 128), ("fp32", 1024)):
+    for size in sys.argv[3].lower().split(","):
+        for comp in ("graphs", True, False):
             peers.go(size, ctx, prec, "sdpa", comp)
 ' "$(dirname "$PEERS")" "$(basename "$PEERS" .py)" "$sizes"
         grep '^{' "$logs/model-peers.log" >"$logs/model-peers.jsonl"
-        files+=("$logs/model-peers.jsonl")
+        check model-table 30 model "${files[@]}" "$logs/model-peers.jsonl"
     fi
-    check model-table 30 model "${files[@]}"
 }
 
 profile() {
@@ -227,7 +238,6 @@ dist() {
     ranks shard-broadcast 60 "${common[@]}" --shard broadcast --out "$logs/shard-broadcast"
     ranks shard-zero1 60 "${common[@]}" --shard zero1 --out "$logs/shard-zero1"
     check dist-weights 60 weights "$logs/alone" "$logs"/ddp-* "$logs"/shard-*
-    rm -f "$logs"/*/checkpoint.safetensors
 }
 
 # Collectives, training and ranks that fail, between GPUs.
@@ -250,7 +260,7 @@ dist-bench() {
     show shard-xl 10
     if [ -n "${PEERS_DIST:-}" ]; then
         run dist-peers 300 python3 -m torch.distributed.run --nproc_per_node=2 "$PEERS_DIST"
-        grep '^{' "$logs/dist-peers.log" >>"$logs/summary.txt"
+        grep '^{' "$logs/dist-peers.log" | noted
     fi
 }
 
@@ -289,8 +299,7 @@ for step in "$@"; do
         note "-- $failure"
         show "${failure%%:*}" 12
     done
-    tee -a "$out/summary.txt" <"$logs/summary.txt"
-    tar -C "$work" -czf "$out/$step.tar.gz" "$step"
+    pack
 done
 say "${#failures[@]} failures; logs are in $out/STEP.tar.gz"
 [ ${#failures[@]} -eq 0 ]

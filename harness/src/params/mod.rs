@@ -30,6 +30,7 @@ use half::{bf16, f16};
 
 use crate::ops::{convert, memory};
 
+use spec::Start;
 pub use spec::{Init, ParamSpec};
 pub use tape::{Use, grad_enabled, no_grad};
 
@@ -108,7 +109,7 @@ impl Params {
             ranges.push(end..end + spec.numel());
             end = (end + spec.numel()).next_multiple_of(ALIGNMENT);
         }
-        let values = Tensor::from_vec(spec::initial_values(&specs, &ranges, end, seed), end, device)?;
+        let values = starting_values(&Start::new(&specs, &ranges, seed), end, device)?;
         let grads = Tensor::zeros(end, DType::F32, device)?;
         let pending = specs.iter().map(|_| AtomicUsize::new(0)).collect();
         let blank = specs.iter().map(|_| AtomicBool::new(false)).collect();
@@ -302,6 +303,35 @@ impl Params {
     pub fn has_listeners(&self) -> bool {
         !self.0.callbacks.read().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
+}
+
+/// Elements that are made on the host at a time for another device.
+const PIECE: usize = 1 << 24;
+
+/// The flat tensor of values. For a GPU, the next piece is made while one is on its way.
+fn starting_values(start: &Start<'_>, len: usize, device: &Device) -> Result<Tensor> {
+    if start.is_zero() {
+        return Tensor::zeros(len, DType::F32, device);
+    }
+    if device.is_cpu() {
+        let mut values = vec![0.0; len];
+        start.fill(0, &mut values);
+        return Tensor::from_vec(values, len, device);
+    }
+    let values = Tensor::zeros(len, DType::F32, device)?;
+    let (mut ready, mut next) = (vec![0.0_f32; len.min(PIECE)], vec![0.0_f32; len.min(PIECE)]);
+    start.fill(0, &mut ready);
+    for first in (0..len).step_by(PIECE) {
+        let (count, after) = (PIECE.min(len - first), first + PIECE);
+        std::thread::scope(|scope| {
+            if after < len {
+                scope.spawn(|| start.fill(after, &mut next[..PIECE.min(len - after)]));
+            }
+            values.slice_set(&Tensor::from_slice(&ready[..count], count, device)?, 0, first)
+        })?;
+        std::mem::swap(&mut ready, &mut next);
+    }
+    Ok(values)
 }
 
 impl Group {

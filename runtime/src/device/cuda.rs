@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUgraphMem_attribute as GraphMemory};
@@ -20,6 +21,8 @@ pub(crate) struct Cuda {
     /// `GPU 0 (NVIDIA H200)`.
     pub(crate) label: String,
     recent: Mutex<VecDeque<Arc<str>>>,
+    /// The peak of memory before its pools were trimmed last, since counting began.
+    peak_before: AtomicU64,
 }
 
 /// How many launches a failure names.
@@ -51,7 +54,8 @@ impl Cuda {
             major,
             minor,
         })?;
-        let cuda = Cuda { context, stream, arch, info, label, recent: Mutex::default() };
+        let cuda =
+            Cuda { context, stream, arch, info, label, recent: Mutex::default(), peak_before: AtomicU64::new(0) };
         cuda.keep_freed_memory()?;
         Ok(cuda)
     }
@@ -140,6 +144,10 @@ impl Cuda {
 
     pub(super) fn trim_pool(&self) -> Result<()> {
         let Some(pool) = self.pool()? else { return Ok(()) };
+        // What was freed before is not there when something else has its peak: pools and graphs are added up only between trims.
+        let peak = self.pool_peak()?;
+        self.restart_pool_peak()?;
+        self.peak_before.store(peak, Ordering::Relaxed);
         // SAFETY: the pool is the device's default pool, which lives as long as the driver.
         unsafe { result::mem_pool::trim_to(pool, 0) }.doing(&format!("trimming the memory pool of {}", self.label))?;
         // SAFETY: the device is that of a live context.
@@ -162,15 +170,25 @@ impl Cuda {
                 .and_then(|()| sys::cuDeviceSetGraphMemAttribute(self.context.cu_device(), of_graphs, place).result())
         }
         .doing(&format!("setting up the memory pool of {}", self.label))?;
-        let pool = self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
-        Ok(pool + self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)?)
+        self.peak_before.store(0, Ordering::Relaxed);
+        let [of_pool, of_graphs] = self.used_now()?;
+        Ok(of_pool + of_graphs)
     }
 
-    /// Most bytes that the pool had given out at once since [`Cuda::restart_pool_peak`], and most that graphs had: they have
-    /// memory of their own, and both peaks need not have been at once.
+    /// Bytes that the pool has given out now, and those of graphs.
+    fn used_now(&self) -> Result<[u64; 2]> {
+        let of_pool = self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        Ok([of_pool, self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)?])
+    }
+
+    /// Most bytes that the pool had given out at once since [`Cuda::restart_pool_peak`], with the most that graphs had: they have memory
+    /// of their own, and between two trims both peaks need not have been at once.
     pub(crate) fn pool_peak(&self) -> Result<u64> {
-        let pool = self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
-        Ok(pool + self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)?)
+        // Peaks that were set to zero stay there until the next allocation.
+        let [pool_now, graphs_now] = self.used_now()?;
+        let pool = self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?.max(pool_now);
+        let graphs = self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)?.max(graphs_now);
+        Ok((pool + graphs).max(self.peak_before.load(Ordering::Relaxed)))
     }
 
     fn graph_bytes(&self, attribute: GraphMemory) -> Result<u64> {

@@ -190,7 +190,8 @@ impl Device {
     }
 
     /// Most bytes that were allocated at once since [`Device::restart_peak_memory`], those of CUDA graphs included; `None` on
-    /// the CPU. What the pool keeps for later, the driver's own memory and that of other processes do not count.
+    /// the CPU. Graphs have memory of their own: what they and others had at most is added up, anew after each
+    /// [`Device::release_unused_memory`]. What the pool keeps for later, the driver's own memory and that of other processes do not count.
     pub fn peak_memory(&self) -> Result<Option<u64>> {
         match &*self.0 {
             Inner::Cpu(_) => Ok(None),

@@ -162,6 +162,7 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
         Column::number("gain").key("whole_step_gain").decimals(2),
     ];
     let mut table = Table::new("fused-model", "Whole models", columns);
+    let mut kept = model::Kept::default();
     for size in sizes {
         for &context in &arguments.contexts {
             let base = match size {
@@ -173,7 +174,7 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
             for (form, attention, fusion) in FORMS {
                 let config = Config { attention, fusion, precision: arguments.precision, ..base.clone() };
                 let case = model::Case { size: label.clone(), config, batch: 4 };
-                let times = form_times(&case, arguments, device, &mut table.notes)?;
+                let times = form_times(&case, arguments, device, &mut kept, &mut table.notes)?;
                 let slow = unfused.get_or_insert_with(|| times.clone());
                 let mut cells: Vec<Cell> = vec![label.clone().into(), context.into(), form.into()];
                 for (time, slow) in times.iter().zip(slow.iter()) {
@@ -196,12 +197,13 @@ fn form_times(
     case: &model::Case,
     arguments: &Arguments,
     device: &Device,
+    kept: &mut model::Kept,
     notes: &mut Vec<String>,
 ) -> Result<[Cell; 3]> {
+    let plan = model::Plan { warmup: arguments.warmup, steps: arguments.steps, seconds: None };
     let mut cells = [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory];
     for (cell, mode) in cells.iter_mut().zip([Mode::Forward, Mode::ForwardBackward, Mode::TrainStep]) {
-        match fitted(model::measure(case, device, (mode, !device.is_cpu(), false), arguments.warmup, arguments.steps))?
-        {
+        match fitted(model::measure(case, device, (mode, !device.is_cpu(), false), &plan, kept))? {
             Fitted::Yes(parts) => *cell = parts.step.mean_std(),
             Fitted::No(why) => notes.push(format!("{}, {}: {why}", case.size, mode.name())),
         }

@@ -1,0 +1,217 @@
+//! What `bench model` times: a model with all that its steps need.
+
+use std::time::Instant;
+
+use candle_core::{Device, Tensor};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::super::wall::{Times, check_room};
+use super::{Case, Mode};
+use crate::model::{Attention, Config, Replay, Transformer};
+use crate::optim::{AdamWOptions, Schedule};
+use crate::params::{Params, no_grad};
+use crate::train::{self, Learner, LearnerOptions, WholeStep};
+
+/// The times of a case.
+pub struct Parts {
+    pub step: Times,
+    pub forward: Times,
+    pub backward: Times,
+    pub optimizer: Times,
+    pub memory: Option<f64>,
+    pub why_not: Option<String>,
+}
+
+/// How often a case is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Steps before those that are measured.
+    pub warmup: usize,
+    /// Steps that are measured.
+    pub steps: usize,
+    /// Steps of one kind end after so many seconds, if there are [`FEWEST`] of them.
+    pub seconds: Option<f64>,
+}
+
+/// Enough for a replay: the first step runs, the second one is recorded.
+const FEWEST: usize = 3;
+
+impl Plan {
+    /// Runs `step` up to `count` times.
+    fn repeat(&self, count: usize, mut step: impl FnMut() -> train::Result<()>) -> train::Result<()> {
+        let began = Instant::now();
+        for i in 0..count {
+            let late = self.seconds.is_some_and(|seconds| began.elapsed().as_secs_f64() > seconds);
+            if i >= FEWEST && late {
+                break;
+            }
+            step()?;
+        }
+        Ok(())
+    }
+}
+
+/// Parameters of the last case, for the next one if they fit it: how long steps take does not depend on values, and making billions of
+/// them takes seconds.
+#[derive(Default)]
+pub struct Kept(Option<Params>);
+
+impl Kept {
+    fn model(&mut self, config: &Config, device: &Device) -> train::Result<Transformer> {
+        let specs = config.specs();
+        let fits = |params: &Params| {
+            let shapes = params.iter().map(|param| (param.name().to_string(), param.shape().to_vec()));
+            shapes.eq(specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())))
+        };
+        // Others go before new ones come. Whoever succeeds puts them back: an error may leave uses of them unfinished.
+        let known = self.0.take().filter(fits);
+        Ok(match known {
+            Some(params) => Transformer::with_params(config, params)?,
+            None => Transformer::new(config, device, 0)?,
+        })
+    }
+}
+
+/// Bytes that a case takes at least: parameters with what training keeps for each, the logits, and what the blocks keep for backward.
+/// Activations follow Korthikanti et al., "Reducing activation recomputation in large transformer models" (2023), section 4.1.
+fn bytes_needed(config: &Config, batch: usize, mode: Mode) -> f64 {
+    let element = config.precision.dtype().size_in_bytes() as f64;
+    let tokens = (batch * config.context) as f64;
+    let logits = 2.0 * 4.0 * tokens * config.vocabulary as f64;
+    let scores = match config.attention {
+        Attention::Naive => 2.0 * element * tokens * (config.context * config.heads) as f64,
+        Attention::Tiled | Attention::Flash => 0.0,
+    };
+    let block = element * tokens * (5 * config.width + 3 * config.hidden) as f64 + scores;
+    let kept = match (mode, config.checkpoint) {
+        (Mode::Forward, _) | (_, true) => 2.0 * block,
+        (_, false) => config.layers as f64 * block,
+    };
+    let state = if mode == Mode::TrainStep { 16.0 } else { 8.0 };
+    state * config.parameters() as f64 + logits + kept
+}
+
+/// Times a case in one mode, replayed as a CUDA graph or not, and its parts by themselves or not.
+///
+/// # Errors
+/// Lack of memory above all.
+pub fn measure(
+    case: &Case,
+    device: &Device,
+    (mode, replay, apart): (Mode, bool, bool),
+    plan: &Plan,
+    kept: &mut Kept,
+) -> train::Result<Parts> {
+    check_room(device, bytes_needed(&case.config, case.batch, mode))?;
+    let on = crate::ops::memory::kernel_device(device)?;
+    on.restart_peak_memory()?;
+    let mut subject = Subject::new(case, device, mode, replay, kept)?;
+    device.synchronize()?;
+    let mut unkept = Times::default();
+    plan.repeat(plan.warmup, || unkept.take(device, || subject.step()))?;
+    let mut step = Times::default();
+    plan.repeat(plan.steps, || step.take(device, || subject.step()))?;
+    let memory = on.peak_memory()?.map(|bytes| bytes as f64);
+    let (mut forward, mut backward, mut optimizer) = Default::default();
+    // Waiting between them costs time, which the whole step must not have.
+    plan.repeat(if apart { plan.steps } else { 0 }, || {
+        subject.parts(device, [&mut forward, &mut backward, &mut optimizer])
+    })?;
+    // The CPU's next case looks for room of its own first.
+    kept.0 = device.is_cuda().then(|| subject.model.params().clone());
+    Ok(Parts { step, forward, backward, optimizer, memory, why_not: subject.why_not().map(str::to_string) })
+}
+
+/// What is timed, with all that it needs.
+struct Subject {
+    model: Transformer,
+    inputs: Tensor,
+    targets: Tensor,
+    steps: Steps,
+}
+
+/// What a step is.
+enum Steps {
+    Forward,
+    ForwardBackward(Option<Replay>),
+    Train(Box<Learner>, WholeStep),
+}
+
+impl Subject {
+    fn new(case: &Case, device: &Device, mode: Mode, replay: bool, kept: &mut Kept) -> train::Result<Subject> {
+        let model = kept.model(&case.config, device)?;
+        let (inputs, targets) = random_batch(&case.config, case.batch, device)?;
+        let steps = match mode {
+            Mode::Forward => Steps::Forward,
+            Mode::ForwardBackward => Steps::ForwardBackward(replay.then(|| Replay::new(&model))),
+            Mode::TrainStep => {
+                let learner = Learner::new(model.params(), options())?;
+                let whole = if replay { WholeStep::new(&learner) } else { WholeStep::one_by_one() };
+                Steps::Train(Box::new(learner), whole)
+            }
+        };
+        Ok(Subject { model, inputs, targets, steps })
+    }
+
+    /// Why nothing was replayed that should have been.
+    fn why_not(&self) -> Option<&str> {
+        match &self.steps {
+            Steps::Forward | Steps::ForwardBackward(None) => None,
+            Steps::ForwardBackward(Some(replay)) => replay.why_not(),
+            Steps::Train(_, whole) => whole.why_not(),
+        }
+    }
+
+    fn step(&mut self) -> train::Result<()> {
+        let Subject { model, inputs, targets, steps } = self;
+        match steps {
+            Steps::Forward => drop(no_grad(|| model.loss(inputs, targets))?),
+            Steps::ForwardBackward(replay) => {
+                model.params().zero_grads()?;
+                match replay {
+                    Some(replay) => drop(replay.forward_backward(inputs, targets, 1.0)?),
+                    None => drop(model.loss(inputs, targets)?.backward()?),
+                }
+            }
+            Steps::Train(learner, whole) => {
+                let windows = inputs.dim(0)?;
+                let (announced, found) = whole.queue(model, learner, [inputs, targets], windows)?.wait()?;
+                learner.settle(announced, found.numbers())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A step with a wait after forward, backward and optimizer.
+    fn parts(&mut self, device: &Device, [forward, backward, optimizer]: [&mut Times; 3]) -> train::Result<()> {
+        let Subject { model, inputs, targets, steps } = self;
+        model.params().zero_grads()?;
+        let loss = forward.take(device, || Ok(model.loss(inputs, targets)?))?;
+        backward.take(device, || Ok(loss.backward().map(drop)?))?;
+        if let Steps::Train(learner, _) = steps {
+            optimizer.take(device, || learner.update())?;
+        }
+        Ok(())
+    }
+}
+
+fn options() -> LearnerOptions {
+    LearnerOptions {
+        adamw: AdamWOptions::default(),
+        schedule: Schedule::constant(1e-4),
+        weight_decay: 0.1,
+        decay_embeddings: true,
+        clip: Some(1.0),
+    }
+}
+
+fn random_batch(config: &Config, batch: usize, device: &Device) -> train::Result<(Tensor, Tensor)> {
+    let mut random = StdRng::seed_from_u64(0);
+    let mut tokens = || -> candle_core::Result<Tensor> {
+        let count = batch * config.context;
+        let tokens: Vec<u32> = (0..count).map(|_| random.random_range(0..config.vocabulary as u32)).collect();
+        Tensor::from_vec(tokens, (batch, config.context), device)
+    };
+    Ok((tokens()?, tokens()?))
+}
