@@ -270,7 +270,7 @@ dist-profile() {
     for form in naive flat bucketed; do
         ranks "profile-xl-$form" 120 profile --size xl --batch 4 --context 128 --ddp "$form" --steps 3 --commit "$commit" \
             --out "$logs/profile-xl-$form"
-        grep -A 12 'Communication under computing' "$logs/profile-xl-$form.log" | cut -c1-220 >>"$logs/summary.txt"
+        grep -A 12 'Communication under computing' "$logs/profile-xl-$form.log" | cut -c1-220 | noted
     done
 }
 
