@@ -31,6 +31,10 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true, overlap = false),
+        Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
+        Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true, take_turns = true),
+        Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 4, warp_specialize = true),
+        Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 3, warp_specialize = true),
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2, overlap = false),
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 3),
         Config(q_tile = 64, k_tile = 64, num_warps = 8, num_stages = 2),
@@ -134,6 +138,8 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
         some = minimum(first_row / q_tile, tiles);
         all = minimum(cdiv(last_row, q_tile), tiles);
     }
+    // Rows of L and D then start at multiples of 16 bytes, as bulk copies want them.
+    let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
     for member in range(0, group) {
         let head = kv_head * group + member;
         // Not `row_offset`: the grid counts heads of keys here.
@@ -236,6 +242,11 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 2, warp_specialize = true),
         Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true, overlap = false),
+        Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 2, warp_specialize = true, overlap = false),
+        Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
+        Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
+        Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 3, warp_specialize = true),
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2, overlap = false),
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 3),
         Config(q_tile = 64, k_tile = 64, num_warps = 8, num_stages = 2),

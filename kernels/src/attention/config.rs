@@ -1,7 +1,7 @@
 //! Tile sizes, warps and pipeline depth: the defaults per head dimension, element type and target. The configurations that
 //! tuning tries stand beside the kernels.
 
-use tilewright_codegen::target::Target;
+use tilewright_codegen::target::{GpuArch, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 
 /// The parts of an attention that are kernels with tiles of their own.
@@ -93,6 +93,11 @@ pub fn d_tile(d: usize) -> usize {
     d.next_power_of_two().max(16)
 }
 
+/// Loads by warps of their own.
+fn roles(tiles: Tiles) -> Tiles {
+    Tiles { warp_specialize: Some(true), ..tiles }
+}
+
 /// The tiles that are used where the caller names none.
 pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target) -> Tiles {
     let wide = element_bytes > 2;
@@ -112,6 +117,18 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             ..=64 => Tiles::new(32, 32, 4, 2),
             128 => Tiles::new(32, 32, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
+        },
+        // Hopper fetches through the bulk copy engine with warps of their own.
+        (Target::Nvptx(arch), Pass::Forward) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
+            roles(Tiles::new(128, 128, 8, 2))
+        }
+        (Target::Nvptx(arch), Pass::Keys) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
+            roles(Tiles::new(64, 128, 8, 3))
+        }
+        (Target::Nvptx(arch), Pass::Queries) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
+            ..=64 => roles(Tiles::new(128, 64, 8, 4)),
+            // With products in flight it spills.
+            _ => Tiles { overlap: Some(false), ..roles(Tiles::new(128, 128, 8, 2)) },
         },
         (Target::Nvptx(_), Pass::Forward) => match d_tile(d) {
             ..=64 => Tiles::new(64, 128, 4, 2),

@@ -154,13 +154,21 @@ impl Lowering<'_> {
                 for n in 0..n_tiles {
                     let b_parts = self.fragment(&mut b_regs, (n * k_steps + k) * b_size, b_size, dtype, *precision);
                     let at = (m * n_tiles + n) * 4;
-                    let mut c: Vec<Val> = sums[at..at + 4].to_vec();
-                    // tf32x3: the small corrections first.
-                    let products: &[(usize, usize)] =
-                        if a_parts.len() == 2 { &[(1, 0), (0, 1), (0, 0)] } else { &[(0, 0)] };
-                    for &(i, j) in products {
-                        c = self.mma_m16n8(dtype, &a_parts[i], &b_parts[j], &c);
-                    }
+                    let sum = &sums[at..at + 4];
+                    let c = match (&a_parts[..], &b_parts[..]) {
+                        ([a], [b]) => self.mma_m16n8(dtype, a, b, sum),
+                        // tf32x3: the small corrections first. A tensor core cuts off what its sum has no bits for, which
+                        // pulls long sums towards zero: they are added up outside, where sums are rounded.
+                        ([a, a_rest], [b, b_rest]) => {
+                            let zero = vec!["0.0".to_string(); 4];
+                            let c = self.mma_m16n8(dtype, a_rest, b, &zero);
+                            let c = self.mma_m16n8(dtype, a, b_rest, &c);
+                            let c = self.mma_m16n8(dtype, a, b, &c);
+                            let pairs = sum.iter().zip(&c);
+                            pairs.map(|(sum, c)| self.e.inst(format!("fadd float {sum}, {c}"))).collect()
+                        }
+                        _ => panic!("internal compiler error: the operands of a product differ in precision"),
+                    };
                     sums[at..at + 4].clone_from_slice(&c);
                 }
             }

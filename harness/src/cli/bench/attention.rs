@@ -8,7 +8,7 @@ use tilewright::Device;
 use tilewright::bench::Timing;
 use tilewright::kernels::attention::config::{Pass, default_tiles};
 use tilewright::kernels::attention::reference::Problem;
-use tilewright::kernels::attention::{Options, Tiles};
+use tilewright::kernels::attention::{Backward, Options, Tiles};
 
 use super::attention_check::{Attention, Expected, small};
 use super::attention_peer as peer;
@@ -54,6 +54,9 @@ pub struct Arguments {
     /// Leave the backward pass out
     #[arg(long)]
     forward_only: bool,
+    /// The backward pass in one pass over the scores, which adds to dQ atomically: not the same in its last bits run after run
+    #[arg(long, conflicts_with_all = ["forward_only", "queries"])]
+    one_pass: bool,
     #[command(flatten)]
     pub(super) kinds: attention_kinds::Kinds,
 }
@@ -145,11 +148,13 @@ impl<'a, T: Number> Bench<'a, T> {
         // One kernel after the other: each is best by itself, whatever the tiles of the other.
         let mut backward_ms = f64::INFINITY;
         let keys = keys.into_iter().map(|keys| (Some(keys), None));
+        // In one pass there is no kernel for dQ.
+        let queries = if self.arguments.one_pass { Vec::new() } else { queries };
         let queries = queries.into_iter().skip(1).map(|queries| (None, Some(queries)));
         for (keys, queries) in keys.chain(queries) {
             let choice = Choice { keys: keys.unwrap_or(best.keys), queries: queries.unwrap_or(best.queries), ..best };
             let measured = self.backward(choice);
-            let tiles = format!("{} {}", tiles::text(choice.keys), tiles::text(choice.queries));
+            let tiles = self.backward_text(choice);
             self.record(recorder, "attention_bwd", tiles, 2.5, &measured)?;
             keep_better(&mut best, &mut backward_ms, choice, &measured);
         }
@@ -157,7 +162,7 @@ impl<'a, T: Number> Bench<'a, T> {
             return Ok(());
         }
         let measured = self.both(best);
-        let tiles = [best.forward, best.keys, best.queries].map(tiles::text).join(" ");
+        let tiles = format!("{} {}", tiles::text(best.forward), self.backward_text(best));
         self.record(recorder, "attention_fwd_bwd", tiles, 3.5, &measured)
     }
 
@@ -212,8 +217,14 @@ impl<'a, T: Number> Bench<'a, T> {
         }
     }
 
+    fn backward_text(&self, choice: Choice) -> String {
+        let queries = if self.arguments.one_pass { "one pass".to_string() } else { tiles::text(choice.queries) };
+        format!("{} {queries}", tiles::text(choice.keys))
+    }
+
     fn options(&self, choice: Choice) -> Options {
         Options {
+            backward: if self.arguments.one_pass { Backward::OnePass } else { Backward::TwoPass },
             forward_tiles: Some(choice.forward),
             key_tiles: Some(choice.keys),
             query_tiles: Some(choice.queries),
