@@ -121,7 +121,7 @@ bench() {
     done
     measure attention-1024 60 cuda:0 attention --dim 64 --causal true --batch 16 --length 1024
     measure attention-4096 60 cuda:0 attention --dim 64 --causal true --batch 4 --length 4096
-    measure kernels 400 cuda:0 kernels --d 1024,8192 --warmup-ms 20 --rep-ms 100
+    measure kernels 400 cuda:0 kernels --warmup-ms 20 --rep-ms 100
     measure attention-cpu 60 cpu attention
     measure kernels-cpu 120 cpu kernels --warmup-ms 5 --rep-ms 20
 }
@@ -134,9 +134,9 @@ tune() {
     run tune 240 "$bin/tilewright" tune attention --device cuda:0 --dim 64 --causal true --budget 38 \
         --export "$out/tuned.json" --json "$out/tune.json"
     say "tune, FlashAttention-2 with d = 64 from an empty cache: $((SECONDS - start)) s" >"$out/tune.txt"
-    run tune-more 900 "$bin/tilewright" tune attention --device cuda:0 --dim 64,128 --causal true,false --budget 60 \
+    run tune-more 900 "$bin/tilewright" tune attention --device cuda:0 --dim 64,128 --causal true,false --length 1024,4096,16384 --budget 20 \
         --export "$out/tuned.json" --json "$out/tune-more.json"
-    run tune-matmul 300 "$bin/tilewright" tune matmul --device cuda:0 --size 4096,8192 --budget 60 --export "$out/tuned.json"
+    run tune-matmul 300 "$bin/tilewright" tune matmul --device cuda:0 --size 4096x4096x4096,8192x8192x8192 --budget 60 --export "$out/tuned.json"
     tables+=("$out/tune.log" "$out/tune-more.log" "$out/tune-matmul.log")
 }
 

@@ -6,6 +6,7 @@
 //! here [`swizzle2d`]).
 
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
+use tilewright_codegen::target::{GpuArch, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
@@ -44,6 +45,10 @@ constexpr_enum! {
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
         Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
+        Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
+        Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, bulk_copies = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3),
@@ -253,8 +258,10 @@ fn product<'a, T: FloatElement>(
 /// Large tiles read the operands less often; small products get tiles of their own size.
 fn default_config(problem: &Problem) -> Config {
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
+    let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
     let (largest, num_warps, num_stages) = match (problem.is_gpu(), bytes, problem.get("precision")) {
         (false, ..) => ([64, 64, 64], 4, 1),
+        (true, 2, _) if hopper => ([128, 256, 64], 8, 4),
         (true, 2, _) => ([128, 128, 64], 8, 4),
         // Plain multiply-adds: both operands are read from shared memory for each of them.
         (true, _, Some(Precision::Ieee) | None) => ([64, 64, 16], 4, 3),
@@ -266,7 +273,10 @@ fn default_config(problem: &Problem) -> Config {
     // With fewer rows than warps along them, warps would compute the same twice.
     let num_warps = if m * n < 64 * 128 { 4 } else { num_warps };
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
-    config.num_warps(num_warps).num_stages(num_stages)
+    let config = config.num_warps(num_warps).num_stages(num_stages);
+    // Warps that do nothing but fetch pay where the products keep two warp groups busy.
+    let apart = hopper && bytes == 2 && m * n >= 128 * 128;
+    Config { warp_specialize: apart.then_some(true), ..config }
 }
 
 /// The product in f64, on dense row-major slices: c [m, n] of a [m, k] and b [k, n], where m is what is left of a.
