@@ -58,8 +58,32 @@ run() {
     return "$status"
 }
 
-# Each test in a process of its own: after a fault, the driver refuses the rest of a process. Most of a test's time goes into
-# references on the CPU, so several run at a time.
+# aside TABLE LABEL NAME SECONDS COMMAND...: as `run`, but in the background, some at a time; a line about it goes to TABLE.
+# Most of what a check takes goes into references on the CPU.
+aside() {
+    local table=$1 label=$2
+    shift 2
+    while [ "$(jobs -rp | wc -l)" -ge 6 ]; do wait -n; done
+    (
+        failures=()
+        run "$@"
+        printf '%-64s %4d s  %s\n' "$label" "$took" "$verdict" >>"$out/$table"
+        printf '%s\n' "${failures[@]}" >>"$out/aside.txt"
+    ) &
+}
+
+# Waits for them, and takes their failures over.
+gather() {
+    local failure
+    : >>"$out/aside.txt"
+    wait
+    while read -r failure; do
+        [ -z "$failure" ] || failures+=("$failure")
+    done <"$out/aside.txt"
+    rm "$out/aside.txt"
+}
+
+# Each test in a process of its own: after a fault, the driver refuses the rest of a process.
 tests() {
     local binary name names
     run doctor 60 "$bin/tilewright" doctor
@@ -68,17 +92,10 @@ tests() {
         names=$("$bin/$binary" --list 2>"$out/list-$binary.log" | sed -n 's/: test$//p')
         [ -n "$names" ] || failures+=("list-$binary: the binary does not run here")
         for name in $names; do
-            while [ "$(jobs -rp | wc -l)" -ge 6 ]; do wait -n; done
-            (
-                failures=()
-                run "test-$binary-${name//::/-}" 400 "$bin/$binary" --exact "$name" --test-threads=1 --nocapture
-                printf '%-64s %4d s  %s\n' "$binary $name" "$took" "$verdict" >>"$out/tests.txt"
-                printf '%s\n' "${failures[@]}" >>"$out/tests-failed.txt"
-            ) &
+            aside tests.txt "$binary $name" "test-$binary-${name//::/-}" 400 "$bin/$binary" --exact "$name" --test-threads=1 --nocapture
         done
     done
-    wait
-    while read -r name; do [ -z "$name" ] || failures+=("$name"); done <"$out/tests-failed.txt"
+    gather
 }
 
 # Small shapes, whose results the program checks as well. A sanitizer slows kernels down by a factor of hundreds.
@@ -92,15 +109,14 @@ sanitize() {
     local quick=(--device cuda:0 --warmup-ms 0 --rep-ms 0)
     for tool in memcheck racecheck; do
         local under=("$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/tilewright" bench)
-        for shape in "64 128 bf16" "128 130 bf16" "80 65 f16" "64 66 f32"; do
+        for shape in "64 128 bf16" "64 130 bf16" "128 128 bf16" "128 130 bf16" "80 65 f16" "64 66 f32"; do
             read -r dim length dtype <<<"$shape"
-            run "sanitize-$tool-attention-$dim-$length-$dtype" 120 "${under[@]}" attention "${quick[@]}" \
-                --heads 2 --length "$length" --dim "$dim" --dtype "$dtype"
-            printf '%-64s %4d s  %s\n' "$tool attention d=$dim length=$length $dtype" "$took" "$verdict" >>"$out/sanitize.txt"
+            aside sanitize.txt "$tool attention d=$dim length=$length $dtype" "sanitize-$tool-attention-$dim-$length-$dtype" 120 \
+                "${under[@]}" attention "${quick[@]}" --heads 2 --length "$length" --dim "$dim" --dtype "$dtype"
         done
-        run "sanitize-$tool-kernels" 400 "${under[@]}" kernels "${quick[@]}" --rows 65 --d 100,1024 --sizes 130
-        printf '%-64s %4d s  %s\n' "$tool kernels" "$took" "$verdict" >>"$out/sanitize.txt"
+        aside sanitize.txt "$tool kernels" "sanitize-$tool-kernels" 400 "${under[@]}" kernels "${quick[@]}" --rows 65 --d 100,1024 --sizes 130
     done
+    gather
 }
 
 # measure NAME SECONDS DEVICE ARGS...: one benchmark; its rows go with all others.
@@ -182,7 +198,7 @@ export TILEWRIGHT_CACHE=$bin/cache
 tables=()
 steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=(tests sanitize tune leaderboard bench table)
-rm -f "$out/tests.txt" "$out/tests-failed.txt" "$out/sanitize.txt" "$out/tune.txt"
+rm -f "$out/aside.txt" "$out/tests.txt" "$out/sanitize.txt" "$out/tune.txt"
 for step in "${steps[@]}"; do
     case $step in
         tests | sanitize | tune | leaderboard | bench | table) "$step" ;;
