@@ -10,6 +10,7 @@ use super::profile::described;
 use super::step::{Step, StepOptions, Work, is_out_of_memory};
 use super::{CliError, Result};
 use crate::files;
+use crate::memory::residual::STREAM_BYTES;
 use crate::memory::snapshot::Snapshot;
 use crate::memory::{Timeline, by_phase, largest, timeline_plot};
 use crate::model::Config;
@@ -111,11 +112,11 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
         .table(table)
         .text(format!(
             "The residual stream of this model is batch × context × width numbers of {} bytes: {} · {} · {} · {} = {:.3} MiB.",
-            sizes.bytes,
+            STREAM_BYTES,
             sizes.batch,
             sizes.context,
             sizes.width,
-            sizes.bytes,
+            STREAM_BYTES,
             sizes.residual_mib()
         ))
         .table(sizes.table());

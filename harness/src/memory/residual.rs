@@ -16,12 +16,16 @@ pub struct Sizes {
     pub bytes: usize,
 }
 
-/// A tensor with its formula and its elements.
+/// A tensor with its formula, its elements, and the bytes of each.
 pub struct Entry {
     pub name: &'static str,
     pub formula: &'static str,
     pub elements: u128,
+    pub bytes: usize,
 }
+
+/// Bytes of an element of the residual stream: it is f32 in every precision.
+pub const STREAM_BYTES: usize = 4;
 
 impl Sizes {
     /// The tensors of one layer that decide how much memory a step needs.
@@ -29,10 +33,11 @@ impl Sizes {
         let [b, t, d, f, h, l, v] =
             [self.batch, self.context, self.width, self.hidden, self.heads, self.layers, self.vocabulary]
                 .map(|n| n as u128);
-        let entry = |name, formula, elements| Entry { name, formula, elements };
+        let entry = |name, formula, elements| Entry { name, formula, elements, bytes: self.bytes };
+        let stream = |name, formula, elements| Entry { name, formula, elements, bytes: STREAM_BYTES };
         vec![
-            entry("residual stream", "batch × context × width", b * t * d),
-            entry("residual streams kept, one a layer", "layers × batch × context × width", l * b * t * d),
+            stream("residual stream", "batch × context × width", b * t * d),
+            stream("residual streams kept, one a layer", "layers × batch × context × width", l * b * t * d),
             entry("feed-forward, inner", "batch × context × hidden", b * t * f),
             entry("attention scores, if they are materialised", "batch × heads × context²", b * h * t * t),
             entry("logits", "batch × context × vocabulary", b * t * v),
@@ -41,13 +46,13 @@ impl Sizes {
 
     /// The residual stream in units of 1024² bytes.
     pub fn residual_mib(&self) -> f64 {
-        (self.batch * self.context * self.width * self.bytes) as f64 / (1 << 20) as f64
+        (self.batch * self.context * self.width * STREAM_BYTES) as f64 / (1 << 20) as f64
     }
 
     pub fn table(&self) -> Table {
         let mut table = Table::new(
             "residual-stream",
-            &format!("Sizes of tensors, at {} bytes an element", self.bytes),
+            &format!("Sizes of tensors, at {} bytes an element, {STREAM_BYTES} in the residual stream", self.bytes),
             [
                 Column::text("tensor"),
                 Column::text("elements").key("formula"),
@@ -60,7 +65,7 @@ impl Sizes {
             self.batch, self.context, self.width, self.hidden, self.heads, self.layers, self.vocabulary
         ));
         for entry in self.entries() {
-            let mib = (entry.elements * self.bytes as u128) as f64 / f64::from(1 << 20);
+            let mib = (entry.elements * entry.bytes as u128) as f64 / f64::from(1 << 20);
             let elements = i64::try_from(entry.elements).map_or(Cell::Number(entry.elements as f64), Cell::Integer);
             table.push([Cell::from(entry.name), Cell::from(entry.formula), elements, Cell::from(mib)]);
         }

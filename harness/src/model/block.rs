@@ -8,7 +8,8 @@ use tilewright::kernels::FloatElement;
 
 use super::{Block, NormWeights};
 use crate::ops::attention::{Kept, packed_backward, packed_forward};
-use crate::ops::elementwise::{cast_to, swiglu_backward, swiglu_forward};
+use crate::ops::elementwise::{cast_to, swiglu_forward};
+use crate::ops::gate::swiglu_backward_again;
 use crate::ops::linear::{as_rows, weight_gradient};
 use crate::ops::memory::Elem;
 use crate::ops::norm::{layer_backward, layer_forward};
@@ -23,20 +24,17 @@ pub(super) enum Moments {
     Layer([Tensor; 2]),
 }
 
-/// What backward reads.
+/// What backward reads. The norms' results and SwiGLU's are made again by the kernels that make their gradients.
 pub(super) struct Saved {
     x: Tensor,
     moments: Moments,
-    normed: Tensor,
     qkv: Tensor,
     o: Tensor,
     kept: Kept,
     /// The stream between attention and feed-forward.
     middle: Tensor,
     middle_moments: Moments,
-    middle_normed: Tensor,
     gate_up: Tensor,
-    inner: Tensor,
 }
 
 /// What all blocks of a backward pass work with.
@@ -81,20 +79,24 @@ impl NormWeights {
         }
     }
 
-    /// The gradient of the stream x before the norm, given those of the norm's result and of the stream behind its branch. The
-    /// gradients of the weights are added, but for those of an RMSNorm: their sums become row `norm` of the pass.
+    /// The gradient of the stream x before the norm, given those of the norm's result and of the stream behind its branch; and that
+    /// result, if it `repeats` it. The gradients of the weights are added, but for those of an RMSNorm: their sums become row `norm` of
+    /// the pass.
     pub(super) fn backward<T: Elem + FloatElement>(
         &self,
-        x: &Tensor,
+        (x, eps): (&Tensor, f64),
         moments: &Moments,
         grad: &Tensor,
         behind: Option<&Tensor>,
         (pass, norm): (&Pass<'_>, usize),
-    ) -> Result<Gradient> {
+        repeats: bool,
+    ) -> Result<(Gradient, Option<Tensor>)> {
         let _span = span("norm");
         let w = self.weight.value()?;
         match (moments, &pass.norm_sums) {
-            (Moments::Rms(rstd), Some(sums)) => stream_norm::backward::<T>(x, &w, rstd, grad, behind, (sums, norm)),
+            (Moments::Rms(rstd), Some(sums)) => {
+                stream_norm::backward::<T>(x, &w, rstd, grad, behind, (sums, norm), repeats)
+            }
             (Moments::Rms(_), None) => {
                 Err(candle_core::Error::Msg("internal compiler error: an RMSNorm without sums, please report".into()))
             }
@@ -109,7 +111,8 @@ impl NormWeights {
                     None => grad_x,
                     Some(behind) => (grad_x + behind)?,
                 };
-                Ok(Gradient { rounded: rounded::<T>(&stream)?, stream })
+                let again = if repeats { Some(self.fresh::<T>(x, eps)?.0) } else { None };
+                Ok((Gradient { rounded: rounded::<T>(&stream)?, stream }, again))
             }
         }
     }
@@ -138,14 +141,25 @@ fn linear_plus(stream: &Tensor, x: &Tensor, weight: &Param) -> Result<Tensor> {
     product_plus(stream, &as_rows(x)?, &weight.compute(x.dtype())?.t()?)
 }
 
-/// ∂L/∂x of x·Wᵀ, given ∂L/∂y; W's gradient is added, if it has a use.
-pub(super) fn linear_backward(x: &Tensor, weight: &Param, grad: &Tensor, using: Option<&Use>) -> Result<Tensor> {
-    let grad_rows = as_rows(grad)?;
-    if let Some(using) = using {
-        weight_gradient(weight, &as_rows(x)?, &grad_rows)?;
-        using.finish()?;
+/// ∂L/∂x of x·Wᵀ, given ∂L/∂y, in the shape of x.
+pub(super) fn input_gradient(weight: &Param, grad: &Tensor) -> Result<Tensor> {
+    let w = weight.compute(grad.dtype())?;
+    let mut shape = grad.dims().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = w.dim(1)?;
     }
-    product(&grad_rows, &weight.compute(x.dtype())?)?.reshape(x.shape())
+    product(&as_rows(grad)?, &w)?.reshape(shape)
+}
+
+/// Adds the gradient of W in x·Wᵀ, given ∂L/∂y, if W has a use.
+pub(super) fn add_weight_gradient(x: &Tensor, weight: &Param, grad: &Tensor, using: Option<&Use>) -> Result<()> {
+    match using {
+        None => Ok(()),
+        Some(using) => {
+            weight_gradient(weight, &as_rows(x)?, &as_rows(grad)?)?;
+            using.finish()
+        }
+    }
 }
 
 /// The stream behind the block, of the stream x before it, both f32 [batch, length, width].
@@ -163,8 +177,7 @@ pub(super) fn forward<T: Elem + FloatElement>(block: &Block, x: &Tensor) -> Resu
     let inner = swiglu_forward::<T>(&gate_up)?.into_tensor((batch, length, block.config.hidden));
     let y = linear_plus(&middle, &inner, &block.down)?;
     let x = x.clone();
-    let saved = Saved { x, moments, normed, qkv, o, kept, middle, middle_moments, middle_normed, gate_up, inner };
-    Ok((y, saved))
+    Ok((y, Saved { x, moments, qkv, o, kept, middle, middle_moments, gate_up }))
 }
 
 /// The gradient of the stream before the block, given that behind it.
@@ -175,24 +188,36 @@ pub(super) fn backward<T: Elem + FloatElement>(
     pass: &Pass<'_>,
 ) -> Result<Gradient> {
     let _span = span("block");
-    let Saved { x, moments, normed, qkv, o, kept, middle, middle_moments, middle_normed, gate_up, inner } = saved;
-    let through = |x: &Tensor, weight: &Param, grad: &Tensor| linear_backward(x, weight, grad, pass.use_of(weight));
-    let norms = [2 * block.index, 2 * block.index + 1];
+    let Saved { x, moments, qkv, o, kept, middle, middle_moments, gate_up } = saved;
+    let eps = block.config.eps;
+    let add = |x: &Tensor, weight: &Param, grad: &Tensor| add_weight_gradient(x, weight, grad, pass.use_of(weight));
+    // What a norm made, which it was asked to make again.
+    let again = |y: Option<Tensor>| {
+        y.ok_or_else(|| candle_core::Error::Msg("internal compiler error: a norm made nothing, please report".into()))
+    };
+    let [norm, middle_norm] = [(pass, 2 * block.index), (pass, 2 * block.index + 1)];
 
-    let grad_inner = through(&inner, &block.down, &grad.rounded)?;
-    drop(inner);
-    let grad_gate_up = swiglu_backward::<T>(&gate_up, &grad_inner)?;
+    let grad_inner = input_gradient(&block.down, &grad.rounded)?;
+    let (grad_gate_up, inner) = swiglu_backward_again::<T>(&gate_up, &grad_inner)?;
     drop((gate_up, grad_inner));
-    let grad_normed = through(&middle_normed, &block.gate_up, &grad_gate_up)?;
-    drop((middle_normed, grad_gate_up));
+    add(&inner, &block.down, &grad.rounded)?;
+    drop(inner);
+    let grad_normed = input_gradient(&block.gate_up, &grad_gate_up)?;
     let behind = Some(&grad.stream);
-    let grad_middle = block.mlp_norm.backward::<T>(&middle, &middle_moments, &grad_normed, behind, (pass, norms[1]))?;
+    let (grad_middle, normed) =
+        block.mlp_norm.backward::<T>((&middle, eps), &middle_moments, &grad_normed, behind, middle_norm, true)?;
     drop((grad, middle, middle_moments, grad_normed));
+    add(&again(normed)?, &block.gate_up, &grad_gate_up)?;
+    drop(grad_gate_up);
 
-    let grad_o = through(&o, &block.out, &grad_middle.rounded)?;
+    let grad_o = input_gradient(&block.out, &grad_middle.rounded)?;
+    add(&o, &block.out, &grad_middle.rounded)?;
     let grad_qkv = packed_backward::<T>(&qkv, &o, &grad_o, &kept, block.config.head_columns(), &block.rope)?;
     drop((qkv, o, kept, grad_o));
-    let grad_normed = through(&normed, &block.qkv, &grad_qkv)?;
-    drop((normed, grad_qkv));
-    block.attention_norm.backward::<T>(&x, &moments, &grad_normed, Some(&grad_middle.stream), (pass, norms[0]))
+    let grad_normed = input_gradient(&block.qkv, &grad_qkv)?;
+    let behind = Some(&grad_middle.stream);
+    let (grad_x, normed) = block.attention_norm.backward::<T>((&x, eps), &moments, &grad_normed, behind, norm, true)?;
+    drop((grad_middle, x, grad_normed));
+    add(&again(normed)?, &block.qkv, &grad_qkv)?;
+    Ok(grad_x)
 }

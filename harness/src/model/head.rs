@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
 
 use super::Transformer;
-use super::block::{Moments, Pass, linear_backward};
+use super::block::{Moments, Pass, add_weight_gradient, input_gradient};
 use crate::ops::linear::as_rows;
 use crate::ops::loss;
 use crate::ops::memory::Elem;
@@ -50,7 +50,9 @@ pub(super) fn backward<T: Elem + FloatElement>(
     let Saved { x, targets, moments, normed, logits, lse } = saved;
     let grad_logits = loss::backward::<T>(&logits, &targets, &lse, &grad.reshape(1)?, true)?;
     drop(logits);
-    let grad_normed = linear_backward(&normed, &model.head, &grad_logits, head)?;
+    let grad_normed = input_gradient(&model.head, &grad_logits)?.reshape(x.shape())?;
+    add_weight_gradient(&normed, &model.head, &grad_logits, head)?;
     drop((normed, grad_logits));
-    model.norm.backward::<T>(&x, &moments, &grad_normed, None, (pass, 2 * model.blocks.len()))
+    let place = (pass, 2 * model.blocks.len());
+    Ok(model.norm.backward::<T>((&x, model.config.eps), &moments, &grad_normed, None, place, false)?.0)
 }

@@ -14,6 +14,7 @@ mod convert;
 mod cublas;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod gate;
 pub(crate) mod linear;
 pub(crate) mod loss;
 pub mod memory;

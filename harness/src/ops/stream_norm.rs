@@ -6,6 +6,7 @@
 //! branch, and writes
 //!
 //! - ∂L/∂x = h + s · (g·w − x̂ · meanⱼ(g·w·x̂)) with x̂ = x·s, in f32 and rounded, for the products that come next;
+//! - where it is asked for, y again, so that nobody keeps it for the gradient of the product that reads it;
 //! - for each program, one row of what adds up to ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j].
 //!
 //! So norm, residual addition and conversions are one launch. [`add_weight_gradients`] adds up the rows of all norms of a model at once,
@@ -68,7 +69,8 @@ pub fn stream_norm_fwd<S: Float, T: Float>(
 }
 
 /// grad_x = grad_sum + ∂L/∂x of the norm (with `adds`; else without the first), the same rounded in `copy` (with `copies`), and
-/// partial\[p, j\] = Σ grad_y\[r, j\] · x\[r, j\] · rstd\[r\] over the rows r of program p.
+/// partial\[p, j\] = Σ grad_y\[r, j\] · x\[r, j\] · rstd\[r\] over the rows r of program p. With `repeats`, y as the forward pass
+/// made it.
 ///
 /// Each program goes through `steps` tiles of rows; `d_tile` ≥ d.
 #[kernel]
@@ -80,6 +82,7 @@ pub fn stream_norm_bwd<S: Float, T: Float>(
     grad_sum: In<S>,
     grad_x: Out<S>,
     copy: Out<T>,
+    y: Out<T>,
     partial: Out<f32>,
     #[no_specialize] rows: i32,
     d: i32,
@@ -88,6 +91,7 @@ pub fn stream_norm_bwd<S: Float, T: Float>(
     #[constexpr] steps: usize,
     #[constexpr] adds: bool,
     #[constexpr] copies: bool,
+    #[constexpr] repeats: bool,
 ) {
     let tile = (rows_tile, d_tile);
     let program = program_id(0);
@@ -108,6 +112,9 @@ pub fn stream_norm_bwd<S: Float, T: Float>(
         store(block(grad_x, rows, d, first, tile), grad.to::<S>(), boundary_check = [0, 1]);
         if copies {
             store(block(copy, rows, d, first, tile), grad.to::<T>(), boundary_check = [0, 1]);
+        }
+        if repeats {
+            store(block(y, rows, d, first, tile), (normed * wt).to::<T>(), boundary_check = [0, 1]);
         }
         total += sum(g * normed, axis = 0, keep_dims = true);
     }
@@ -230,8 +237,8 @@ pub struct Gradient {
     pub rounded: Tensor,
 }
 
-/// ∂L/∂x [.., d] with what `behind`, the gradient of the stream behind the norm's branch, adds; the partial sums of ∂L/∂w become row
-/// `norm` of `partial` [norms, sums, d].
+/// ∂L/∂x [.., d] with what `behind`, the gradient of the stream behind the norm's branch, adds; and y, if it `repeats` that. The partial
+/// sums of ∂L/∂w become row `norm` of `partial` [norms, sums, d].
 ///
 /// # Errors
 /// As [`forward`].
@@ -242,12 +249,15 @@ pub fn backward<T: Elem + FloatElement>(
     grad_y: &Tensor,
     behind: Option<&Tensor>,
     (partial, norm): (&Tensor, usize),
-) -> Result<Gradient> {
+    repeats: bool,
+) -> Result<(Gradient, Option<Tensor>)> {
     let [rows, d] = shape_of(x)?;
     let plan = Plan::new([rows, d], MOST_SUMS)?;
     let wide = <T as candle_core::WithDType>::DTYPE == candle_core::DType::F32;
     let mut grad_x = Fresh::<f32>::new(x.device(), rows * d)?;
     let mut copy = Fresh::<T>::new(x.device(), if wide { 1 } else { rows * d })?;
+    let mut y = Fresh::<T>::new(x.device(), if repeats { rows * d } else { 1 })?;
+    let shape = x.shape();
     {
         // Where nothing adds to the gradient, the kernel reads nothing of it.
         let (adds, behind) = (behind.is_some(), Read::<f32>::new(behind.unwrap_or(x))?);
@@ -262,6 +272,7 @@ pub fn backward<T: Elem + FloatElement>(
                 grad_sum: &behind.view()?,
                 grad_x: &mut grad_x.view()?,
                 copy: &mut copy.view()?,
+                y: &mut y.view()?,
                 partial: &mut sums,
                 rows: rows as i32,
                 d: d as i32,
@@ -270,6 +281,7 @@ pub fn backward<T: Elem + FloatElement>(
                 steps: plan.steps,
                 adds,
                 copies: !wide,
+                repeats,
             }
             .launch_with(device, &plan.config())
             .map_err(kernel_error)
@@ -277,7 +289,7 @@ pub fn backward<T: Elem + FloatElement>(
     }
     let stream = grad_x.into_tensor(x.shape());
     let rounded = if wide { stream.clone() } else { copy.into_tensor(x.shape()) };
-    Ok(Gradient { stream, rounded })
+    Ok((Gradient { stream, rounded }, repeats.then(|| y.into_tensor(shape))))
 }
 
 /// Adds the gradients of the weights of `norms` norms, of which [`backward`] left the sums in `partial` [norms, sums, d], to `grads`, a
@@ -359,9 +371,13 @@ mod tests {
         let apart = d.next_multiple_of(64);
         let grads = Tensor::full(0.5_f32, 100 + 3 * apart, &Device::Cpu).unwrap();
         let partial = Tensor::full(f32::NAN, (2, sums([rows, d]).unwrap(), d), &Device::Cpu).unwrap();
-        let alone = backward::<T>(&x, &w, &rstd, &grad_y, None, (&partial, 0)).unwrap();
-        let joined = backward::<T>(&x, &w, &rstd, &grad_y, Some(&behind), (&partial, 1)).unwrap();
-        for (gradient, want) in [(alone, &want_x), (joined, &with)] {
+        let alone = backward::<T>(&x, &w, &rstd, &grad_y, None, (&partial, 0), false).unwrap();
+        let joined = backward::<T>(&x, &w, &rstd, &grad_y, Some(&behind), (&partial, 1), true).unwrap();
+        assert!(alone.1.is_none());
+        let again =
+            joined.1.as_ref().map(|y| y.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap());
+        close(&y, &again.unwrap(), if dtype == DType::F32 { 1e-6 } else { 1e-3 });
+        for ((gradient, _), want) in [(alone, &want_x), (joined, &with)] {
             close(&gradient.stream, want, 1e-5);
             close(&gradient.rounded, want, tolerance);
             assert_eq!((gradient.rounded.dtype(), gradient.stream.dtype()), (dtype, DType::F32));
@@ -413,7 +429,7 @@ mod tests {
             let plan = Plan::new([rows, d], MOST_SUMS).unwrap();
             let sizes = [("rows_tile", plan.rows_tile), ("d_tile", plan.d_tile), ("steps", plan.steps)];
             let sizes = sizes.map(|(name, size)| (name, ConstValue::Int(size as i64)));
-            let flags = [("adds", ConstValue::Bool(true)), ("copies", ConstValue::Bool(true))];
+            let flags = ["adds", "copies", "repeats"].map(|name| (name, ConstValue::Bool(true)));
             let consts: Vec<_> = sizes.into_iter().chain(flags).collect();
             let types = [DType::F32, DType::BF16];
             let forward = STREAM_NORM_FWD.record(&types, &consts[..2], &Specialization::default()).unwrap();
