@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::comm::error::blamed;
+
 /// What to start, and how.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -248,11 +250,14 @@ fn signal_name(signal: i32) -> Option<&'static str> {
 
 /// What to tell about ranks of which one failed; `None` when all ended in order.
 pub fn report(ends: &[End]) -> Option<String> {
-    let mut failures = ends.iter().filter(|end| !end.status.success() && !end.stopped);
-    let first = failures.clone().next()?;
-    // Whoever was killed did not end because of another rank, even if that one was seen first.
-    let killed = failures.find(|end| end.status.signal().is_some() && end.after < first.after + TOGETHER);
-    let first = killed.unwrap_or(first);
+    let failures: Vec<&End> = ends.iter().filter(|end| !end.status.success() && !end.stopped).collect();
+    let seen = failures.first()?;
+    let together = || failures.iter().filter(|end| end.after < seen.after + TOGETHER);
+    // Whoever was killed did not end because of another rank, even if that one was seen first; nor did who names no other that failed.
+    let killed = together().find(|end| end.status.signal().is_some());
+    let names = |end: &End, other: &End| end.last.iter().any(|line| blamed(line) == Some(other.rank));
+    let alone = together().find(|end| !failures.iter().any(|other| other.rank != end.rank && names(end, other)));
+    let first = killed.or(alone).unwrap_or(seen);
     let mut text = format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after);
     match first.last.is_empty() {
         true => text += ", and said nothing",
@@ -268,4 +273,35 @@ pub fn report(ends: &[End]) -> Option<String> {
         text += &format!("\nrank {} ended {}{cause} after {:.1} s", end.rank, end.how(), end.after);
     }
     Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(rank: usize, code: i32, after: f64, last: &str) -> End {
+        let status = std::process::ExitStatus::from_raw(if code > 0 { code << 8 } else { -code });
+        End { rank, status, after, last: vec!["working".into(), last.to_string()], stopped: false }
+    }
+
+    fn first(ends: &[End]) -> String {
+        let text = report(ends).unwrap();
+        text.split(" failed first").next().unwrap().to_string()
+    }
+
+    #[test]
+    fn the_rank_that_failed_first_is_the_one_that_others_name() {
+        let lost = "rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
+        // A process closes its connections a moment before it is seen to have ended.
+        assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");
+        let told = "rank 0 gave up: rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
+        assert_eq!(first(&[end(1, 3, 1.0, told), end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");
+        // Killed, whatever it said last; and long before the others.
+        assert_eq!(first(&[end(0, 3, 1.0, "no"), end(2, -9, 1.01, lost)]), "rank 2");
+        assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 7, 9.0, "the disk is full")]), "rank 0");
+        // Each names the other: who was seen first.
+        let other = "rank 0 has ended, seen by rank 2 at barrier: its connection is closed";
+        assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 3, 1.0, other)]), "rank 0");
+        assert!(report(&[end(0, 0, 1.0, "done")]).is_none());
+    }
 }

@@ -37,6 +37,14 @@ pub enum CommError {
     Carrier { rank: usize, call: String, message: String },
 }
 
+/// The rank of which a line of [`CommError::Lost`] or [`CommError::Aborted`] says that it was to blame.
+pub fn blamed(line: &str) -> Option<usize> {
+    let (_, rest) = line.split_once("rank ")?;
+    let (number, what) = rest.split_once(' ')?;
+    let number = number.parse().ok()?;
+    (what.starts_with("has ended, seen by rank ") || what.starts_with("gave up: ")).then_some(number)
+}
+
 fn list(calls: &[String]) -> String {
     let mut text = String::new();
     for (rank, call) in calls.iter().enumerate() {
@@ -58,4 +66,21 @@ pub fn ranks(ranks: &[usize]) -> String {
 /// A duration in seconds, with as many digits as it needs.
 pub fn seconds(duration: &Duration) -> String {
     format!("{} s", (duration.as_secs_f64() * 1e3).round() / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_who_is_to_blame() {
+        let call = || "barrier".to_string();
+        let lost = CommError::Lost { rank: 1, peer: 12, call: call(), why: "its connection is closed".into() };
+        let aborted = CommError::Aborted { rank: 1, by: 3, call: call(), reason: "the disk is full".into() };
+        let line = |error: CommError| error.to_string().lines().next().unwrap_or_default().to_string();
+        assert_eq!(blamed(&line(lost.clone())), Some(12));
+        assert_eq!(blamed(&format!("error: {}", line(aborted))), Some(3));
+        let late = CommError::TimedOut { rank: 1, call: call(), missing: vec![2], after: Duration::from_secs(1) };
+        assert_eq!([blamed(&line(late)), blamed("the disk is full"), blamed("rank x has ended")], [None; 3]);
+    }
 }

@@ -103,17 +103,24 @@ impl Handle {
     }
 }
 
-/// Waits for all of them, also behind one that failed: then nothing uses their memory any more.
+/// Waits for all of them, collectives of one communicator, also behind one that failed: then nothing uses their memory any more.
 ///
 /// # Errors
 /// The first.
 pub fn wait_all(handles: &[Handle]) -> Result<()> {
+    let _span = tilewright::trace::span(WAIT);
     let mut outcome = Ok(());
+    let mut last = None;
     for handle in handles {
-        let one = handle.wait();
-        outcome = outcome.and(one);
+        match &*handle.settled() {
+            Some(Ok(Some(fence))) => last = Some(fence.clone()),
+            Some(Err(error)) => outcome = outcome.and_then(|()| Err(error.clone())),
+            Some(Ok(None)) | None => {}
+        }
     }
-    outcome
+    // A stream ends collectives in their order.
+    let joined = last.map_or(Ok(()), |last| last.join());
+    outcome.and(joined)
 }
 
 /// A collective under way in a vector of its own.

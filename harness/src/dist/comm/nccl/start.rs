@@ -1,0 +1,120 @@
+//! How GPUs' ranks come together: sockets for what they show each other, and NCCL's own communicator.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use tilewright::cudarc::driver::CudaContext;
+use tilewright::cudarc::nccl::{result, sys};
+
+use super::super::call::{Call, Dtype, Op};
+use super::super::carrier::{Carrier, Deadline};
+use super::super::error::seconds;
+use super::super::handle::PANICKED;
+use super::super::links::OverLinks;
+use super::super::tcp::Sockets;
+use super::super::{CommError, Communicator, Options, Result};
+use super::{EAGER, Guard, PAUSE, explain};
+use crate::dist::rank::Place;
+use crate::dist::rendezvous;
+
+/// Whether NCCL is there. Candle's CUDA back end links CUDA's libraries, and NCCL with them: such a program does not start without it.
+pub fn is_installed() -> bool {
+    #[cfg(feature = "cuda")]
+    return true;
+    // SAFETY: only looks whether the library can be loaded.
+    #[cfg(not(feature = "cuda"))]
+    unsafe {
+        sys::is_culib_present()
+    }
+}
+
+/// Sockets for what ranks show each other: where rank 0 says, at a port of its own.
+pub fn meet(host: &Communicator, place: &Place, id: &[u8], options: Options) -> Result<Guard> {
+    let failed = |error| CommError::Setup(format!("no port for NCCL's ranks to meet: {error}"));
+    let mut port = [0_u32];
+    if host.rank() == 0 {
+        let free = TcpListener::bind(("0.0.0.0", 0)).and_then(|free| free.local_addr()).map_err(failed)?;
+        port = [free.port().into()];
+    }
+    host.broadcast(&mut port, 0)?;
+    let address = match host.back_end() {
+        "mpi" => address_over(host)?,
+        _ => place.master.0.clone(),
+    };
+    // Made anew by rank 0 for every world, so that it tells jobs apart.
+    let job: String = id.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+    let (rank, world) = (host.rank(), host.world());
+    let place = Place { rank, world, master: (address, port[0] as u16), ..place.clone() };
+    let sockets = rendezvous::sockets(&place, &job, options)?;
+    Ok(OverLinks::new(Sockets::new(rank, sockets)?.looking_for(EAGER)))
+}
+
+/// Rank 0's address where nobody named one: this host, or its name where there are several.
+fn address_over(host: &Communicator) -> Result<String> {
+    const LONGEST: usize = 64;
+    let mut names = vec![0_u8; LONGEST * host.world()];
+    let own = &mut names[LONGEST * host.rank()..][..LONGEST - 1];
+    // SAFETY: the buffer has room for so many bytes, and a zero stays behind them.
+    unsafe { libc::gethostname(own.as_mut_ptr().cast(), own.len()) };
+    host.all_gather(&mut names)?;
+    let (first, others) = names.split_at(LONGEST);
+    if others.chunks(LONGEST).all(|other| other == first) {
+        return Ok("127.0.0.1".into());
+    }
+    Ok(String::from_utf8_lossy(first).trim_end_matches('\0').to_string())
+}
+
+/// NCCL's handle, for the thread that gets it.
+struct Made(sys::ncclComm_t);
+
+// SAFETY: NCCL's communicators belong to no thread; one at a time uses this one.
+unsafe impl Send for Made {}
+
+/// NCCL's communicator of all ranks. NCCL itself would wait for a rank that does not come without end, so it is made on a thread that can
+/// be left behind.
+pub fn initialize(
+    rank: usize,
+    world: usize,
+    id: [u8; 128],
+    guard: &mut Guard,
+    context: &Arc<CudaContext>,
+    patience: Duration,
+) -> Result<sys::ncclComm_t> {
+    let (tell, told) = channel();
+    let context = context.clone();
+    let make = move || {
+        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let mut comm: sys::ncclComm_t = std::ptr::null_mut();
+        let made = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| {
+            // SAFETY: the communicator's handle is written by the call; this thread's context is the GPU's.
+            let made = unsafe { result::comm_init_rank(&mut comm, world as i32, id, rank as i32) };
+            made.map_err(|error| explain(None, &error))
+        });
+        drop(tell.send(made.map(|_| Made(comm))));
+    };
+    let thread = std::thread::Builder::new().name(format!("NCCL {rank}")).spawn(make);
+    thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
+    let barrier = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
+    let deadline = Deadline::after(patience);
+    loop {
+        let error = match told.recv_timeout(PAUSE) {
+            Ok(Ok(Made(comm))) => return Ok(comm),
+            Ok(Err(why)) => CommError::Setup(format!(
+                "NCCL cannot connect rank {rank}: {why}\n  help: every rank needs a GPU of its own"
+            )),
+            Err(RecvTimeoutError::Disconnected) => CommError::Setup(PANICKED.into()),
+            Err(RecvTimeoutError::Timeout) => match guard.links().ended() {
+                Some(lost) => guard.explain(&barrier, deadline, lost),
+                None if deadline.is_over() => CommError::Setup(format!(
+                    "NCCL did not connect rank {rank} within {}\n  help: NCCL_DEBUG=INFO says what it does; TILEWRIGHT_START_TIMEOUT=SECONDS waits longer",
+                    seconds(&patience)
+                )),
+                None => continue,
+            },
+        };
+        guard.give_up(&error);
+        return Err(error);
+    }
+}
