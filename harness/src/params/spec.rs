@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn values_follow_a_normal_that_is_cut_at_three_standard_deviations() {
         let n = 1 << 20;
-        let mut found = values(&[ParamSpec::matrix("w", &[n], 1.0)], &[0..n], 0, n);
+        let mut found = values(&[ParamSpec::matrix("w", &[n], 1.0)], std::slice::from_ref(&(0..n)), 0, n);
         found.sort_by(f32::total_cmp);
         assert!(found[0] >= -3.0001 && found[n - 1] <= 3.0001 && found[n - 1] > 2.9);
         let density = |x: f64| (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
