@@ -44,9 +44,8 @@ constexpr_enum! {
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
-        Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
         Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
-        Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
+        Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, bulk_copies = true),
@@ -261,7 +260,7 @@ fn default_config(problem: &Problem) -> Config {
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
     let (largest, num_warps, num_stages) = match (problem.is_gpu(), bytes, problem.get("precision")) {
         (false, ..) => ([64, 64, 64], 4, 1),
-        (true, 2, _) if hopper => ([128, 256, 64], 8, 4),
+        (true, 2, _) if hopper => ([128, 256, 64], 8, 3),
         (true, 2, _) => ([128, 128, 64], 8, 4),
         // Plain multiply-adds: both operands are read from shared memory for each of them.
         (true, _, Some(Precision::Ieee) | None) => ([64, 64, 16], 4, 3),
