@@ -40,6 +40,13 @@ pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, 
     (program_id(0) / across * tile.0, program_id(0) % across * tile.1)
 }
 
+/// exp(x) of what is subtracted from a maximum, or from a logarithm of a sum: x ≤ 0, or little above it. Two instructions; the
+/// rounding of the product makes it off by a part in 2²⁴ for every unit of |x|, where exp(x) is small.
+#[device_fn]
+pub(crate) fn exp_below(x: Tile<f32>) -> Tile<f32> {
+    exp2(x * std::f32::consts::LOG2_E)
+}
+
 /// Tiles that cover a matrix, each of them a program: for kernels in which rows and columns do not matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ElementTiles {

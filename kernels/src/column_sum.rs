@@ -1,74 +1,142 @@
 //! Sums over rows: the second half of every gradient that is summed over rows.
 //!
-//! A kernel that walks over tiles of rows can sum only inside its own tile. It writes one row of partial sums per tile, and
-//! this kernel adds those rows up, always in the same order: the gradient has the same bits in every run, which atomics
+//! A kernel that walks over tiles of rows can sum only what it sees itself. It writes one row of partial sums per program,
+//! and this kernel adds those rows up, always in the same order: the gradient has the same bits in every run, which atomics
 //! would not give.
 
+use crate::blocks::row_block;
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
-/// y[j] = Σᵢ x[i, j], summed in f32.
+/// y[p, j] = Σᵢ x[i, j] over part p of the rows, summed in f32.
 ///
-/// One program per tile of columns, which walks down the rows.
+/// One program per tile of columns (axis 0) and part of `rows_each` rows (axis 1), which walks down its rows.
+/// `rows_each` is a multiple of `rows_tile`.
 #[kernel]
 pub fn column_sum<T: Float, U: Float>(
     x: In<T>,
     y: Out<U>,
     x_stride_row: i64,
     x_stride_d: i64,
-    y_stride: i64,
+    y_stride_part: i64,
+    y_stride_d: i64,
     rows: i32,
     d: i32,
+    rows_each: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
-    let start = program_id(0) * d_tile;
-    let mut x_block = make_block_ptr(
-        x,
-        shape = [rows, d],
-        strides = [x_stride_row, x_stride_d],
-        offsets = [0, start],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let y_block =
-        make_block_ptr(y, shape = [d], strides = [y_stride], offsets = [start], block_shape = [d_tile], order = [0]);
+    let column = program_id(0) * d_tile;
+    let first = program_id(1) * rows_each;
+    let mut block =
+        row_block(x, (rows, d), (x_stride_row, x_stride_d), first, (rows_tile, d_tile)).advance([0, column]);
+    let y_block = row_block(y, (num_programs(1), d), (y_stride_part, y_stride_d), program_id(1), (1, d_tile));
     let mut total = zeros::<f32>([rows_tile, d_tile]);
-    for _ in range(0, cdiv(rows, rows_tile)) {
-        total += load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        x_block = x_block.advance([rows_tile, 0]);
+    for _ in range(0, minimum(rows_each, rows - first), rows_tile) {
+        total += load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        block = block.advance([rows_tile, 0]);
     }
-    store(y_block, sum(total, axis = 0).to::<U>(), boundary_check = [0]);
+    store(y_block.advance([0, column]), sum(total, axis = 0, keep_dims = true).to::<U>(), boundary_check = [0, 1]);
+}
+
+/// How a matrix is cut into programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    rows_tile: usize,
+    d_tile: usize,
+    num_warps: u32,
+    /// Rows of a part.
+    part: usize,
+}
+
+impl Cut {
+    fn new(rows: usize, d: usize, gpu: bool) -> Cut {
+        /// Rows that one program adds up so fast that a second launch would cost more than it saves.
+        const FEW_ROWS: usize = 2048;
+        /// Programs that keep the memory of a large GPU busy.
+        const PROGRAMS: usize = 1024;
+        match gpu {
+            // Long runs, and as many rows as there are.
+            false => Cut { rows_tile: 8, d_tile: 256, num_warps: 4, part: rows.next_multiple_of(8).max(8) },
+            // Lines of 128 bytes, so that even few columns make many programs.
+            true if rows <= FEW_ROWS => {
+                Cut { rows_tile: 256, d_tile: 32, num_warps: 8, part: rows.next_multiple_of(256).max(256) }
+            }
+            true => {
+                let parts = (PROGRAMS / d.div_ceil(32)).clamp(1, rows.div_ceil(256));
+                Cut { rows_tile: 64, d_tile: 32, num_warps: 4, part: rows.div_ceil(parts).next_multiple_of(64) }
+            }
+        }
+    }
 }
 
 /// Sums x [rows, d] over its rows into y [d].
 ///
 /// # Errors
-/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say; also no memory for
+/// the sums of parts, f32 [parts, d], where there are many rows of few columns.
 pub fn forward<T: FloatElement, U: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
-    mut y: TensorMut<'_, U, 1>,
+    y: TensorMut<'_, U, 1>,
 ) -> Result<()> {
     let [rows, d] = x.shape();
     expect_shape("column_sum", "y", y.shape(), [d])?;
-    // On a GPU lines of 128 bytes, so that even few columns make many programs; on a CPU long runs.
-    let (rows_tile, d_tile) = if device.is_cuda() { (64, 32) } else { (8, 256) };
+    let cut = Cut::new(rows, d, device.is_cuda());
+    let parts = rows.div_ceil(cut.part).max(1);
+    if parts == 1 {
+        let strides = [0, y.strides()[0]];
+        return sum_parts(device, x, y.data, strides, 1, cut);
+    }
+    let mut sums = Buffer::<f32>::uninit(device, parts * d)?;
+    sum_parts(device, x, sums.view_mut(), [d as i64, 1], parts, cut)?;
+    forward(device, Tensor::dense(sums.view(), [parts, d])?, y)
+}
+
+fn sum_parts<T: FloatElement, U: FloatElement>(
+    device: &Device,
+    x: Tensor<'_, T, 2>,
+    mut y: ViewMut<'_, U>,
+    y_strides: [i64; 2],
+    parts: usize,
+    cut: Cut,
+) -> Result<()> {
+    let [rows, d] = x.shape();
     ColumnSum {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
-        y_stride: y.strides()[0],
+        y_stride_part: y_strides[0],
+        y_stride_d: y_strides[1],
         rows: extent("column_sum", "x", rows)?,
         d: extent("column_sum", "x", d)?,
+        rows_each: extent("column_sum", "x", cut.part)?,
         x: &x.data,
-        y: &mut y.data,
-        rows_tile,
-        d_tile,
+        y: &mut y,
+        rows_tile: cut.rows_tile,
+        d_tile: cut.d_tile,
     }
-    .launch(device, d.div_ceil(d_tile))
+    .launch_with(device, &LaunchConfig::new((d.div_ceil(cut.d_tile), parts)).num_warps(cut.num_warps))
 }
 
 /// The same in f64: `x` is row-major with rows of `d` elements.
 pub fn reference(x: &[f64], d: usize) -> Vec<f64> {
     (0..d).map(|j| x.iter().skip(j).step_by(d).sum()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_the_rows() {
+        for (rows, d) in [(0, 5), (1, 1), (2049, 7), (50_000, 1024), (50_000, 100_000), (1 << 24, 3)] {
+            for gpu in [false, true] {
+                let cut = Cut::new(rows, d, gpu);
+                assert!(cut.part.is_multiple_of(cut.rows_tile) && cut.part > 0, "{cut:?}");
+                let parts = rows.div_ceil(cut.part);
+                assert!(parts <= 1024 && (gpu || parts <= 1), "{parts} parts of {rows} rows: {cut:?}");
+            }
+        }
+        assert_eq!(50_000usize.div_ceil(Cut::new(50_000, 1024, true).part), 32);
+    }
 }

@@ -9,13 +9,34 @@
 //! A row whose target is `ignore_index` has loss 0 and gradient 0. A target that is neither that nor a column gives NaN:
 //! it is a mistake, and it shows.
 
-use crate::blocks::{ElementTiles, row_block, tile_start, vector_block};
-use crate::tensor::{FloatElement, IndexElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
+use crate::blocks::{ElementTiles, exp_below, row_block, tile_start, vector_block};
+use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
+use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
 /// loss and lse (L) of each row, in f32, natural logarithm.
 ///
-/// One program per tile of rows, which walks along the row.
+/// One program per tile of rows, which walks along the row. `slots` shares of each tile have a maximum and a sum of their
+/// own, and rows one only in the end: with a slot for each thread, which takes `neighbours` elements at a time, threads do not
+/// wait for each other on the way.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, d_tile = 2048, slots = 128, num_warps = 4),
+        Config(rows_tile = 1, d_tile = 4096, slots = 128, num_warps = 4),
+        Config(rows_tile = 1, d_tile = 4096, slots = 256, num_warps = 8),
+        Config(rows_tile = 1, d_tile = 8192, slots = 256, num_warps = 8),
+        Config(rows_tile = 1, d_tile = 8192, slots = 512, num_warps = 16),
+        Config(rows_tile = 1, d_tile = 1024, slots = 64, num_warps = 2),
+        Config(rows_tile = 1, d_tile = 1024, slots = 128, num_warps = 4),
+        Config(rows_tile = 2, d_tile = 1024, slots = 128, num_warps = 4),
+        Config(rows_tile = 2, d_tile = 2048, slots = 128, num_warps = 4),
+        Config(rows_tile = 4, d_tile = 1024, slots = 128, num_warps = 4),
+        Config(rows_tile = 4, d_tile = 1024, slots = 256, num_warps = 8),
+    ],
+    key = [neighbours, d, rows],
+    default = default_forward,
+    tables = crate::attention::config::TABLES,
+)]
 #[kernel]
 pub fn cross_entropy_fwd<T: Float, I: Int>(
     logits: In<T>,
@@ -32,23 +53,30 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     #[no_specialize] ignore_index: i64,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
+    #[constexpr] slots: usize,
+    #[constexpr = 1] neighbours: usize,
 ) {
+    let neighbours = neighbours.min(d_tile);
+    let slots = slots.min(d_tile / neighbours);
     let first_row = program_id(0) * rows_tile;
     let strides = (logits_stride_row, logits_stride_d);
     let mut block = row_block(logits, (rows, d), strides, first_row, (rows_tile, d_tile));
-    let mut largest = full([rows_tile], f32::NEG_INFINITY);
-    let mut total = zeros::<f32>([rows_tile]);
+    let mut largest = full([rows_tile, slots], f32::NEG_INFINITY);
+    let mut total = zeros::<f32>([rows_tile, slots]);
     for start in range(0, d, d_tile) {
         let inside = (arange(0, d_tile) + start < d).expand_dims(0);
         let x = where_(inside, load(block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
-        let new_largest = maximum(largest, max(x, axis = 1));
-        // While a row has been −∞ only, −∞ − −∞ would be NaN.
-        let shift = where_(new_largest == f32::NEG_INFINITY, 0.0, new_largest);
-        total = total * exp(largest - shift) + sum(exp(x - shift.expand_dims(1)), axis = 1);
+        let x = x.reshape([rows_tile, d_tile / (slots * neighbours), slots, neighbours]);
+        let new_largest = maximum(largest, max(max(x, axis = 3), axis = 1));
+        let shift = shift_of(new_largest);
+        let e = exp_below(x - shift.expand_dims(1).expand_dims(3));
+        total = total * exp_below(largest - shift) + sum(sum(e, axis = 3), axis = 1);
         largest = new_largest;
         block = block.advance([0, d_tile]);
     }
-    let log_sum = largest + log(total);
+    let row_largest = max(largest, axis = 1);
+    let row_total = sum(total * exp_below(largest - shift_of(row_largest).expand_dims(1)), axis = 1);
+    let log_sum = row_largest + log(row_total);
     store(vector_block(lse, rows, lse_stride, first_row, rows_tile), log_sum, boundary_check = [0]);
 
     let targets_block = vector_block(targets, rows, targets_stride, first_row, rows_tile);
@@ -60,6 +88,12 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     let nll = where_(exists, log_sum - score, f32::NAN);
     let row_loss = where_(target == ignore_index, 0.0, nll);
     store(vector_block(loss, rows, loss_stride, first_row, rows_tile), row_loss, boundary_check = [0]);
+}
+
+/// What is taken off before exp: the maximum. While there has been −∞ only, −∞ − −∞ would be NaN.
+#[device_fn]
+fn shift_of(largest: Tile<f32>) -> Tile<f32> {
+    where_(largest == f32::NEG_INFINITY, 0.0, largest)
 }
 
 /// grad_logits = scale · grad_loss · (exp(logits − lse) − one-hot(target)).
@@ -103,14 +137,33 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
     let columns = (col + arange(0, d_tile)).to::<i64>().expand_dims(0);
     let hit = where_(columns == target.expand_dims(1), 1.0, 0.0);
-    let grad = factor * (exp(x - log_sum) - hit);
+    let grad = factor * (exp_below(x - log_sum) - hit);
     // Chosen, not multiplied by zero: an ignored row may hold anything.
     let kept = where_((target == ignore_index).expand_dims(1), 0.0, grad);
     store(grad_block, kept.to::<T>(), boundary_check = [0, 1]);
 }
 
-/// Widest tile: larger vocabularies go through several.
-const MAX_D_TILE: usize = 4096;
+/// Where nothing was measured: on a GPU many small programs with several loads under way in each thread.
+fn default_forward(problem: &Problem) -> Config {
+    let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
+    let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
+    let (elements, max_d) = if problem.is_gpu() { (8192 / bytes, 8192 / bytes) } else { (8192, 4096) };
+    let d_tile = of("d").next_power_of_two().clamp(16, max_d);
+    let rows_tile = (elements / d_tile).clamp(1, of("rows").next_power_of_two());
+    let slots = if problem.is_gpu() { 128usize } else { 1 };
+    let config = Config::default().set("rows_tile", rows_tile).set("d_tile", d_tile).set("slots", slots);
+    config.num_warps(4)
+}
+
+/// Elements that a thread of a GPU loads at once; on a CPU a whole tile.
+fn neighbours<T: FloatElement>(device: &Device, strides: [i64; 2]) -> usize {
+    let vector = 16 / size_of::<T>();
+    match device.is_cuda() {
+        true if strides[1] == 1 && strides[0] % vector as i64 == 0 => vector,
+        true => 1,
+        false => 1 << 20,
+    }
+}
 
 /// loss [rows] and lse [rows] of logits [rows, d] and targets [rows].
 ///
@@ -129,7 +182,6 @@ pub fn forward<T: FloatElement, I: IndexElement>(
     expect_shape(NAME, "targets", targets.shape(), [rows])?;
     expect_shape(NAME, "loss", loss.shape(), [rows])?;
     expect_shape(NAME, "lse", lse.shape(), [rows])?;
-    let tiles = RowTiles::new(rows, d, MAX_D_TILE);
     CrossEntropyFwd {
         logits_stride_row: logits.strides()[0],
         logits_stride_d: logits.strides()[1],
@@ -143,10 +195,12 @@ pub fn forward<T: FloatElement, I: IndexElement>(
         targets: &targets.data,
         loss: &mut loss.data,
         lse: &mut lse.data,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
+        rows_tile: tuned(),
+        d_tile: tuned(),
+        slots: tuned(),
+        neighbours: neighbours::<T>(device, logits.strides()),
     }
-    .launch_with(device, &tiles.config(rows))
+    .launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
 }
 
 /// grad_logits [rows, d], given the gradient grad_loss [rows] of the losses, which is multiplied by `scale`, and the lse

@@ -4,7 +4,8 @@
 //! The forward pass keeps μ (`mean`) and s (`rstd`). With g = ∂L/∂y and x̂ = (x − μ)·s the derivative is
 //!
 //! - ∂L/∂x = s · (g·w − meanⱼ(g·w) − x̂ · meanⱼ(g·w·x̂)),
-//! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j] and ∂L/∂b[j] = Σᵣ g[r, j]: each program writes one row of partial sums of both, which
+//! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j] and ∂L/∂b[j] = Σᵣ g[r, j]: each program sums over its own rows and writes one row of
+//!   partial sums of both, which
 //!   [`column_sum`] adds up.
 //!
 //! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice. There the mean and the squares of one tile are
@@ -13,12 +14,29 @@
 
 use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
-use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
+use crate::walk::{Walk, default_walk};
 use tilewright_runtime::prelude::*;
 
 /// y = (x − mean) · rstd · w + b, mean, and rstd = 1/√(variance + eps), computed in f32.
 ///
 /// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, num_warps = 2),
+        Config(rows_tile = 1, num_warps = 4),
+        Config(rows_tile = 1, num_warps = 8),
+        Config(rows_tile = 1, num_warps = 16),
+        Config(rows_tile = 2, num_warps = 4),
+        Config(rows_tile = 2, num_warps = 8),
+        Config(rows_tile = 4, num_warps = 4),
+        Config(rows_tile = 4, num_warps = 8),
+        Config(rows_tile = 8, num_warps = 8),
+    ],
+    key = [d_tile, rows],
+    default = default_rows,
+    tables = crate::attention::config::TABLES,
+)]
 #[kernel]
 pub fn layer_norm_fwd<T: Float>(
     x: In<T>,
@@ -97,10 +115,30 @@ pub fn layer_norm_fwd<T: Float>(
     }
 }
 
-/// grad_x; and, over the rows r of tile t, partial_grad_w[t, j] = Σ grad_y[r, j] · x̂[r, j] and partial_grad_b[t, j] =
+/// grad_x; and, over the rows r of program p, partial_grad_w[p, j] = Σ grad_y[r, j] · x̂[r, j] and partial_grad_b[p, j] =
 /// Σ grad_y[r, j].
 ///
-/// One program per tile of rows; the partial sums, dense, have one row per program. `whole_rows` says that `d_tile` ≥ d.
+/// The partial sums, dense, have one row per program. Where `d_tile` ≥ d (`whole_rows`), there are as many programs as one
+/// likes: each takes every `num_programs`-th tile of rows, and keeps its sums in registers. Wider rows have one program per
+/// tile.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, num_warps = 4),
+        Config(rows_tile = 1, num_warps = 8),
+        Config(rows_tile = 1, num_warps = 16),
+        Config(rows_tile = 2, num_warps = 4),
+        Config(rows_tile = 2, num_warps = 8),
+        Config(rows_tile = 2, num_warps = 16),
+        Config(rows_tile = 4, num_warps = 4),
+        Config(rows_tile = 4, num_warps = 8),
+        Config(rows_tile = 4, num_warps = 16),
+        Config(rows_tile = 8, num_warps = 8),
+        Config(rows_tile = 8, num_warps = 16),
+    ],
+    key = [d_tile, rows],
+    default = default_walk,
+    tables = crate::attention::config::TABLES,
+)]
 #[kernel]
 pub fn layer_norm_bwd<T: Float>(
     x: In<T>,
@@ -126,30 +164,48 @@ pub fn layer_norm_bwd<T: Float>(
     #[constexpr] d_tile: usize,
     #[constexpr] whole_rows: bool,
 ) {
-    let first_row = program_id(0) * rows_tile;
-    let tile = (rows_tile, d_tile);
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let x_strides = (x_stride_row, x_stride_d);
+    let grad_y_strides = (grad_y_stride_row, grad_y_stride_d);
+    let grad_x_strides = (grad_x_stride_row, grad_x_stride_d);
     let partial = ((num_programs(0), d), (d.to::<i64>(), scalar::<i64>(1)));
-    let mut x_block = row_block(x, (rows, d), (x_stride_row, x_stride_d), first_row, tile);
     let mut w_block = vector_block(w, d, w_stride, scalar::<i32>(0), d_tile);
-    let mut g_block = row_block(grad_y, (rows, d), (grad_y_stride_row, grad_y_stride_d), first_row, tile);
-    let mut grad_x_block = row_block(grad_x, (rows, d), (grad_x_stride_row, grad_x_stride_d), first_row, tile);
     let mut partial_w_block = row_block(partial_grad_w, partial.0, partial.1, program_id(0), (1, d_tile));
     let mut partial_b_block = row_block(partial_grad_b, partial.0, partial.1, program_id(0), (1, d_tile));
-    let mean_block = vector_block(mean, rows, mean_stride, first_row, rows_tile);
-    let rstd_block = vector_block(rstd, rows, rstd_stride, first_row, rows_tile);
-    let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
-    let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
     // Beyond the edges g is zero, and with it every sum below.
     if whole_rows {
-        let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
-        let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        store(partial_w_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
-        store(partial_b_block, sum(g, axis = 0, keep_dims = true), boundary_check = [1]);
-        let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
-        let level = sum(gw, axis = 1, keep_dims = true) / d.to::<f32>();
-        let slope = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
-        store(grad_x_block, ((gw - level - normed * slope) * s).to::<T>(), boundary_check = [0, 1]);
+        let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+        let mut total_w = zeros::<f32>([rows_tile, d_tile]);
+        let mut total_b = zeros::<f32>([rows_tile, d_tile]);
+        for row_tile in range(program_id(0), cdiv(rows, rows_tile), num_programs(0)) {
+            let row = row_tile * rows_tile;
+            let x_block = row_block(x, shape, x_strides, row, tile);
+            let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
+            let mean_block = vector_block(mean, rows, mean_stride, row, rows_tile);
+            let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
+            let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
+            let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
+            let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            total_w += g * normed;
+            total_b += g;
+            let gw = g * wt;
+            let level = sum(gw, axis = 1, keep_dims = true) / d.to::<f32>();
+            let slope = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
+            let grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
+            store(grad_x_block, ((gw - level - normed * slope) * s).to::<T>(), boundary_check = [0, 1]);
+        }
+        store(partial_w_block, sum(total_w, axis = 0, keep_dims = true), boundary_check = [1]);
+        store(partial_b_block, sum(total_b, axis = 0, keep_dims = true), boundary_check = [1]);
     } else {
+        let row = program_id(0) * rows_tile;
+        let mean_block = vector_block(mean, rows, mean_stride, row, rows_tile);
+        let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
+        let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
+        let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
+        let mut x_block = row_block(x, shape, x_strides, row, tile);
+        let mut g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
+        let mut grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
         let (first_x, first_w, first_g) = (x_block, w_block, g_block);
         let mut total = zeros::<f32>([rows_tile, 1]);
         let mut dots = zeros::<f32>([rows_tile, 1]);
@@ -187,6 +243,8 @@ pub fn layer_norm_bwd<T: Float>(
 /// Widest row that is kept in registers, and the tile of wider ones.
 const MAX_WHOLE: usize = 8192;
 const WIDE_TILE: usize = 4096;
+/// Narrow enough for several rows, whose gradients of w and b are one partial sum each.
+const WIDE_BACKWARD_TILE: usize = 1024;
 
 fn tiles(rows: usize, d: usize) -> RowTiles {
     RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE })
@@ -214,7 +272,8 @@ pub fn forward<T: FloatElement>(
     expect_shape(NAME, "mean", mean.shape(), [rows])?;
     expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
     let tiles = tiles(rows, d);
-    LayerNormFwd {
+    let whole_rows = tiles.d_tile >= d;
+    let mut kernel = LayerNormFwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
         w_stride: w.strides()[0],
@@ -234,16 +293,20 @@ pub fn forward<T: FloatElement>(
         eps,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
-        whole_rows: tiles.d_tile >= d,
+        whole_rows,
+    };
+    if whole_rows {
+        kernel.launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
+    } else {
+        kernel.launch_with(device, &tiles.config(rows))
     }
-    .launch_with(device, &tiles.config(rows))
 }
 
 /// grad_x [rows, d], grad_w [d] and grad_b [d], given the gradient grad_y [rows, d] of the result and the mean [rows] and
 /// rstd [rows] that [`forward`] gave.
 ///
 /// # Errors
-/// As [`forward`]; also no memory for the partial sums, twice f32 [row tiles, d].
+/// As [`forward`]; also no memory for the partial sums, twice f32 [programs, d].
 pub fn backward<T: FloatElement, G: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -264,11 +327,13 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
     expect_shape(NAME, "grad_b", grad_b.shape(), [d])?;
-    let tiles = tiles(rows, d);
-    let programs = tiles.programs(rows);
-    let mut partial_w = Buffer::<f32>::uninit(device, programs * d)?;
-    let mut partial_b = Buffer::<f32>::uninit(device, programs * d)?;
-    LayerNormBwd {
+    let whole_rows = d <= MAX_WHOLE;
+    let tiles = RowTiles::new(rows, d, if whole_rows { MAX_WHOLE } else { WIDE_BACKWARD_TILE });
+    let walk = Walk::new(device, rows, tiles.d_tile, 1);
+    let room = if whole_rows { walk.most_programs() } else { tiles.programs(rows) };
+    let mut partial_w = Buffer::<f32>::uninit(device, room * d)?;
+    let mut partial_b = Buffer::<f32>::uninit(device, room * d)?;
+    let mut kernel = LayerNormBwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
         w_stride: w.strides()[0],
@@ -290,11 +355,19 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_grad_b: &mut partial_b,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
-        whole_rows: tiles.d_tile >= d,
+        whole_rows,
+    };
+    let mut programs = room;
+    if whole_rows {
+        kernel.launch_tuned(device, |args| {
+            programs = walk.programs(args.rows_tile);
+            programs
+        })?;
+    } else {
+        kernel.launch_with(device, &tiles.config(rows))?;
     }
-    .launch_with(device, &tiles.config(rows))?;
-    column_sum::forward(device, Tensor::dense(partial_w.view(), [programs, d])?, grad_w)?;
-    column_sum::forward(device, Tensor::dense(partial_b.view(), [programs, d])?, grad_b)
+    column_sum::forward(device, Tensor::dense(partial_w.slice(..programs * d)?, [programs, d])?, grad_w)?;
+    column_sum::forward(device, Tensor::dense(partial_b.slice(..programs * d)?, [programs, d])?, grad_b)
 }
 
 /// The same in f64, on dense row-major slices.

@@ -38,6 +38,7 @@ pub mod rope;
 pub mod softmax;
 pub mod swiglu;
 pub mod tensor;
+mod walk;
 pub mod weighted_sum;
 
 pub use tensor::{FloatElement, IndexElement, Tensor, TensorMut};
@@ -50,7 +51,15 @@ pub static AUTOTUNED: &[&Autotune] = &[
     &attention::backward::FLASH_ATTENTION_BWD_DKDV_AUTOTUNE,
     &attention::backward::FLASH_ATTENTION_BWD_DQ_AUTOTUNE,
     &attention::forward::FLASH_ATTENTION_FWD_AUTOTUNE,
+    &cross_entropy::CROSS_ENTROPY_FWD_AUTOTUNE,
+    &layer_norm::LAYER_NORM_BWD_AUTOTUNE,
+    &layer_norm::LAYER_NORM_FWD_AUTOTUNE,
     &matmul::MATMUL_AUTOTUNE,
+    &rms_norm::RMS_NORM_BWD_AUTOTUNE,
+    &rms_norm::RMS_NORM_FWD_AUTOTUNE,
+    &softmax::SOFTMAX_ROWS_AUTOTUNE,
+    &weighted_sum::WEIGHTED_SUM_BWD_AUTOTUNE,
+    &weighted_sum::WEIGHTED_SUM_FWD_AUTOTUNE,
 ];
 
 /// All kernels, by name.

@@ -4,18 +4,36 @@
 //! The forward pass keeps s (`rstd`). With g = ∂L/∂y and x̂ = x·s the derivative is
 //!
 //! - ∂L/∂x = s · (g·w − x̂ · meanⱼ(g·w·x̂)) and
-//! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j]: each program writes one row of partial sums, which
+//! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j]: each program sums over its own rows and writes one row of partial sums, which
 //!   [`column_sum`] adds up.
 //!
 //! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice.
 
+use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
-use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
+use crate::walk::{Walk, default_walk};
 use tilewright_runtime::prelude::*;
 
 /// y = x · rstd · w and rstd = 1/√(mean(x²) + eps), computed in f32.
 ///
 /// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, num_warps = 2),
+        Config(rows_tile = 1, num_warps = 4),
+        Config(rows_tile = 1, num_warps = 8),
+        Config(rows_tile = 1, num_warps = 16),
+        Config(rows_tile = 2, num_warps = 4),
+        Config(rows_tile = 2, num_warps = 8),
+        Config(rows_tile = 4, num_warps = 4),
+        Config(rows_tile = 4, num_warps = 8),
+        Config(rows_tile = 8, num_warps = 8),
+    ],
+    key = [d_tile, rows],
+    default = default_rows,
+    tables = crate::attention::config::TABLES,
+)]
 #[kernel]
 pub fn rms_norm_fwd<T: Float>(
     x: In<T>,
@@ -90,9 +108,28 @@ pub fn rms_norm_fwd<T: Float>(
     }
 }
 
-/// grad_x, and partial_grad_w[t, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of tile t.
+/// grad_x, and partial_grad_w[p, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of program p.
 ///
-/// One program per tile of rows; partial_grad_w has one row per program. `whole_rows` says that `d_tile` ≥ d.
+/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), there are as many programs as one likes: each
+/// takes every `num_programs`-th tile of rows, and keeps its sums in registers. Wider rows have one program per tile.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, num_warps = 4),
+        Config(rows_tile = 1, num_warps = 8),
+        Config(rows_tile = 1, num_warps = 16),
+        Config(rows_tile = 2, num_warps = 4),
+        Config(rows_tile = 2, num_warps = 8),
+        Config(rows_tile = 2, num_warps = 16),
+        Config(rows_tile = 4, num_warps = 4),
+        Config(rows_tile = 4, num_warps = 8),
+        Config(rows_tile = 4, num_warps = 16),
+        Config(rows_tile = 8, num_warps = 8),
+        Config(rows_tile = 8, num_warps = 16),
+    ],
+    key = [d_tile, rows],
+    default = default_walk,
+    tables = crate::attention::config::TABLES,
+)]
 #[kernel]
 pub fn rms_norm_bwd<T: Float>(
     x: In<T>,
@@ -109,7 +146,7 @@ pub fn rms_norm_bwd<T: Float>(
     grad_y_stride_d: i64,
     grad_x_stride_row: i64,
     grad_x_stride_d: i64,
-    partial_stride_tile: i64,
+    partial_stride_program: i64,
     partial_stride_d: i64,
     rows: i32,
     d: i32,
@@ -117,84 +154,64 @@ pub fn rms_norm_bwd<T: Float>(
     #[constexpr] d_tile: usize,
     #[constexpr] whole_rows: bool,
 ) {
-    let row_tile = program_id(0);
-    let first_row = row_tile * rows_tile;
-    let mut x_block = make_block_ptr(
-        x,
-        shape = [rows, d],
-        strides = [x_stride_row, x_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let mut w_block =
-        make_block_ptr(w, shape = [d], strides = [w_stride], offsets = [0], block_shape = [d_tile], order = [0]);
-    let rstd_block = make_block_ptr(
-        rstd,
-        shape = [rows],
-        strides = [rstd_stride],
-        offsets = [first_row],
-        block_shape = [rows_tile],
-        order = [0],
-    );
-    let mut grad_y_block = make_block_ptr(
-        grad_y,
-        shape = [rows, d],
-        strides = [grad_y_stride_row, grad_y_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let mut grad_x_block = make_block_ptr(
-        grad_x,
-        shape = [rows, d],
-        strides = [grad_x_stride_row, grad_x_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let mut partial_block = make_block_ptr(
-        partial_grad_w,
-        shape = [num_programs(0), d],
-        strides = [partial_stride_tile, partial_stride_d],
-        offsets = [row_tile, 0],
-        block_shape = [1, d_tile],
-        order = [1, 0],
-    );
-    let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let x_strides = (x_stride_row, x_stride_d);
+    let grad_y_strides = (grad_y_stride_row, grad_y_stride_d);
+    let grad_x_strides = (grad_x_stride_row, grad_x_stride_d);
+    let mut w_block = vector_block(w, d, w_stride, scalar::<i32>(0), d_tile);
+    let partial_strides = (partial_stride_program, partial_stride_d);
+    let mut partial_block =
+        row_block(partial_grad_w, (num_programs(0), d), partial_strides, program_id(0), (1, d_tile));
     if whole_rows {
-        let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
-        let g = load(grad_y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
-        let mean = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
-        store(grad_x_block, ((gw - normed * mean) * s).to::<T>(), boundary_check = [0, 1]);
-        store(partial_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
+        let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+        let mut total = zeros::<f32>([rows_tile, d_tile]);
+        for row_tile in range(program_id(0), cdiv(rows, rows_tile), num_programs(0)) {
+            let row = row_tile * rows_tile;
+            let x_block = row_block(x, shape, x_strides, row, tile);
+            let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
+            let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
+            let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
+            let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            total += g * normed;
+            let gw = g * wt;
+            let mean = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
+            let grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
+            store(grad_x_block, ((gw - normed * mean) * s).to::<T>(), boundary_check = [0, 1]);
+        }
+        store(partial_block, sum(total, axis = 0, keep_dims = true), boundary_check = [1]);
     } else {
-        let (first_x, first_w, first_grad_y) = (x_block, w_block, grad_y_block);
+        let row = program_id(0) * rows_tile;
+        let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
+        let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
+        let mut x_block = row_block(x, shape, x_strides, row, tile);
+        let mut g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
+        let mut grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
+        let (first_x, first_w, first_g) = (x_block, w_block, g_block);
         let mut dots = zeros::<f32>([rows_tile, 1]);
         for _ in range(0, d, d_tile) {
             let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
-            let g = load(grad_y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
             dots += sum(gw * normed, axis = 1, keep_dims = true);
             store(partial_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
             x_block = x_block.advance([0, d_tile]);
             w_block = w_block.advance([d_tile]);
-            grad_y_block = grad_y_block.advance([0, d_tile]);
+            g_block = g_block.advance([0, d_tile]);
             partial_block = partial_block.advance([0, d_tile]);
         }
         let mean = dots / d.to::<f32>();
         x_block = first_x;
         w_block = first_w;
-        grad_y_block = first_grad_y;
+        g_block = first_g;
         for _ in range(0, d, d_tile) {
             let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
-            let g = load(grad_y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
             store(grad_x_block, ((gw - normed * mean) * s).to::<T>(), boundary_check = [0, 1]);
             x_block = x_block.advance([0, d_tile]);
             w_block = w_block.advance([d_tile]);
-            grad_y_block = grad_y_block.advance([0, d_tile]);
+            g_block = g_block.advance([0, d_tile]);
             grad_x_block = grad_x_block.advance([0, d_tile]);
         }
     }
@@ -203,6 +220,8 @@ pub fn rms_norm_bwd<T: Float>(
 /// Widest row that is kept in registers, and the tile of wider ones.
 const MAX_WHOLE: usize = 8192;
 const WIDE_TILE: usize = 4096;
+/// Narrow enough for several rows, whose gradients of w are one partial sum.
+const WIDE_BACKWARD_TILE: usize = 1024;
 
 fn tiles(rows: usize, d: usize) -> RowTiles {
     RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE })
@@ -226,7 +245,8 @@ pub fn forward<T: FloatElement>(
     expect_shape(NAME, "y", y.shape(), [rows, d])?;
     expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
     let tiles = tiles(rows, d);
-    RmsNormFwd {
+    let whole_rows = tiles.d_tile >= d;
+    let mut kernel = RmsNormFwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
         w_stride: w.strides()[0],
@@ -242,16 +262,20 @@ pub fn forward<T: FloatElement>(
         eps,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
-        whole_rows: tiles.d_tile >= d,
+        whole_rows,
+    };
+    if whole_rows {
+        kernel.launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
+    } else {
+        kernel.launch_with(device, &tiles.config(rows))
     }
-    .launch_with(device, &tiles.config(rows))
 }
 
 /// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows, d] of the result and the rstd [rows] that
 /// [`forward`] gave.
 ///
 /// # Errors
-/// As [`forward`]; also no memory for the partial sums, f32 [row tiles, d].
+/// As [`forward`]; also no memory for the partial sums, f32 [programs, d].
 pub fn backward<T: FloatElement, G: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -268,10 +292,12 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
-    let tiles = tiles(rows, d);
-    let programs = tiles.programs(rows);
-    let mut partial = Buffer::<f32>::uninit(device, programs * d)?;
-    RmsNormBwd {
+    let whole_rows = d <= MAX_WHOLE;
+    let tiles = RowTiles::new(rows, d, if whole_rows { MAX_WHOLE } else { WIDE_BACKWARD_TILE });
+    let walk = Walk::new(device, rows, tiles.d_tile, 1);
+    let room = if whole_rows { walk.most_programs() } else { tiles.programs(rows) };
+    let mut partial = Buffer::<f32>::uninit(device, room * d)?;
+    let mut kernel = RmsNormBwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
         w_stride: w.strides()[0],
@@ -280,7 +306,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         grad_y_stride_d: grad_y.strides()[1],
         grad_x_stride_row: grad_x.strides()[0],
         grad_x_stride_d: grad_x.strides()[1],
-        partial_stride_tile: d as i64,
+        partial_stride_program: d as i64,
         partial_stride_d: 1,
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
@@ -292,10 +318,18 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_grad_w: &mut partial,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
-        whole_rows: tiles.d_tile >= d,
+        whole_rows,
+    };
+    let mut programs = room;
+    if whole_rows {
+        kernel.launch_tuned(device, |args| {
+            programs = walk.programs(args.rows_tile);
+            programs
+        })?;
+    } else {
+        kernel.launch_with(device, &tiles.config(rows))?;
     }
-    .launch_with(device, &tiles.config(rows))?;
-    column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w)
+    column_sum::forward(device, Tensor::dense(partial.slice(..programs * d)?, [programs, d])?, grad_w)
 }
 
 /// The same in f64, on dense row-major slices.

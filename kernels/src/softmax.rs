@@ -4,12 +4,29 @@
 //! rescaled whenever the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and
 //! once to write. A row of −∞ gives NaN, as it does in other libraries.
 
-use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
+use crate::blocks::exp_below;
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 /// Softmax of rows that fit into a tile: `d_tile` ≥ d.
 ///
 /// One program per tile of rows.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, num_warps = 2),
+        Config(rows_tile = 1, num_warps = 4),
+        Config(rows_tile = 1, num_warps = 8),
+        Config(rows_tile = 1, num_warps = 16),
+        Config(rows_tile = 2, num_warps = 4),
+        Config(rows_tile = 2, num_warps = 8),
+        Config(rows_tile = 4, num_warps = 4),
+        Config(rows_tile = 4, num_warps = 8),
+        Config(rows_tile = 8, num_warps = 8),
+    ],
+    key = [d_tile, rows],
+    default = default_rows,
+    tables = crate::attention::config::TABLES,
+)]
 #[kernel]
 pub fn softmax_rows<T: Float>(
     x: In<T>,
@@ -42,9 +59,9 @@ pub fn softmax_rows<T: Float>(
     );
     let inside = (arange(0, d_tile) < d).expand_dims(0);
     let xt = where_(inside, load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
-    let e = exp(xt - max(xt, axis = 1, keep_dims = true));
-    let y_tile = e / sum(e, axis = 1, keep_dims = true);
-    store(y_block, y_tile.to::<T>(), boundary_check = [0, 1]);
+    let e = exp_below(xt - max(xt, axis = 1, keep_dims = true));
+    let scale = 1.0 / sum(e, axis = 1, keep_dims = true);
+    store(y_block, (e * scale).to::<T>(), boundary_check = [0, 1]);
 }
 
 /// Softmax of rows of any width.
@@ -89,7 +106,7 @@ pub fn softmax_wide_rows<T: Float>(
         let new_largest = maximum(largest, max(xt, axis = 1));
         // While a row has been −∞ only, −∞ − −∞ would be NaN.
         let shift = where_(new_largest == f32::NEG_INFINITY, 0.0, new_largest);
-        total = total * exp(largest - shift) + sum(exp(xt - shift.expand_dims(1)), axis = 1);
+        total = total * exp_below(largest - shift) + sum(exp_below(xt - shift.expand_dims(1)), axis = 1);
         largest = new_largest;
         x_block = x_block.advance([0, d_tile]);
     }
@@ -97,7 +114,7 @@ pub fn softmax_wide_rows<T: Float>(
     x_block = first_block;
     for _ in range(0, d, d_tile) {
         let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        store(y_block, (exp(xt - largest.expand_dims(1)) * scale).to::<T>(), boundary_check = [0, 1]);
+        store(y_block, (exp_below(xt - largest.expand_dims(1)) * scale).to::<T>(), boundary_check = [0, 1]);
         x_block = x_block.advance([0, d_tile]);
         y_block = y_block.advance([0, d_tile]);
     }
@@ -121,8 +138,9 @@ pub fn forward<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: Ten
     let (config, rows, d) = (tiles.config(rows), extent(NAME, "x", rows)?, extent(NAME, "x", d)?);
     let (x, y) = (&x.data, &mut y.data);
     if d_tile >= d as usize {
+        let rows_tile = tuned();
         SoftmaxRows { x, y, x_stride_row, x_stride_d, y_stride_row, y_stride_d, rows, d, rows_tile, d_tile }
-            .launch_with(device, &config)
+            .launch_tuned(device, |args| (rows as usize).div_ceil(args.rows_tile))
     } else {
         SoftmaxWideRows { x, y, x_stride_row, x_stride_d, y_stride_row, y_stride_d, rows, d, rows_tile, d_tile }
             .launch_with(device, &config)

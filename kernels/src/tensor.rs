@@ -1,6 +1,7 @@
 //! Tensors as kernels take them: borrowed memory of a device with a shape and strides, and the checks of both.
 
 use tilewright_runtime::Strided;
+use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
 /// Element types that the kernels of this crate compute on: they multiply and sum in f32.
@@ -220,6 +221,13 @@ impl RowTiles {
     pub fn config(&self, rows: usize) -> LaunchConfig {
         LaunchConfig::new(self.programs(rows)).num_warps(self.num_warps)
     }
+}
+
+/// Where nothing was measured: what [`RowTiles`] would be. The key has `d_tile`, of whole rows, and `rows`.
+pub(crate) fn default_rows(problem: &Problem) -> Config {
+    let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
+    let tiles = RowTiles::new(of("rows"), of("d_tile"), of("d_tile"));
+    Config::default().set("rows_tile", tiles.rows_tile).num_warps(tiles.num_warps)
 }
 
 #[cfg(test)]

@@ -8,13 +8,36 @@
 //!
 //! It is the introductory kernel of Stanford CS336, assignment 2, section 1.3.1 (equations 2 and 3 there).
 
+use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
+use crate::walk::{Walk, default_walk};
+use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
 /// y[r] = Σⱼ x[r, j] · w[j], multiplied and summed in f32.
 ///
 /// One program per tile of rows, which walks along the row.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, d_tile = 1024, num_warps = 2),
+        Config(rows_tile = 1, d_tile = 1024, num_warps = 4),
+        Config(rows_tile = 2, d_tile = 1024, num_warps = 4),
+        Config(rows_tile = 4, d_tile = 1024, num_warps = 4),
+        Config(rows_tile = 8, d_tile = 1024, num_warps = 4),
+        Config(rows_tile = 8, d_tile = 1024, num_warps = 8),
+        Config(rows_tile = 16, d_tile = 1024, num_warps = 8),
+        Config(rows_tile = 8, d_tile = 512, num_warps = 4),
+        Config(rows_tile = 16, d_tile = 512, num_warps = 8),
+        Config(rows_tile = 16, d_tile = 256, num_warps = 4),
+        Config(rows_tile = 1, d_tile = 2048, num_warps = 4),
+        Config(rows_tile = 2, d_tile = 2048, num_warps = 4),
+        Config(rows_tile = 1, d_tile = 4096, num_warps = 4),
+    ],
+    key = [d, rows],
+    default = default_forward,
+    tables = crate::attention::config::TABLES,
+)]
 #[kernel]
 pub fn weighted_sum_fwd<T: Float>(
     x: In<T>,
@@ -59,9 +82,28 @@ pub fn weighted_sum_fwd<T: Float>(
     store(y_block, total, boundary_check = [0]);
 }
 
-/// grad_x[r, j] = grad_y[r] · w[j], and partial_grad_w[t, j] = Σ grad_y[r] · x[r, j] over the rows r of tile t.
+/// grad_x[r, j] = grad_y[r] · w[j], and partial_grad_w[p, j] = Σ grad_y[r] · x[r, j] over the rows r of program p.
 ///
-/// One program per tile of rows, which walks along the row; partial_grad_w has one row per program.
+/// One column of programs per tile of columns (axis 1), as high as one likes (axis 0): each takes every `num_programs`-th
+/// tile of rows, and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, num_warps = 4),
+        Config(rows_tile = 1, num_warps = 8),
+        Config(rows_tile = 1, num_warps = 16),
+        Config(rows_tile = 2, num_warps = 4),
+        Config(rows_tile = 2, num_warps = 8),
+        Config(rows_tile = 2, num_warps = 16),
+        Config(rows_tile = 4, num_warps = 4),
+        Config(rows_tile = 4, num_warps = 8),
+        Config(rows_tile = 4, num_warps = 16),
+        Config(rows_tile = 8, num_warps = 8),
+        Config(rows_tile = 8, num_warps = 16),
+    ],
+    key = [d_tile, rows],
+    default = default_walk,
+    tables = crate::attention::config::TABLES,
+)]
 #[kernel]
 pub fn weighted_sum_bwd<T: Float>(
     x: In<T>,
@@ -75,60 +117,30 @@ pub fn weighted_sum_bwd<T: Float>(
     grad_y_stride: i64,
     grad_x_stride_row: i64,
     grad_x_stride_d: i64,
-    partial_stride_tile: i64,
+    partial_stride_program: i64,
     partial_stride_d: i64,
     rows: i32,
     d: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
-    let row_tile = program_id(0);
-    let first_row = row_tile * rows_tile;
-    let mut x_block = make_block_ptr(
-        x,
-        shape = [rows, d],
-        strides = [x_stride_row, x_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let mut w_block =
-        make_block_ptr(w, shape = [d], strides = [w_stride], offsets = [0], block_shape = [d_tile], order = [0]);
-    let grad_y_block = make_block_ptr(
-        grad_y,
-        shape = [rows],
-        strides = [grad_y_stride],
-        offsets = [first_row],
-        block_shape = [rows_tile],
-        order = [0],
-    );
-    let mut grad_x_block = make_block_ptr(
-        grad_x,
-        shape = [rows, d],
-        strides = [grad_x_stride_row, grad_x_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let mut partial_block = make_block_ptr(
-        partial_grad_w,
-        shape = [num_programs(0), d],
-        strides = [partial_stride_tile, partial_stride_d],
-        offsets = [row_tile, 0],
-        block_shape = [1, d_tile],
-        order = [1, 0],
-    );
-    let g = load(grad_y_block, boundary_check = [0], padding = zero).expand_dims(1);
-    for _ in range(0, cdiv(d, d_tile)) {
-        let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
-        store(grad_x_block, (g * wt.expand_dims(0)).to::<T>(), boundary_check = [0, 1]);
-        let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        store(partial_block, sum(xt * g, axis = 0, keep_dims = true), boundary_check = [1]);
-        x_block = x_block.advance([0, d_tile]);
-        w_block = w_block.advance([d_tile]);
-        grad_x_block = grad_x_block.advance([0, d_tile]);
-        partial_block = partial_block.advance([0, d_tile]);
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let column = program_id(1) * d_tile;
+    let w_block = vector_block(w, d, w_stride, column, d_tile);
+    let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+    let mut total = zeros::<f32>([rows_tile, d_tile]);
+    for row_tile in range(program_id(0), cdiv(rows, rows_tile), num_programs(0)) {
+        let row = row_tile * rows_tile;
+        let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, column]);
+        let grad_x_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile);
+        let g_block = vector_block(grad_y, rows, grad_y_stride, row, rows_tile);
+        let g = load(g_block, boundary_check = [0], padding = zero).expand_dims(1);
+        total += load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * g;
+        store(grad_x_block.advance([0, column]), (g * wt).to::<T>(), boundary_check = [0, 1]);
     }
+    let partial_strides = (partial_stride_program, partial_stride_d);
+    let partial_block = row_block(partial_grad_w, (num_programs(0), d), partial_strides, program_id(0), (1, d_tile));
+    store(partial_block.advance([0, column]), sum(total, axis = 0, keep_dims = true), boundary_check = [1]);
 }
 
 /// Widest tile: wider rows go through several.
@@ -136,11 +148,15 @@ const MAX_D_TILE: usize = 1024;
 /// On a CPU: as wide as most rows. What is read lies in one piece then, which its prefetchers follow; several rows in short
 /// pieces read at half the speed.
 const MAX_D_TILE_CPU: usize = 8192;
-/// Fewest rows of a tile of the backward pass on a CPU: it writes a row of partial sums for each tile.
-const MIN_ROWS_TILE_CPU: usize = 8;
 
-fn tiles(device: &Device, rows: usize, d: usize) -> RowTiles {
-    RowTiles::new(rows, d, if device.is_cuda() { MAX_D_TILE } else { MAX_D_TILE_CPU })
+fn max_d_tile(gpu: bool) -> usize {
+    if gpu { MAX_D_TILE } else { MAX_D_TILE_CPU }
+}
+
+fn default_forward(problem: &Problem) -> Config {
+    let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
+    let tiles = RowTiles::new(of("rows"), of("d"), max_d_tile(problem.is_gpu()));
+    Config::default().set("rows_tile", tiles.rows_tile).set("d_tile", tiles.d_tile).num_warps(tiles.num_warps)
 }
 
 /// y [rows] = x [rows, d] · w [d].
@@ -157,7 +173,6 @@ pub fn forward<T: FloatElement>(
     let [rows, d] = x.shape();
     expect_shape(NAME, "w", w.shape(), [d])?;
     expect_shape(NAME, "y", y.shape(), [rows])?;
-    let tiles = tiles(device, rows, d);
     WeightedSumFwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
@@ -168,16 +183,16 @@ pub fn forward<T: FloatElement>(
         x: &x.data,
         w: &w.data,
         y: &mut y.data,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
+        rows_tile: tuned(),
+        d_tile: tuned(),
     }
-    .launch_with(device, &tiles.config(rows))
+    .launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
 }
 
 /// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows] of the result.
 ///
 /// # Errors
-/// As [`forward`]; also no memory for the partial sums, f32 [row tiles, d].
+/// As [`forward`]; also no memory for the partial sums, f32 [programs, d].
 pub fn backward<T: FloatElement, G: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -192,12 +207,11 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "grad_y", grad_y.shape(), [rows])?;
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
-    let mut tiles = tiles(device, rows, d);
-    if !device.is_cuda() {
-        tiles.rows_tile = tiles.rows_tile.max(MIN_ROWS_TILE_CPU.min(rows.max(1).next_power_of_two()));
-    }
-    let programs = tiles.programs(rows);
-    let mut partial = Buffer::<f32>::uninit(device, programs * d)?;
+    let d_tile = d.next_power_of_two().clamp(16, max_d_tile(device.is_cuda()));
+    let across = d.div_ceil(d_tile);
+    let walk = Walk::new(device, rows, d_tile, across);
+    let mut partial = Buffer::<f32>::uninit(device, walk.most_programs() * d)?;
+    let mut programs = 0;
     WeightedSumBwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
@@ -205,7 +219,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         grad_y_stride: grad_y.strides()[0],
         grad_x_stride_row: grad_x.strides()[0],
         grad_x_stride_d: grad_x.strides()[1],
-        partial_stride_tile: d as i64,
+        partial_stride_program: d as i64,
         partial_stride_d: 1,
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
@@ -214,11 +228,14 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         grad_y: &grad_y.data,
         grad_x: &mut grad_x.data,
         partial_grad_w: &mut partial,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
+        rows_tile: tuned(),
+        d_tile,
     }
-    .launch_with(device, &tiles.config(rows))?;
-    column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w)
+    .launch_tuned(device, |args| {
+        programs = walk.programs(args.rows_tile);
+        (programs, across)
+    })?;
+    column_sum::forward(device, Tensor::dense(partial.slice(..programs * d)?, [programs, d])?, grad_w)
 }
 
 /// The same in f64, on dense row-major slices.

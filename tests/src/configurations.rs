@@ -63,8 +63,11 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (rows(64, 32), 4, 3)
     } else if is(&weighted_sum::WEIGHTED_SUM_FWD) || is(&weighted_sum::WEIGHTED_SUM_BWD) || is(&softmax::SOFTMAX_ROWS) {
         (rows(8, 1024), 8, 3)
-    } else if is(&softmax::SOFTMAX_WIDE_ROWS) || is(&cross_entropy::CROSS_ENTROPY_FWD) {
+    } else if is(&softmax::SOFTMAX_WIDE_ROWS) {
         (rows(2, 4096), 8, 3)
+    } else if is(&cross_entropy::CROSS_ENTROPY_FWD) {
+        let neighbours = 16 / dtype.bytes();
+        (consts! { rows_tile = 1usize, d_tile = 4096usize, slots = 128usize, neighbours = neighbours }.to_vec(), 4, 3)
     } else if [&swiglu::SILU_FWD, &swiglu::SILU_BWD, &swiglu::SWIGLU_FWD, &swiglu::SWIGLU_BWD].iter().any(|k| is(k))
         || is(&cast::CAST)
         || is(&cross_entropy::CROSS_ENTROPY_BWD)
@@ -85,7 +88,9 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     .iter()
     .any(|k| is(k))
     {
-        (norm(8, 1024), 8, 3)
+        // Sums of columns are kept beside the operands.
+        let backward = is(&rms_norm::RMS_NORM_BWD) || is(&layer_norm::LAYER_NORM_BWD);
+        (norm(if backward { 4 } else { 8 }, 1024), 8, 3)
     } else if is(&matmul::MATMUL) {
         let (tile, k_tile, warps, stages) = if dtype.bytes() == 2 { (128usize, 64usize, 8, 4) } else { (64, 16, 4, 3) };
         let consts = consts! {

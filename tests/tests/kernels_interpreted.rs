@@ -39,20 +39,28 @@ fn programs(n: usize, tile: usize) -> [u32; 3] {
 fn column_sum_matches() {
     each_case(|dtype, [rows, d], strides| {
         let x = HostTensor::random(dtype, &[rows, d], strides, &mut Random::new(1));
-        for form in forms() {
-            let mut y = HostTensor::poisoned(DType::F32, &[d], &[2]);
-            let args = &mut [
-                Arg::In(&x),
-                Arg::Out(&mut y),
-                strides[0].into(),
-                strides[1].into(),
-                2.into(),
-                rows.into(),
-                d.into(),
-            ];
-            let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
-            interpret(form, &column_sum::COLUMN_SUM, &[dtype, DType::F32], consts, programs(d, 16), args);
-            y.check("column_sum", &column_sum::reference(&x.values(), d), 1e-5);
+        // All rows by one program; and each tile of rows by one.
+        for (rows_each, parts) in [(rows.next_multiple_of(4), 1), (4, rows.div_ceil(4))] {
+            for form in forms() {
+                let mut y = HostTensor::poisoned(DType::F32, &[parts, d], &[2 * d, 2]);
+                let args = &mut [
+                    Arg::In(&x),
+                    Arg::Out(&mut y),
+                    strides[0].into(),
+                    strides[1].into(),
+                    (2 * d).into(),
+                    2.into(),
+                    rows.into(),
+                    d.into(),
+                    rows_each.into(),
+                ];
+                let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
+                let grid = [d.div_ceil(16) as u32, parts as u32, 1];
+                interpret(form, &column_sum::COLUMN_SUM, &[dtype, DType::F32], consts, grid, args);
+                y.check_gaps("column_sum");
+                let sums = HostTensor::of(DType::F32, &[d], &[1], &column_sum::reference(&y.values(), d));
+                sums.check("column_sum", &column_sum::reference(&x.values(), d), 1e-5);
+            }
         }
     });
 }
@@ -92,8 +100,8 @@ fn weighted_sum_gradients_match() {
         let w = HostTensor::random(dtype, &[d], &[1], &mut random);
         let grad_y = HostTensor::random(DType::F32, &[rows], &[2], &mut random);
         let (want_x, want_w) = weighted_sum::reference::backward(&x.values(), &w.values(), &grad_y.values());
-        let tiles = rows.div_ceil(4);
-        for form in forms() {
+        // A program for each tile of rows; and one for all.
+        for (tiles, form) in forms().flat_map(|form| [(rows.div_ceil(2), form), (1, form)]) {
             let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
             let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d + 1, 1]);
             let args = &mut [
@@ -113,8 +121,9 @@ fn weighted_sum_gradients_match() {
                 rows.into(),
                 d.into(),
             ];
-            let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
-            interpret(form, &weighted_sum::WEIGHTED_SUM_BWD, &[dtype], consts, programs(rows, 4), args);
+            let consts = consts! { rows_tile = 2usize, d_tile = 16usize };
+            let grid = [tiles as u32, d.div_ceil(16) as u32, 1];
+            interpret(form, &weighted_sum::WEIGHTED_SUM_BWD, &[dtype], consts, grid, args);
             grad_x.check("grad_x", &want_x, tolerance(dtype));
             partial.check_gaps("partial_grad_w");
             let grad_w = HostTensor::of(DType::F32, &[d], &[1], &column_sum::reference(&partial.values(), d));
@@ -218,7 +227,9 @@ fn rms_norm_gradients_match() {
         let rstd = HostTensor::of(DType::F32, &[rows], &[1], &rms_norm::reference::forward(&xs, &ws, 0.1).1);
         let (want_x, want_w) = rms_norm::reference::backward(&xs, &ws, &grad_y.values(), 0.1);
         let tiles = rows.div_ceil(2);
-        for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
+        let whole = d.next_power_of_two();
+        // Few programs with many tiles each; and a program for each tile.
+        for (whole_rows, d_tile, tiles) in [(true, whole, tiles.div_ceil(2)), (true, whole, tiles), (false, 8, tiles)] {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
@@ -243,7 +254,7 @@ fn rms_norm_gradients_match() {
                     d.into(),
                 ];
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
-                interpret(form, &rms_norm::RMS_NORM_BWD, &[dtype], consts, programs(rows, 2), args);
+                interpret(form, &rms_norm::RMS_NORM_BWD, &[dtype], consts, [tiles as u32, 1, 1], args);
                 grad_x.check("grad_x", &want_x, tolerance(dtype));
                 let grad_w = HostTensor::of(DType::F32, &[d], &[1], &column_sum::reference(&partial.values(), d));
                 grad_w.check("grad_w", &want_w, 1e-5);

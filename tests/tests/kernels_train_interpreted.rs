@@ -91,16 +91,18 @@ fn layer_norm_gradients_match() {
         let mean = HostTensor::of(DType::F32, &[rows], &[1], &mean);
         let rstd = HostTensor::of(DType::F32, &[rows], &[2], &rstd);
         let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &g.values(), 0.1);
-        for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
+        let (tiles, whole) = (rows.div_ceil(2), d.next_power_of_two());
+        // Few programs with many tiles each; and a program for each tile.
+        for (whole_rows, d_tile, tiles) in [(true, whole, tiles.div_ceil(2)), (true, whole, tiles), (false, 8, tiles)] {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], s);
-                let partial = HostTensor::poisoned(DType::F32, &[rows.div_ceil(2), d], &[d, 1]);
+                let partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
                 let (mut partial_w, mut partial_b) = (partial.clone(), partial);
                 let mut args: Vec<Arg> = [&x, &w, &mean, &rstd, &g].map(Arg::In).into_iter().collect();
                 args.extend([Arg::Out(&mut grad_x), Arg::Out(&mut partial_w), Arg::Out(&mut partial_b)]);
                 args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d].map(Arg::from));
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
-                interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, programs(rows.div_ceil(2)), &mut args);
+                interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, programs(tiles), &mut args);
                 grad_x.check("grad_x", &want_x, tolerance(dtype));
                 for (what, partial, want) in [("grad_w", partial_w, &want_w), ("grad_b", partial_b, &want_b)] {
                     partial.check_gaps(what);
@@ -176,7 +178,10 @@ fn cross_entropy_and_its_gradient_match() {
                 args.extend([s[0], s[1], 3, 1, 2, rows, d].map(Arg::from));
                 args.push(Arg::Int(IGNORE));
                 let grid = programs(rows.div_ceil(2));
-                interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &[dtype, index], consts, grid, &mut args);
+                // Slots of four elements in two places; the other type of targets with all of a tile in one slot.
+                let (slots, neighbours) = if index == DType::I64 { (2usize, 2usize) } else { (1, 64) };
+                let slotted = consts! { rows_tile = 2usize, d_tile = 8usize, slots = slots, neighbours = neighbours };
+                interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &[dtype, index], slotted, grid, &mut args);
                 loss.check("loss", &want_loss, 1e-5);
                 lse.check("lse", &want_lse, 1e-5);
 

@@ -20,7 +20,7 @@ mod matmul;
 mod model;
 mod norm;
 pub(crate) mod record;
-mod rows;
+pub(crate) mod rows;
 mod shard;
 pub(crate) mod tiles;
 mod wall;

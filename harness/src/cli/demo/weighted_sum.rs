@@ -40,7 +40,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
         inputs: BTreeMap::from([("x", x.clone()), ("w", w.clone())]),
         outputs: BTreeMap::from([("y", (vec![rows], DType::F32))]),
         calls: Box::new(move |_| {
-            let calls = vec![call(&WEIGHTED_SUM_FWD, vec![dtype], [rows, d], programs)?];
+            let calls = vec![call(&WEIGHTED_SUM_FWD, vec![dtype], [rows, d], [programs, 1])?];
             Ok(Launches { calls, ..Launches::default() })
         }),
         expected: vec![("y", reference::forward(&x64, &w64, rows))],
@@ -57,11 +57,15 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
         outputs: BTreeMap::from([
             ("grad_x", (vec![rows, d], dtype)),
             ("partial_grad_w", (vec![programs, d], DType::F32)),
-            ("grad_w", (vec![d], DType::F32)),
+            ("grad_w", (vec![1, d], DType::F32)),
         ]),
         calls: Box::new(move |_| {
-            let gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [rows, d], programs)?;
-            let mut sum = call(&COLUMN_SUM, vec![DType::F32, DType::F32], [programs, d], d.div_ceil(D_TILE))?;
+            let columns = d.div_ceil(D_TILE);
+            let gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [rows, d], [programs, columns])?;
+            let mut sum = call(&COLUMN_SUM, vec![DType::F32, DType::F32], [programs, d], [columns, 1])?;
+            // All rows of partial sums are one part.
+            let rows_each = extent("partial_grad_w", programs.next_multiple_of(ROWS_TILE).max(ROWS_TILE))?;
+            sum.scalars.push(("rows_each", rows_each));
             sum.renamed = vec![("x", "partial_grad_w"), ("y", "grad_w")];
             Ok(Launches { calls: vec![gradients, sum], ..Launches::default() })
         }),
@@ -72,14 +76,14 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
 }
 
 /// A launch over a matrix of rows.
-fn call(def: &'static KernelDef, dtypes: Vec<DType>, [rows, d]: [usize; 2], programs: usize) -> Result<Call> {
+fn call(def: &'static KernelDef, dtypes: Vec<DType>, [rows, d]: [usize; 2], grid: [usize; 2]) -> Result<Call> {
     Ok(Call {
         def,
         dtypes,
         constants: vec![count("rows_tile", ROWS_TILE), count("d_tile", D_TILE)],
         renamed: Vec::new(),
         scalars: vec![("rows", extent("rows", rows)?), ("d", extent("d", d)?)],
-        grid: [programs, 1, 1],
+        grid: [grid[0], grid[1], 1],
         num_warps: 4,
         num_stages: 3,
     })

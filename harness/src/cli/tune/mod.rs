@@ -58,6 +58,13 @@ pub struct Arguments {
     /// Matrix products: m×n×k, several with commas; 4096x4096x4096, and 256x256x256 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = worker::size)]
     size: Vec<[usize; 3]>,
+    /// Kernels over rows: how many; 50000 (16384 for cross-entropy), and 512 on the CPU
+    #[arg(long)]
+    rows: Option<usize>,
+    /// Kernels over rows: elements of a row, several with commas; 1024 to 8192 (10000, 50257 and 131072 for cross-entropy), and
+    /// 256 on the CPU
+    #[arg(long, value_delimiter = ',')]
+    d: Vec<usize>,
     /// Write what was found to this table, beside what it has for other problems
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
@@ -125,17 +132,18 @@ impl Arguments {
         for name in &self.kernels {
             match name.as_str() {
                 "attention" => kernels.extend(worker::ATTENTION),
-                other => match worker::KERNELS.iter().find(|known| ***known == *other) {
+                other => match worker::kernels().find(|known| *known == other) {
                     Some(known) => kernels.push(known),
                     None => {
-                        let help = choose::suggest(other, &worker::KERNELS, "the kernels that can be tuned are");
+                        let known: Vec<&str> = worker::kernels().collect();
+                        let help = choose::suggest(other, &known, "the kernels that can be tuned are");
                         return Err(CliError::usage(format!("`{other}` is no kernel that can be tuned"), help));
                     }
                 },
             }
         }
         if kernels.is_empty() {
-            kernels.extend(worker::KERNELS);
+            kernels.extend(worker::kernels());
         }
         let gpu = open(self.device)?.is_cuda();
         let or = |given: &[usize], gpu_default: &[usize], cpu_default: &[usize]| match (given, gpu) {
@@ -149,6 +157,12 @@ impl Arguments {
         let sizes = if self.size.is_empty() { &default_size[..] } else { &self.size };
         let default_dtype = [if gpu { "bf16" } else { "f32" }.to_string()];
         let dtypes = if self.dtype.is_empty() { &default_dtype[..] } else { &self.dtype };
+        if self.rows == Some(0) || self.d.contains(&0) {
+            return Err(CliError::usage(
+                "there is nothing to tune for in an empty tensor",
+                "--rows and --d are at least 1",
+            ));
+        }
         let wrong = self.batch * heads == 0 || lengths.contains(&0) || !dims.iter().all(|d| (1..=256).contains(d));
         if wrong {
             return Err(CliError::usage(
@@ -161,6 +175,16 @@ impl Arguments {
             for dtype in dtypes {
                 if kernel == worker::MATMUL {
                     problems.extend(sizes.iter().map(|size| Problem::matmul(dtype, *size)));
+                    continue;
+                }
+                if worker::is_over_rows(kernel) {
+                    let (rows, widths): (usize, &[usize]) = match kernel == "cross_entropy_fwd" {
+                        true => (16384, &[10_000, 50_257, 131_072]),
+                        false => (50_000, &[1024, 2048, 4096, 8192]),
+                    };
+                    let rows = self.rows.unwrap_or(if gpu { rows } else { 512 });
+                    let shapes = or(&self.d, widths, &[256]).into_iter().map(|d| [rows, d]);
+                    problems.extend(shapes.map(|shape| Problem::over_rows(kernel, dtype, shape)));
                     continue;
                 }
                 for &d in &dims {

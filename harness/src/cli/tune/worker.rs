@@ -13,13 +13,38 @@ use tilewright::{Buffer, Device};
 use super::Arguments;
 use crate::cli::bench::attention_check::Attention;
 use crate::cli::bench::data::{Number, normal};
+use crate::cli::bench::rows::{Op, Rows};
 use crate::cli::{CliError, Result};
 
 /// The kernels that `attention` means.
 pub const ATTENTION: [&str; 3] = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
 pub const MATMUL: &str = "matmul";
+/// The kernels over rows, and what launches them.
+const ROWS: [(&str, Op); 8] = [
+    ("cross_entropy_fwd", Op::CrossEntropy),
+    ("layer_norm_bwd", Op::LayerNormBackward),
+    ("layer_norm_fwd", Op::LayerNorm),
+    ("rms_norm_bwd", Op::RmsNormBackward),
+    ("rms_norm_fwd", Op::RmsNorm),
+    ("softmax_rows", Op::Softmax),
+    ("weighted_sum_bwd", Op::WeightedSumBackward),
+    ("weighted_sum_fwd", Op::WeightedSum),
+];
+
 /// Everything that can be tuned.
-pub const KERNELS: [&str; 4] = [ATTENTION[0], ATTENTION[1], ATTENTION[2], MATMUL];
+pub fn kernels() -> impl Iterator<Item = &'static str> {
+    ATTENTION.into_iter().chain([MATMUL]).chain(ROWS.map(|(name, _)| name))
+}
+
+/// What launches a kernel over rows; `None` for the others.
+fn op_of(kernel: &str) -> Option<Op> {
+    ROWS.iter().find(|(name, _)| *name == kernel).map(|(_, op)| *op)
+}
+
+/// Whether a kernel works on rows.
+pub fn is_over_rows(kernel: &str) -> bool {
+    op_of(kernel).is_some()
+}
 
 /// A kernel and what it is tuned for.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +60,8 @@ enum Shape {
     Attention([usize; 4], bool),
     /// m, n and k.
     Product([usize; 3]),
+    /// Rows, and elements of a row.
+    Rows([usize; 2]),
 }
 
 /// `256x256x64`, or `256` for all three.
@@ -58,6 +85,10 @@ impl Problem {
         Problem { kernel: MATMUL, dtype: dtype.to_string(), shape: Shape::Product(size) }
     }
 
+    pub fn over_rows(kernel: &'static str, dtype: &str, shape: [usize; 2]) -> Problem {
+        Problem { kernel, dtype: dtype.to_string(), shape: Shape::Rows(shape) }
+    }
+
     /// In words; different for every problem.
     pub fn title(&self) -> String {
         let (kernel, dtype) = (self.kernel, &self.dtype);
@@ -66,6 +97,7 @@ impl Problem {
                 format!("{kernel} {dtype} {b}×{h}×{n}×{d} {}", if causal { "causal" } else { "full" })
             }
             Shape::Product([m, n, k]) => format!("{kernel} {dtype} {m}×{n}×{k}"),
+            Shape::Rows([rows, d]) => format!("{kernel} {dtype} {rows}×{d}"),
         }
     }
 
@@ -82,6 +114,10 @@ impl Problem {
                 add("--causal", causal.to_string());
             }
             Shape::Product([m, n, k]) => add("--size", format!("{m}x{n}x{k}")),
+            Shape::Rows([rows, d]) => {
+                add("--rows", rows.to_string());
+                add("--d", d.to_string());
+            }
         }
         words
     }
@@ -106,6 +142,13 @@ impl Problem {
                 let (a, b) = (Tensor::dense(a.view(), [m, k])?, Tensor::dense(b.view(), [k, n])?);
                 let c = TensorMut::dense(c.view_mut(), [m, n])?;
                 matmul::multiply(device, a, b, c, matmul::Options::default())?;
+            }
+            Shape::Rows([rows, d]) => {
+                if let Some(op) = op_of(self.kernel) {
+                    let mut rows = Rows::<T>::new(device, rows, d)?;
+                    rows.before(op)?;
+                    rows.run(op)?;
+                }
             }
         }
         device.synchronize()
