@@ -6,7 +6,7 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, direct_local_loads, early_arrivals,
     hoist_buffers, licm, order_products, pipeline_loads, resolve_views, rotate_loops, skew_products, specialize_warps,
-    take_turns,
+    split_masks, take_turns,
 };
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
@@ -73,6 +73,9 @@ impl Pipeline<'_> {
         });
         self.pass("licm", Stage::Tile, |f| {
             licm::run(f);
+        });
+        self.pass("split_masks", Stage::Tile, |f| {
+            split_masks::run(f);
         });
         self.pass("dce", Stage::Tile, |f| {
             dce::run(f);

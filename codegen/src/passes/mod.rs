@@ -19,6 +19,7 @@ pub mod resolve_views;
 pub mod rotate_loops;
 pub mod skew_products;
 pub mod specialize_warps;
+pub mod split_masks;
 pub mod take_turns;
 
 use crate::ir::Func;
@@ -112,6 +113,13 @@ pub const PASSES: &[Pass] = &[
         name: "skew_products",
         summary: "choose the products that start an iteration late",
         run: |f| skew_products::run(f, &CompileOptions::default()),
+    },
+    Pass {
+        name: "split_masks",
+        summary: "split loops where a mask begins or ends to matter",
+        run: |f| {
+            split_masks::run(f);
+        },
     },
 ];
 

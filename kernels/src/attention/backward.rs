@@ -129,14 +129,11 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     let keys = first_key + arange(0, k_tile);
     let mut sums = (zeros::<f32>([k_tile, d_tile]), zeros::<f32>([k_tile, d_tile]));
 
-    // Query tiles from `some` on see some of the keys; those from `all` on see each of them.
+    // Query tiles from `first_tile` on see some of the keys.
     let tiles = cdiv(n_q, q_tile);
-    let (mut some, mut all) = (scalar::<i32>(0), scalar::<i32>(0));
+    let mut first_tile = scalar::<i32>(0);
     if causal {
-        let first_row = maximum(first_key - (n_k - n_q), 0);
-        let last_row = maximum(first_key + (k_tile - 1) - (n_k - n_q), 0);
-        some = minimum(first_row / q_tile, tiles);
-        all = minimum(cdiv(last_row, q_tile), tiles);
+        first_tile = minimum(maximum(first_key - (n_k - n_q), 0) / q_tile, tiles);
     }
     // Rows of L and D then start at multiples of 16 bytes, as bulk copies want them.
     let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
@@ -148,7 +145,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
             q + (batch * q_stride_batch + head * q_stride_head),
             shape = [n_q, d],
             strides = [q_stride_row, q_stride_dim],
-            offsets = [some * q_tile, 0],
+            offsets = [first_tile * q_tile, 0],
             block_shape = [q_tile, d_tile],
             order = [1, 0],
         );
@@ -156,38 +153,14 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
             d_o + (batch * do_stride_batch + head * do_stride_head),
             shape = [n_q, d],
             strides = [do_stride_row, do_stride_dim],
-            offsets = [some * q_tile, 0],
+            offsets = [first_tile * q_tile, 0],
             block_shape = [q_tile, d_tile],
             order = [1, 0],
         );
-        let mut lse2_block = row_block(lse2 + head_rows, some * q_tile, n_q, q_tile);
-        let mut delta_block = row_block(delta + head_rows, some * q_tile, n_q, q_tile);
-        let mut dq_block = sum_block(dq_sum + head_rows * d, some * q_tile, n_q, d, q_tile, d_tile);
-        if causal {
-            for i in range(some, all) {
-                let qt = load(q_block, boundary_check = checked(!even_queries, padded), padding = zero);
-                let dot_ = load(do_block, boundary_check = checked(!even_queries, padded), padding = zero);
-                let lt = load(lse2_block, boundary_check = [0], padding = zero).expand_dims(0);
-                let dt = load(delta_block, boundary_check = [0], padding = zero).expand_dims(0);
-                let rows = i * q_tile + arange(0, q_tile);
-                let seen = visible(rows.expand_dims(0), keys.expand_dims(1), n_q, n_k, true);
-                let scores = dot(kt, qt.trans(), input_precision = precision);
-                let dp = dot(vt, dot_.trans(), input_precision = precision);
-                let p = where_(seen, exp2(scores * scale2 - lt), 0.0);
-                let ds = (p * (dp - dt)).to::<T>();
-                sums = add_key_gradients(sums, p.to::<T>(), ds, qt, dot_, precision);
-                if one_pass {
-                    let part = dot(ds.trans(), kt, input_precision = precision);
-                    atomic_add(dq_block, part, boundary_check = checked(!even_queries, padded));
-                    dq_block = dq_block.advance([q_tile, 0]);
-                }
-                q_block = q_block.advance([q_tile, 0]);
-                do_block = do_block.advance([q_tile, 0]);
-                lse2_block = lse2_block.advance([q_tile]);
-                delta_block = delta_block.advance([q_tile]);
-            }
-        }
-        for _ in range(all, tiles) {
+        let mut lse2_block = row_block(lse2 + head_rows, first_tile * q_tile, n_q, q_tile);
+        let mut delta_block = row_block(delta + head_rows, first_tile * q_tile, n_q, q_tile);
+        let mut dq_block = sum_block(dq_sum + head_rows * d, first_tile * q_tile, n_q, d, q_tile, d_tile);
+        for i in range(first_tile, tiles) {
             let qt = load(q_block, boundary_check = checked(!even_queries, padded), padding = zero);
             let dot_ = load(do_block, boundary_check = checked(!even_queries, padded), padding = zero);
             let lt = load(lse2_block, boundary_check = checked(!even_queries, false), padding = zero).expand_dims(0);
@@ -195,7 +168,11 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
             let scores = dot(kt, qt.trans(), input_precision = precision);
             let dp = dot(vt, dot_.trans(), input_precision = precision);
             let mut p = exp2(scores * scale2 - lt);
-            if one_pass && !even_keys {
+            if causal {
+                // Rows of q see no key beyond n_k.
+                let rows = i * q_tile + arange(0, q_tile);
+                p = where_(visible(rows.expand_dims(0), keys.expand_dims(1), n_q, n_k, true), p, 0.0);
+            } else if one_pass && !even_keys {
                 // Keys beyond n_k are zeros, but their probabilities may be infinite, and dQ sums over them.
                 p = where_((keys < n_k).expand_dims(1), p, 0.0);
             }
@@ -354,32 +331,21 @@ pub fn flash_attention_bwd_dq<T: Float>(
     let (lt, dt) = (lt.expand_dims(1), dt.expand_dims(1));
     let mut sum = zeros::<f32>([q_tile, d_tile]);
 
-    let (full_tiles, all_tiles) = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-    for _ in range(0, full_tiles) {
-        let kt = load(k_block, boundary_check = checked(false, padded), padding = zero);
-        let vt = load(v_block, boundary_check = checked(false, padded), padding = zero);
+    let rows = first_row + arange(0, q_tile);
+    for i in range(0, key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal)) {
+        let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
+        let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
         let scores = dot(qt, kt.trans(), input_precision = precision);
         let dp = dot(dot_, vt.trans(), input_precision = precision);
-        let ds = exp2(scores * scale2 - lt) * (dp - dt);
+        let mut p = exp2(scores * scale2 - lt);
+        if causal || !even_keys {
+            let keys = i * k_tile + arange(0, k_tile);
+            p = where_(visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal), p, 0.0);
+        }
+        let ds = p * (dp - dt);
         sum = dot(ds.to::<T>(), kt, acc = sum, input_precision = precision);
         k_block = k_block.advance([k_tile, 0]);
         v_block = v_block.advance([k_tile, 0]);
-    }
-    if causal || !even_keys {
-        let rows = first_row + arange(0, q_tile);
-        for i in range(full_tiles, all_tiles) {
-            let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
-            let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
-            let keys = i * k_tile + arange(0, k_tile);
-            let seen = visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal);
-            let scores = dot(qt, kt.trans(), input_precision = precision);
-            let dp = dot(dot_, vt.trans(), input_precision = precision);
-            let p = where_(seen, exp2(scores * scale2 - lt), 0.0);
-            let ds = p * (dp - dt);
-            sum = dot(ds.to::<T>(), kt, acc = sum, input_precision = precision);
-            k_block = k_block.advance([k_tile, 0]);
-            v_block = v_block.advance([k_tile, 0]);
-        }
     }
 
     let dq_block = make_block_ptr(

@@ -21,8 +21,8 @@ use tilewright_runtime::prelude::*;
 /// Grid: (⌈n_q / q_tile⌉, heads, batch). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
 /// `k_tile`. `scale` is positive.
 ///
-/// Tiles of keys that all rows of the query tile see go through a loop without masks; those on the diagonal or at the end
-/// of the keys through a second one.
+/// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler gives them a loop of their own
+/// (its pass `split_masks`).
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
@@ -124,33 +124,26 @@ pub fn flash_attention_fwd<T: Float>(
 
     let qt = load(q_block, boundary_check = checked(true, padded), padding = zero);
     let scale2 = scale * std::f32::consts::LOG2_E;
-    let mut softmax = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::NEG_INFINITY), zeros::<f32>([q_tile]));
+    // The maximum starts at a number: −∞ − (−∞) has no value, and against a number every exponent of −∞ is −∞.
+    let mut softmax = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::MIN), zeros::<f32>([q_tile]));
 
-    let (full_tiles, all_tiles) = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-    for _ in range(0, full_tiles) {
-        let kt = load(k_block, boundary_check = checked(false, padded), padding = zero);
-        let vt = load(v_block, boundary_check = checked(false, padded), padding = zero);
-        let scores = dot(qt, kt.trans(), input_precision = precision);
-        softmax = online_softmax(softmax, scores, vt, scale2, false, precision);
+    let rows = first_row + arange(0, q_tile);
+    for i in range(0, key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal)) {
+        let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
+        let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
+        let mut scores = dot(qt, kt.trans(), input_precision = precision);
+        if causal || !even_keys {
+            let keys = i * k_tile + arange(0, k_tile);
+            let seen = visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal);
+            scores = where_(seen, scores, f32::NEG_INFINITY);
+        }
+        softmax = online_softmax(softmax, scores, vt, scale2, precision);
         k_block = k_block.advance([k_tile, 0]);
         v_block = v_block.advance([k_tile, 0]);
     }
-    if causal || !even_keys {
-        let rows = first_row + arange(0, q_tile);
-        for i in range(full_tiles, all_tiles) {
-            let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
-            let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
-            let keys = i * k_tile + arange(0, k_tile);
-            let seen = visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal);
-            let scores = where_(seen, dot(qt, kt.trans(), input_precision = precision), f32::NEG_INFINITY);
-            softmax = online_softmax(softmax, scores, vt, scale2, true, precision);
-            k_block = k_block.advance([k_tile, 0]);
-            v_block = v_block.advance([k_tile, 0]);
-        }
-    }
 
     let (acc, highest, total) = softmax;
-    // A row that saw no key has a total of 0: O = 0 / 1, L = −∞.
+    // A row that saw no key has a total of 0: O = 0 / 1, L = log₂ 0 = −∞.
     let divisor = where_(total == 0.0, 1.0, total);
     let o_block = make_block_ptr(
         o + (batch * o_stride_batch + head * o_stride_head),
@@ -202,7 +195,7 @@ pub(super) fn visible(
     if causal { keys - (n_k - n_q) <= rows } else { keys < n_k }
 }
 
-/// How many tiles of keys, from the first on, every row of a query tile sees whole; and how many some row sees.
+/// How many tiles of keys, from the first on, some row of a query tile sees.
 #[device_fn]
 pub(super) fn key_tiles(
     first_row: Scalar<i32>,
@@ -211,35 +204,29 @@ pub(super) fn key_tiles(
     q_tile: usize,
     k_tile: usize,
     causal: bool,
-) -> (Scalar<i32>, Scalar<i32>) {
-    let (mut by_all, mut by_some) = (n_k, n_k);
+) -> Scalar<i32> {
+    let mut seen = n_k;
     if causal {
-        let seen = maximum(first_row + (n_k - n_q) + 1, 0);
-        by_all = minimum(seen, n_k);
-        by_some = minimum(maximum(first_row + (n_k - n_q) + q_tile, 0), n_k);
+        seen = minimum(maximum(first_row + (n_k - n_q) + q_tile, 0), n_k);
     }
-    (by_all / k_tile, cdiv(by_some, k_tile))
+    cdiv(seen, k_tile)
 }
 
 /// Takes one more tile of scores and values into (Σ p V, running maximum, Σ p) with p = 2^(scale2 · score − maximum).
 ///
-/// The maximum is kept in the scaled units, so that each exponent is one multiply-add. `masked` says that scores may be
-/// −∞, even for all keys seen so far.
+/// The maximum is kept in the scaled units, so that each exponent is one multiply-add. It is never −∞, which scores may be.
 #[device_fn]
 fn online_softmax<T: Float>(
     state: (Tile<f32>, Tile<f32>, Tile<f32>),
     scores: Tile<f32>,
     v: Tile<T>,
     scale2: Scalar<f32>,
-    masked: bool,
     precision: Precision,
 ) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
     let (acc, before, total) = state;
     let highest = maximum(before, max(scores, axis = 1) * scale2);
-    // −∞ − (−∞) has no value; against 0 every exponent of such a row is −∞, as it should be.
-    let against = if masked { where_(highest == f32::NEG_INFINITY, 0.0, highest) } else { highest };
-    let p = exp2(scores * scale2 - against.expand_dims(1));
-    let rescale = exp2(before - against);
+    let p = exp2(scores * scale2 - highest.expand_dims(1));
+    let rescale = exp2(before - highest);
     let acc = dot(p.to::<T>(), v, acc = acc * rescale.expand_dims(1), input_precision = precision);
     (acc, highest, total * rescale + sum(p, axis = 1))
 }

@@ -1,0 +1,226 @@
+//! Splits loops where a mask begins or ends to matter.
+//!
+//! Does: where a `for` with products selects by comparing integers, and from some iteration on, or up to one, the comparison
+//! comes out alike for all elements (a causal mask away from the diagonal, the end of a sequence before its last tile),
+//! makes two loops of it, one after the other. In the one where it is known, the comparison is a constant, and the `select`
+//! is gone; boundary checks of loads that have nothing to cut off there go with it. Where the loops meet is computed before
+//! them. Both carry what the one did, and have its hints.
+//! Requires: stage tile, views made where they are used (`resolve_views`), loops without what is invariant (`licm`).
+//! Keeps: every value, bit for bit, and the order of effects. Arithmetic of 32 bits may wrap, and comparisons with it; no
+//! sum of ours does (64 bits). Where a wrap would make a difference, all iterations run in the loop with the mask.
+//! Does not: split a loop without a product directly in it: the work around a product is what it waits for, whereas loops
+//! without one wait for memory, and would only become longer. Nor split any loop twice, nor follow comparisons of numbers
+//! that are not `factor · index + scalars + arange`, nor drop what has become dead (`dce` does).
+
+mod affine;
+mod bound;
+#[cfg(test)]
+mod tests;
+
+use super::canonicalize;
+use super::edit::{copy_op, rewrite};
+use crate::ir::{BinaryOp, Builder, CmpOp, Func, Literal, Op, OpId, UnaryOp, Value};
+use affine::{Affine, Loop, add_test};
+use bound::{Conditions, Side};
+use std::collections::HashMap;
+
+/// Runs the pass; says whether it changed anything.
+pub fn run(func: &mut Func) -> bool {
+    let mut changed = false;
+    // Inner loops first: one that holds another and a product of its own copies it as it is then.
+    for id in func.walk().into_iter().rev() {
+        if let Some(plan) = plan(func, id) {
+            split(func, &plan);
+            changed = true;
+        }
+    }
+    if changed {
+        canonicalize::run(func);
+    }
+    changed
+}
+
+/// A comparison that comes out alike for all elements.
+struct Leaf {
+    comparison: Value,
+    outcome: bool,
+}
+
+/// What to do with one loop.
+struct Plan {
+    range: Loop,
+    conditions: Conditions,
+    leaves: Vec<Leaf>,
+    /// Loads, by their results, with the dimensions that need no check.
+    loads: Vec<(Value, Vec<usize>)>,
+}
+
+fn plan(func: &Func, id: OpId) -> Option<Plan> {
+    if !matches!(func.op(id).op, Op::For { .. }) {
+        return None;
+    }
+    let ops = &func.block(func.op(id).regions[0]).ops;
+    if !ops.iter().any(|&op| matches!(func.op(op).op, Op::Dot { .. })) {
+        return None;
+    }
+    let range = Loop::of(func, id)?;
+    let mut plan = Plan {
+        conditions: Conditions { side: Side::First, sums: Vec::new(), at_start: Vec::new(), tests: Vec::new() },
+        leaves: Vec::new(),
+        loads: Vec::new(),
+        range,
+    };
+    for leaf in leaves(func, &plan.range) {
+        let mut tests = Vec::new();
+        let Some(sum) = slack(func, &plan.range, &leaf, &mut tests) else { continue };
+        let side = if sum.index < 0 { Side::First } else { Side::Last };
+        // The first comparison decides which end of the loop is without masks.
+        if plan.leaves.is_empty() || side == plan.conditions.side {
+            plan.conditions.side = side;
+            add(&mut plan.conditions.sums, sum);
+            tests.into_iter().for_each(|test| add_test(&mut plan.conditions.tests, test));
+            plan.leaves.push(leaf);
+        }
+    }
+    if plan.leaves.is_empty() {
+        return None;
+    }
+    for &op in ops {
+        unchecked(func, op, &mut plan);
+    }
+    Some(plan)
+}
+
+fn add(sums: &mut Vec<Affine>, sum: Affine) {
+    if !sums.contains(&sum) {
+        sums.push(sum);
+    }
+}
+
+/// The comparisons of tiles that decide what `select`s of a loop give, with the outcomes that decide them for good.
+fn leaves(func: &Func, range: &Loop) -> Vec<Leaf> {
+    let mut found = Vec::new();
+    for &op in &func.block(range.region).ops {
+        let data = func.op(op);
+        if data.op == Op::Select && func.ty(data.operands[0]).is_tensor() {
+            // A mask puts a number in the place of others: wanted is where it does not.
+            let [then, otherwise] = [1, 2].map(|i| func.constant(data.operands[i]).is_some());
+            decide(func, range, data.operands[0], !then || otherwise, &mut found);
+        }
+    }
+    found
+}
+
+/// Adds the comparisons that have to come out right for `condition` to be `outcome`.
+fn decide(func: &Func, range: &Loop, condition: Value, outcome: bool, found: &mut Vec<Leaf>) {
+    let Some(id) = func.def_op(condition) else { return };
+    let data = func.op(id);
+    match (&data.op, &data.operands[..]) {
+        (Op::Splat | Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Reshape, &[x]) => {
+            decide(func, range, x, outcome, found)
+        }
+        (Op::Unary(UnaryOp::Not), &[x]) => decide(func, range, x, !outcome, found),
+        (Op::Binary(op), &[x, y]) if *op == if outcome { BinaryOp::And } else { BinaryOp::Or } => {
+            decide(func, range, x, outcome, found);
+            decide(func, range, y, outcome, found);
+        }
+        (Op::Cmp(_), _) => {
+            let known = found.iter().any(|leaf| leaf.comparison == condition);
+            if !known && func.block(range.region).ops.contains(&id) {
+                found.push(Leaf { comparison: condition, outcome });
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A sum that changes with the index, and of which no element is below zero exactly where all elements of the comparison
+/// come out as they should.
+fn slack(func: &Func, range: &Loop, leaf: &Leaf, tests: &mut Vec<Affine>) -> Option<Affine> {
+    let data = func.op(func.def_op(leaf.comparison)?);
+    let Op::Cmp(op) = data.op else { return None };
+    let [x, y] = [data.operands[0], data.operands[1]];
+    // small + strict ≤ large.
+    let (small, large, strict) = match (op, leaf.outcome) {
+        (CmpOp::Lt, true) | (CmpOp::Ge, false) => (x, y, 1),
+        (CmpOp::Le, true) | (CmpOp::Gt, false) => (x, y, 0),
+        (CmpOp::Gt, true) | (CmpOp::Le, false) => (y, x, 1),
+        (CmpOp::Ge, true) | (CmpOp::Lt, false) => (y, x, 0),
+        (CmpOp::Eq | CmpOp::Ne, _) => return None,
+    };
+    let mut side = |v: Value| {
+        let sum = range.affine(func, v, tests)?;
+        range.test(func, v, &sum, tests);
+        Some(sum)
+    };
+    let (small, large) = (side(small)?, side(large)?);
+    let strict = Affine { low: strict, high: strict, ..Affine::default() };
+    let sum = large.plus(&small, -1)?.plus(&strict, -1)?;
+    (sum.index != 0).then_some(sum)
+}
+
+/// Adds the checks of a load that the loop without masks can do without, with the conditions for that.
+fn unchecked(func: &Func, op: OpId, plan: &mut Plan) {
+    let data = func.op(op);
+    let Op::LoadView { boundary, .. } = &data.op else { return };
+    let Some(view) = func.def_op(data.operands[0]).map(|id| func.op(id)) else { return };
+    if !matches!(view.op, Op::MakeView { .. }) {
+        return;
+    }
+    let block = func.ty(data.results[0]).shape();
+    let mut free = Vec::new();
+    for &d in boundary {
+        let (shape, offset) = (view.operands[1 + d], view.operands[1 + 2 * block.len() + d]);
+        let mut tests = Vec::new();
+        let Some(offset) = plan.range.affine(func, offset, &mut tests) else { continue };
+        let Some(shape) = plan.range.affine(func, shape, &mut tests) else { continue };
+        let size = block[d] as i64;
+        let size = Affine { low: size, high: size, ..Affine::default() };
+        let room = shape.plus(&offset, -1).and_then(|a| a.plus(&size, -1));
+        // Offsets that grow: they stay inside up to some iteration, if the first is not negative.
+        let Some(room) = room.filter(|room| room.index < 0 && offset.index > 0) else { continue };
+        if plan.conditions.side == Side::First {
+            free.push(d);
+            add(&mut plan.conditions.sums, room);
+            add(&mut plan.conditions.at_start, offset);
+            tests.into_iter().for_each(|test| add_test(&mut plan.conditions.tests, test));
+        }
+    }
+    if !free.is_empty() {
+        plan.loads.push((data.results[0], free));
+    }
+}
+
+fn split(func: &mut Func, plan: &Plan) {
+    let id = plan.range.id;
+    let (parent, at) = func.place(id);
+    let loc = func.op(id).loc.clone();
+    let scratch = func.add_block();
+    let middle = bound::middle(&mut Builder::new(func, scratch, loc), &plan.range, &plan.conditions);
+    let mut copies = HashMap::new();
+    copy_op(func, id, scratch, &mut copies);
+    let new = std::mem::take(&mut func.block_mut(scratch).ops);
+    let first = *new.last().expect("internal compiler error: a loop without its copy");
+    func.block_mut(parent).ops.splice(at..at, new);
+    func.op_mut(first).operands[1] = middle;
+    let passed_on = func.op(first).results.clone();
+    let second = func.op_mut(id);
+    second.operands[0] = middle;
+    second.operands.splice(3.., passed_on);
+
+    let known = |v: Value| match plan.conditions.side {
+        Side::First => copies[&v],
+        Side::Last => v,
+    };
+    let op_of = |func: &Func, v: Value| func.def_op(v).expect("internal compiler error: an op without its result");
+    for leaf in &plan.leaves {
+        let comparison = op_of(func, known(leaf.comparison));
+        rewrite(func, comparison, Op::Constant { value: Literal::Bool(leaf.outcome) }, Vec::new());
+    }
+    for (load, free) in &plan.loads {
+        let load = op_of(func, known(*load));
+        if let Op::LoadView { boundary, .. } = &mut func.op_mut(load).op {
+            boundary.retain(|d| !free.contains(d));
+        }
+    }
+}
