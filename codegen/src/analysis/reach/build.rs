@@ -11,6 +11,9 @@ use std::collections::{HashMap, HashSet};
 /// access is the same where values and axes are the same.
 pub(super) type Axes = Vec<usize>;
 
+/// Selections inside of each other whose conditions count.
+const MAX_SELECTIONS: usize = 4;
+
 /// Stands for a dimension of extent 1, which runs along nothing.
 const ALONG_NOTHING: usize = usize::MAX;
 
@@ -29,6 +32,7 @@ pub(super) fn build(func: &Func) -> Reach {
         made: HashMap::new(),
         under_way: HashSet::new(),
         facts: Vec::new(),
+        selections: 0,
         when: Vec::new(),
         accesses: Vec::new(),
     };
@@ -68,6 +72,8 @@ pub(super) struct Builder<'f> {
     /// Values whose nodes are being made: those of loops may depend on themselves.
     under_way: HashSet<Value>,
     facts: Vec<Fact>,
+    /// Selections whose sides are being looked at.
+    selections: usize,
     when: Vec<NodeId>,
     accesses: Vec<Access>,
 }
@@ -163,11 +169,30 @@ impl Builder<'_> {
     /// Runs `f` where a condition is true, or where it is false.
     fn given<R>(&mut self, condition: Value, axes: &[usize], truth: bool, f: impl FnOnce(&mut Self) -> R) -> R {
         let outside = self.facts.len();
-        self.add_facts(condition, axes, truth);
+        let mut found = Vec::new();
+        self.find_facts(condition, axes, truth, &mut found);
+        if found.is_empty() {
+            return f(self);
+        }
+        self.facts.extend(found);
+        let made = std::mem::take(&mut self.made);
         let result = f(self);
         self.facts.truncate(outside);
-        self.made.clear();
+        self.made = made;
         result
+    }
+
+    /// The nodes of what a selection chooses between, each where it is chosen.
+    fn sides(&mut self, data: &OpData, axes: &[usize]) -> [NodeId; 2] {
+        // Deep inside of each other, their conditions are let be: twice the work for each would be too much.
+        if self.selections == MAX_SELECTIONS {
+            return [1, 2].map(|side| self.node(data.operands[side], axes));
+        }
+        self.selections += 1;
+        let nodes = [(1, true), (2, false)]
+            .map(|(side, truth)| self.given(data.operands[0], axes, truth, |b| b.node(data.operands[side], axes)));
+        self.selections -= 1;
+        nodes
     }
 
     fn add_facts(&mut self, condition: Value, axes: &[usize], truth: bool) {
@@ -420,9 +445,7 @@ impl Builder<'_> {
                 self.push(Node::Cast(a, dtype))
             }
             Op::Select => {
-                let [a, b] = [(1, true), (2, false)].map(|(side, truth)| {
-                    self.given(data.operands[0], axes, truth, |b| b.node(data.operands[side], axes))
-                });
+                let [a, b] = self.sides(data, axes);
                 self.push(Node::Hull(a, b))
             }
             Op::If => {

@@ -22,7 +22,8 @@ pub(super) struct Linear {
     pub tests: Vec<Test>,
 }
 
-/// Deep enough for what people write; a bound for what they do not.
+/// Deep enough for what people write; a bound for what they do not, as each level may double the work. (The rules for two
+/// loops of attention's backward pass, one behind the other, need more than nine.)
 const MAX_DEPTH: usize = 12;
 /// Coefficients beyond this are not worth following, and could overflow.
 const MAX_COEFFICIENT: i128 = 1 << 40;

@@ -192,3 +192,28 @@ fn offsets_that_go_with_the_index_are_known_by_it() {
     assert_eq!(needed(text, &[0, 20], [10, 1, 1]), Some(320));
     assert_eq!(needed(text, &[0, 0], [10, 1, 1]), Some(0));
 }
+
+/// Selections inside of selections, as sorting networks make them: the work must not double with each.
+#[test]
+fn long_chains_take_little_time() {
+    let mut chain = String::new();
+    for i in 0..200 {
+        chain += &format!(
+            "  %b{i} = cmp_lt %x{i}, %n : bool\n  %u{i} = add %x{i}, %one : i32\n  %x{} = select %b{i}, %u{i}, %x{i} : i32\n",
+            i + 1
+        );
+    }
+    let text = format!(
+        "kernel @f(%p: ptr<f32>, %n: i32) {{
+  %x0 = program_id {{axis = 0}} : i32
+  %one = constant {{value = 1}} : i32
+{chain}  %at = ptr_add %p, %x200 : ptr<f32>
+  %v = load %at {{eviction = normal}} : f32
+  store %at, %v {{eviction = normal}}
+  return
+}}"
+    );
+    let start = std::time::Instant::now();
+    assert_eq!(needed(&text, &[0, 1000], [10, 1, 1]), Some(210));
+    assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+}
