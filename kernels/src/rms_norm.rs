@@ -110,8 +110,8 @@ pub fn rms_norm_fwd<T: Float>(
 
 /// grad_x, and partial_grad_w[p, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of program p.
 ///
-/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), there are as many programs as one likes: each
-/// takes every `num_programs`-th tile of rows, and keeps its sums in registers. Wider rows have one program per tile.
+/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), each walks down its `rows_each` rows, a
+/// multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
 #[autotune(
     configs = [
         Config(rows_tile = 1, num_warps = 4),
@@ -150,6 +150,7 @@ pub fn rms_norm_bwd<T: Float>(
     partial_stride_d: i64,
     rows: i32,
     d: i32,
+    rows_each: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] whole_rows: bool,
@@ -165,8 +166,9 @@ pub fn rms_norm_bwd<T: Float>(
     if whole_rows {
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
         let mut total = zeros::<f32>([rows_tile, d_tile]);
-        for row_tile in range(program_id(0), cdiv(rows, rows_tile), num_programs(0)) {
-            let row = row_tile * rows_tile;
+        let first = program_id(0) * rows_each;
+        for below in range(0, minimum(rows_each, rows - first), rows_tile) {
+            let row = first + below;
             let x_block = row_block(x, shape, x_strides, row, tile);
             let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
@@ -295,8 +297,8 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     let whole_rows = d <= MAX_WHOLE;
     let tiles = RowTiles::new(rows, d, if whole_rows { MAX_WHOLE } else { WIDE_BACKWARD_TILE });
     let walk = Walk::new(device, rows, tiles.d_tile, 1);
-    let room = if whole_rows { walk.most_programs() } else { tiles.programs(rows) };
-    let mut partial = Buffer::<f32>::uninit(device, room * d)?;
+    let programs = if whole_rows { walk.programs } else { tiles.programs(rows) };
+    let mut partial = Buffer::<f32>::uninit(device, programs * d)?;
     let mut kernel = RmsNormBwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
@@ -310,6 +312,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_stride_d: 1,
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
+        rows_each: extent(NAME, "x", walk.rows_each)?,
         x: &x.data,
         w: &w.data,
         rstd: &rstd.data,
@@ -320,16 +323,12 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         d_tile: tiles.d_tile,
         whole_rows,
     };
-    let mut programs = room;
     if whole_rows {
-        kernel.launch_tuned(device, |args| {
-            programs = walk.programs(args.rows_tile);
-            programs
-        })?;
+        kernel.launch_tuned(device, |_| programs)?;
     } else {
         kernel.launch_with(device, &tiles.config(rows))?;
     }
-    column_sum::forward(device, Tensor::dense(partial.slice(..programs * d)?, [programs, d])?, grad_w)
+    column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w)
 }
 
 /// The same in f64, on dense row-major slices.

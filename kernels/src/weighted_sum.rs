@@ -84,8 +84,8 @@ pub fn weighted_sum_fwd<T: Float>(
 
 /// grad_x[r, j] = grad_y[r] · w[j], and partial_grad_w[p, j] = Σ grad_y[r] · x[r, j] over the rows r of program p.
 ///
-/// One column of programs per tile of columns (axis 1), as high as one likes (axis 0): each takes every `num_programs`-th
-/// tile of rows, and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
+/// One program per `rows_each` rows (axis 0), a multiple of `rows_tile`, and tile of columns (axis 1): it walks down its rows
+/// and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
 #[autotune(
     configs = [
         Config(rows_tile = 1, num_warps = 4),
@@ -121,6 +121,7 @@ pub fn weighted_sum_bwd<T: Float>(
     partial_stride_d: i64,
     rows: i32,
     d: i32,
+    rows_each: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
@@ -129,8 +130,9 @@ pub fn weighted_sum_bwd<T: Float>(
     let w_block = vector_block(w, d, w_stride, column, d_tile);
     let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
     let mut total = zeros::<f32>([rows_tile, d_tile]);
-    for row_tile in range(program_id(0), cdiv(rows, rows_tile), num_programs(0)) {
-        let row = row_tile * rows_tile;
+    let first = program_id(0) * rows_each;
+    for below in range(0, minimum(rows_each, rows - first), rows_tile) {
+        let row = first + below;
         let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, column]);
         let grad_x_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile);
         let g_block = vector_block(grad_y, rows, grad_y_stride, row, rows_tile);
@@ -210,8 +212,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     let d_tile = d.next_power_of_two().clamp(16, max_d_tile(device.is_cuda()));
     let across = d.div_ceil(d_tile);
     let walk = Walk::new(device, rows, d_tile, across);
-    let mut partial = Buffer::<f32>::uninit(device, walk.most_programs() * d)?;
-    let mut programs = 0;
+    let mut partial = Buffer::<f32>::uninit(device, walk.programs * d)?;
     WeightedSumBwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
@@ -223,6 +224,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_stride_d: 1,
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
+        rows_each: extent(NAME, "x", walk.rows_each)?,
         x: &x.data,
         w: &w.data,
         grad_y: &grad_y.data,
@@ -231,11 +233,8 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         rows_tile: tuned(),
         d_tile,
     }
-    .launch_tuned(device, |args| {
-        programs = walk.programs(args.rows_tile);
-        (programs, across)
-    })?;
-    column_sum::forward(device, Tensor::dense(partial.slice(..programs * d)?, [programs, d])?, grad_w)
+    .launch_tuned(device, |_| (walk.programs, across))?;
+    column_sum::forward(device, Tensor::dense(partial.view(), [walk.programs, d])?, grad_w)
 }
 
 /// The same in f64, on dense row-major slices.

@@ -120,6 +120,7 @@ fn weighted_sum_gradients_match() {
                 1.into(),
                 rows.into(),
                 d.into(),
+                rows.div_ceil(tiles).next_multiple_of(2).into(),
             ];
             let consts = consts! { rows_tile = 2usize, d_tile = 16usize };
             let grid = [tiles as u32, d.div_ceil(16) as u32, 1];
@@ -252,6 +253,7 @@ fn rms_norm_gradients_match() {
                     1.into(),
                     rows.into(),
                     d.into(),
+                    rows.div_ceil(tiles).next_multiple_of(2).into(),
                 ];
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
                 interpret(form, &rms_norm::RMS_NORM_BWD, &[dtype], consts, [tiles as u32, 1, 1], args);

@@ -100,7 +100,8 @@ fn layer_norm_gradients_match() {
                 let (mut partial_w, mut partial_b) = (partial.clone(), partial);
                 let mut args: Vec<Arg> = [&x, &w, &mean, &rstd, &g].map(Arg::In).into_iter().collect();
                 args.extend([Arg::Out(&mut grad_x), Arg::Out(&mut partial_w), Arg::Out(&mut partial_b)]);
-                args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d].map(Arg::from));
+                let rows_each = rows.div_ceil(tiles).next_multiple_of(2);
+                args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d, rows_each].map(Arg::from));
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
                 interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, programs(tiles), &mut args);
                 grad_x.check("grad_x", &want_x, tolerance(dtype));

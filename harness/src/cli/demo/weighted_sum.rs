@@ -61,8 +61,9 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
         ]),
         calls: Box::new(move |_| {
             let columns = d.div_ceil(D_TILE);
-            let gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [rows, d], [programs, columns])?;
+            let mut gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [rows, d], [programs, columns])?;
             let mut sum = call(&COLUMN_SUM, vec![DType::F32, DType::F32], [programs, d], [columns, 1])?;
+            gradients.scalars.push(("rows_each", extent("x", ROWS_TILE)?));
             // All rows of partial sums are one part.
             let rows_each = extent("partial_grad_w", programs.next_multiple_of(ROWS_TILE).max(ROWS_TILE))?;
             sum.scalars.push(("rows_each", rows_each));
