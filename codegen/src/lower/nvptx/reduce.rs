@@ -83,6 +83,10 @@ impl Lowering<'_> {
             images[mask.trailing_zeros() as usize] = 1 << i;
         }
         let rank = self.threads.linear(&mut self.e, &[], &images);
+        // Of the threads that hold the same part, one writes it.
+        let apart: u32 = warps.iter().sum();
+        let alike = [(Dim::Lane, layout.free_mask(Dim::Lane)), (Dim::Warp, layout.free_mask(Dim::Warp) & !apart)];
+        let writer = self.threads.first_of(&mut self.e, alike);
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         let memory = LinearLayout::shared_row_major(layout.shape(), &order);
         let mut base = self.plan.scratch(id);
@@ -96,7 +100,7 @@ impl Lowering<'_> {
             let own = self.e.hoist(format!("mul i32 {rank}, {}", count * bytes));
             let own = self.e.hoist(format!("add i32 {own}, {base}"));
             let mut access = self.shared_access(layout, &memory, own, dtype);
-            self.store_shared(&mut access, &values);
+            self.when(writer.clone(), |this| this.store_shared(&mut access, &values));
             reads.push((base, dtype, bytes));
             base += parts * count * bytes;
         }

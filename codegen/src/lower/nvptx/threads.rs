@@ -72,19 +72,24 @@ impl Threads {
     /// i1: this thread is the one that acts for all that hold copies under this layout (lane and warp bits that change
     /// nothing are zero). `None` where no thread holds copies.
     pub fn owner(&self, e: &mut Emitter, layout: &LinearLayout) -> Option<Val> {
-        let mut owner: Option<Val> = None;
-        for (dim, number) in [(Dim::Lane, &self.lane), (Dim::Warp, &self.warp)] {
-            let mask = layout.free_mask(dim);
+        self.first_of(e, [Dim::Lane, Dim::Warp].map(|dim| (dim, layout.free_mask(dim))))
+    }
+
+    /// Whether a thread is the first of those that differ in the masks' bits alone; `None` if nothing differs.
+    pub fn first_of(&self, e: &mut Emitter, masks: [(Dim, u32); 2]) -> Option<Val> {
+        let mut first: Option<Val> = None;
+        for (dim, mask) in masks {
+            let number = if dim == Dim::Lane { &self.lane } else { &self.warp };
             if mask != 0 {
                 let bits = e.hoist(format!("and i32 {number}, {mask}"));
                 let zero = e.hoist(format!("icmp eq i32 {bits}, 0"));
-                owner = Some(match owner {
+                first = Some(match first {
                     None => zero,
-                    Some(o) => e.hoist(format!("and i1 {o}, {zero}")),
+                    Some(f) => e.hoist(format!("and i1 {f}, {zero}")),
                 });
             }
         }
-        owner
+        first
     }
 }
 
