@@ -35,7 +35,7 @@ use tilewright_runtime::prelude::*;
     ],
     key = [neighbours, d, rows],
     default = default_forward,
-    tables = crate::attention::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn cross_entropy_fwd<T: Float, I: Int>(

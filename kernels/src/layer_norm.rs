@@ -35,7 +35,7 @@ use tilewright_runtime::prelude::*;
     ],
     key = [d_tile, rows],
     default = default_rows,
-    tables = crate::attention::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn layer_norm_fwd<T: Float>(
@@ -136,7 +136,7 @@ pub fn layer_norm_fwd<T: Float>(
     ],
     key = [d_tile, rows],
     default = default_walk,
-    tables = crate::attention::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn layer_norm_bwd<T: Float>(

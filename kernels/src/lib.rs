@@ -38,6 +38,7 @@ pub mod rope;
 pub mod softmax;
 pub mod swiglu;
 pub mod tensor;
+pub mod tuned;
 mod walk;
 pub mod weighted_sum;
 

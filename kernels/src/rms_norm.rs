@@ -32,7 +32,7 @@ use tilewright_runtime::prelude::*;
     ],
     key = [d_tile, rows],
     default = default_rows,
-    tables = crate::attention::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn rms_norm_fwd<T: Float>(
@@ -128,7 +128,7 @@ pub fn rms_norm_fwd<T: Float>(
     ],
     key = [d_tile, rows],
     default = default_walk,
-    tables = crate::attention::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn rms_norm_bwd<T: Float>(

@@ -25,7 +25,7 @@ use tilewright_runtime::prelude::*;
     ],
     key = [d_tile, rows],
     default = default_rows,
-    tables = crate::attention::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn softmax_rows<T: Float>(

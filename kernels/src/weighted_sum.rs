@@ -36,7 +36,7 @@ use tilewright_runtime::prelude::*;
     ],
     key = [d, rows],
     default = default_forward,
-    tables = crate::attention::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn weighted_sum_fwd<T: Float>(
@@ -102,7 +102,7 @@ pub fn weighted_sum_fwd<T: Float>(
     ],
     key = [d_tile, rows],
     default = default_walk,
-    tables = crate::attention::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn weighted_sum_bwd<T: Float>(

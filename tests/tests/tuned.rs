@@ -94,7 +94,7 @@ fn variants() -> Vec<Variant> {
 
 #[test]
 fn tables_are_read_and_have_entries_of_their_kernels() {
-    assert!(!tilewright::kernels::attention::config::TABLES.is_empty());
+    assert!(!tilewright::kernels::tuned::TABLES.is_empty());
     for autotune in AUTOTUNED {
         for text in autotune.tables {
             let table = tilewright::autotune::Table::parse(text).unwrap();

@@ -53,7 +53,7 @@ use tilewright_runtime::prelude::*;
     ],
     key = [d, causal, one_pass, precision, n_q, n_k],
     default = super::config::keys_default,
-    tables = super::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn flash_attention_bwd_dkdv<T: Float>(
@@ -242,7 +242,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     ],
     key = [d, causal, precision, n_q, n_k],
     default = super::config::queries_default,
-    tables = super::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn flash_attention_bwd_dq<T: Float>(

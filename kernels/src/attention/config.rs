@@ -63,9 +63,6 @@ impl Tiles {
     }
 }
 
-/// What was measured on GPUs: a table each, in `kernels/tuned/`.
-pub const TABLES: &[&str] = &[include_str!("../../tuned/nvidia-h200.json")];
-
 /// [`default_tiles`] for a problem of the autotuner.
 fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);

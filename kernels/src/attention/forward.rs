@@ -53,7 +53,7 @@ use tilewright_runtime::prelude::*;
     ],
     key = [d, causal, precision, n_q, n_k],
     default = super::config::forward_default,
-    tables = super::config::TABLES,
+    tables = crate::tuned::TABLES,
 )]
 #[kernel]
 pub fn flash_attention_fwd<T: Float>(
