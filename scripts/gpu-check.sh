@@ -14,42 +14,17 @@ out=${OUT:-out}
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=scripts/check-common.sh
+source "$here/check-common.sh" || exit 1
 rows=$out/rows.jsonl
 failures=()
 
-say() { printf '%s\n' "$*"; }
-
-# Unpacks once per package: a second call finds it done.
-unpack() {
-    local stamp
-    stamp=$(cksum <"$here/package.tar.xz") || exit 1
-    bin=${TMPDIR:-/tmp}/tilewright-gpu-check
-    if [ "$(cat "$bin/stamp" 2>/dev/null)" = "$stamp" ]; then
-        return
-    fi
-    rm -rf "$bin"
-    mkdir -p "$bin"
-    if command -v xz >/dev/null; then
-        xz -dc "$here/package.tar.xz" | tar -C "$bin" -xf - || exit 1
-    else
-        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' \
-            "$here/package.tar.xz" "$bin" || exit 1
-    fi
-    printf '%s' "$stamp" >"$bin/stamp"
-}
-
 # run NAME SECONDS COMMAND...: the output goes to NAME.log, with a limit of time. Remembers a failure.
 run() {
-    local name=$1 limit=$2 start=$SECONDS status
+    local name=$1 limit=$2 status
     shift 2
-    timeout -k 10 "$limit" "$@" >"$out/$name.log" 2>&1
+    within "$limit" "$out/$name.log" "$@"
     status=$?
-    took=$((SECONDS - start))
-    case $status in
-        0) verdict=ok ;;
-        124 | 137) verdict="stopped after $limit s" ;;
-        *) verdict="FAILED ($status)" ;;
-    esac
     # What is skipped has shown nothing.
     if [ "$status" = 0 ] && grep -q 'skipped: ' "$out/$name.log"; then
         verdict=skipped
@@ -192,7 +167,7 @@ table() {
     lead table 560 "$out/sweep-peers.jsonl" --sweep
 }
 
-unpack
+unpack tilewright-gpu-check
 commit=$(cat "$bin/commit")
 export TILEWRIGHT_CACHE=$bin/cache
 tables=()

@@ -42,6 +42,6 @@ echo "gpu-package: compressing"
 tar -C "$contents" -cf "$scratch/package.tar" commit gpu gpu_random leaderboard tilewright
 xz --threads=1 --lzma2=preset=6,dict=256MiB -c "$scratch/package.tar" >"$scratch/package.tar.xz"
 mv "$scratch/package.tar.xz" "$out/package.tar.xz"
-cp scripts/gpu-check.sh "$out/gpu-check.sh"
-echo "gpu-package: $out has package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit) and gpu-check.sh."
+cp scripts/gpu-check.sh scripts/check-common.sh "$out/"
+echo "gpu-package: $out has package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit), gpu-check.sh and check-common.sh."
 echo "On the machine with the GPU: ./gpu-check.sh"

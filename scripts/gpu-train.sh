@@ -39,6 +39,6 @@ echo "gpu-train: compressing"
 tar -C "$contents" -cf "$scratch/package.tar" commit reference_model.py train_tables.py tilewright rank-tests
 xz --threads=1 --lzma2=preset=6,dict=64MiB -c "$scratch/package.tar" >"$scratch/package.tar.xz"
 mv "$scratch/package.tar.xz" "$out/package.tar.xz"
-cp scripts/train-check.sh "$out/train-check.sh"
-echo "gpu-train: $out has package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit) and train-check.sh."
+cp scripts/train-check.sh scripts/check-common.sh "$out/"
+echo "gpu-train: $out has package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit), train-check.sh and check-common.sh."
 echo "On the machine with the GPU: ./train-check.sh smoke"

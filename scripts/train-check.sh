@@ -19,9 +19,10 @@ out=${OUT:-out}
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=scripts/check-common.sh
+source "$here/check-common.sh" || exit 1
 failures=()
 
-say() { printf '%s\n' "$*"; }
 # Into the summary, at once.
 noted() { tee -a "$logs/summary.txt" "$out/summary.txt"; }
 note() { printf '%s\n' "$*" | noted; }
@@ -29,25 +30,6 @@ note() { printf '%s\n' "$*" | noted; }
 # All that there is of the step so far. Weights are large, and made anew by the same seed.
 pack() {
     tar -C "$work" --exclude='*.safetensors' -czf "$work/packed" "$step" && mv "$work/packed" "$out/$step.tar.gz"
-}
-
-# Unpacks once per package: a second call finds it done.
-unpack() {
-    local stamp
-    stamp=$(cksum <"$here/package.tar.xz") || exit 1
-    bin=${TMPDIR:-/tmp}/tilewright-train-check
-    if [ "$(cat "$bin/stamp" 2>/dev/null)" = "$stamp" ]; then
-        return
-    fi
-    rm -rf "$bin"
-    mkdir -p "$bin"
-    if command -v xz >/dev/null; then
-        xz -dc "$here/package.tar.xz" | tar -C "$bin" -xf - || exit 1
-    else
-        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' \
-            "$here/package.tar.xz" "$bin" || exit 1
-    fi
-    printf '%s' "$stamp" >"$bin/stamp"
 }
 
 # Folders with CUDA's libraries: of an installed toolkit, then of the packages that NVIDIA publishes for Python.
@@ -89,18 +71,13 @@ missing() {
 
 # run NAME SECONDS COMMAND...: the output goes to NAME.log, with a limit of time. Remembers a failure.
 run() {
-    local name=$1 limit=$2 start=$SECONDS status
+    local name=$1 limit=$2 status
     shift 2
-    timeout -k 10 "$limit" "$@" >"$out/running.log" 2>&1
+    within "$limit" "$out/running.log" "$@"
     status=$?
     mv "$out/running.log" "$logs/$name.log"
-    case $status in
-        0) verdict=ok ;;
-        124 | 137) verdict="stopped after $limit s" ;;
-        *) verdict="FAILED ($status)" ;;
-    esac
     [ "$status" = 0 ] || failures+=("$name: $verdict")
-    note "$(printf '%-44s %4d s  %s' "$name" $((SECONDS - start)) "$verdict")"
+    note "$(printf '%-44s %4d s  %s' "$name" "$took" "$verdict")"
     pack
     return "$status"
 }
@@ -281,7 +258,7 @@ for step in "$@"; do
         *) say "train-check: there is no step '$step': the steps are ${steps[*]}" >&2 && exit 2 ;;
     esac
 done
-unpack
+unpack tilewright-train-check
 commit=$(cat "$bin/commit")
 LIBRARIES=${LIBRARIES:-$(libraries)}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 missing

@@ -1,0 +1,38 @@
+# What gpu-check.sh and train-check.sh share: they read this file, which lies beside them. Both set `here`, their folder.
+# shellcheck shell=bash
+
+say() { printf '%s\n' "$*"; }
+
+# unpack NAME: the package into a folder of that name, `bin`. Once per package: a second call finds it done.
+unpack() {
+    local stamp
+    stamp=$(cksum <"$here/package.tar.xz") || exit 1
+    bin=${TMPDIR:-/tmp}/$1
+    if [ "$(cat "$bin/stamp" 2>/dev/null)" = "$stamp" ]; then
+        return
+    fi
+    rm -rf "$bin"
+    mkdir -p "$bin"
+    if command -v xz >/dev/null; then
+        xz -dc "$here/package.tar.xz" | tar -C "$bin" -xf - || exit 1
+    else
+        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' \
+            "$here/package.tar.xz" "$bin" || exit 1
+    fi
+    printf '%s' "$stamp" >"$bin/stamp"
+}
+
+# within SECONDS LOG COMMAND...: the output goes to LOG. Sets `verdict` and `took`, in seconds; returns the command's status.
+within() {
+    local limit=$1 log=$2 start=$SECONDS status
+    shift 2
+    timeout -k 10 "$limit" "$@" >"$log" 2>&1
+    status=$?
+    took=$((SECONDS - start))
+    case $status in
+        0) verdict=ok ;;
+        124 | 137) verdict="stopped after $limit s" ;;
+        *) verdict="FAILED ($status)" ;;
+    esac
+    return "$status"
+}
