@@ -35,6 +35,13 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("the file is there")).expect("the file is JSON")
 }
 
+/// How many blocks of so many bytes lived at the peak of a training step.
+fn at_the_peak(report: &Value, bytes: f64) -> u64 {
+    let table = rows(report, "largest-allocations-train-step");
+    let of_this_size = table.iter().filter(|row| row["size_mib"].as_f64().unwrap() * f64::from(1 << 20) == bytes);
+    of_this_size.map(|row| row["at_the_peak"].as_u64().unwrap()).sum()
+}
+
 /// The rows of the table with this name.
 fn rows<'a>(report: &'a Value, table: &str) -> &'a [Value] {
     let tables = report["tables"].as_array().expect("there are tables");
@@ -100,6 +107,13 @@ fn memory_accounts_for_the_allocators_peak() {
         largest.iter().any(|row| row["place"].as_str().unwrap_or_default().contains("matrix product")),
         "{largest:?}"
     );
+    // A flat tensor of the parameters: 16 832 elements, gaps included.
+    let flat = |bytes: u32| f64::from(16_832 * bytes);
+    assert_eq!((at_the_peak(&report, flat(4)), at_the_peak(&report, flat(2))), (4, 0), "{largest:?}");
+    // In bf16 values and moments are f32; the copy that products read, and the gradients, are bf16.
+    succeeds(&[&arguments[..], &TINY, &["--precision", "bf16"]].concat());
+    let report = json(&folder.path().join("memory.json"));
+    assert_eq!((at_the_peak(&report, flat(4)), at_the_peak(&report, flat(2))), (3, 2), "{report}");
     for file in ["memory-timeline-forward.svg", "memory-train-step.pickle", "memory.html"] {
         assert!(folder.path().join(file).is_file(), "{file}");
     }

@@ -131,8 +131,14 @@ fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
 
 /// Runs forward and backward, and compares the loss, the logits and the gradient of every parameter.
 fn check(config: Config, tolerance: f64) {
-    let what = format!("{config:?}");
+    check_with_gradients_in(DType::F32, config, tolerance);
+}
+
+/// As [`check`], with gradients kept in this type.
+fn check_with_gradients_in(dtype: DType, config: Config, tolerance: f64) {
+    let what = format!("{config:?} with gradients in {dtype:?}");
     let model = Transformer::new(&config, &Device::Cpu, 3).unwrap_or_else(|e| panic!("{what}: {e}"));
+    model.params().keep_grads(dtype).unwrap();
     let reference = Reference::of(&model);
     let (x, y) = (tokens(&config, 2, 17, 1), tokens(&config, 2, 17, 5));
 
@@ -149,6 +155,7 @@ fn check(config: Config, tolerance: f64) {
     loss.backward().unwrap();
     for param in model.params().iter() {
         let found = param.grad().unwrap();
+        assert_eq!(found.dtype(), dtype);
         let expected = grads.get(&reference.weights[param.name()]).unwrap();
         let error = relative_error(&found, expected);
         assert!(flat(&found).iter().any(|g| *g != 0.0), "{}: no gradient in {what}", param.name());
@@ -199,6 +206,37 @@ fn half_precisions() {
     check(Config { precision: Precision::Tf32, ..small() }, 2e-5);
 }
 
+/// A gradient that is rounded once, when it is complete, is as good as what it is computed from.
+#[test]
+fn gradients_in_bf16() {
+    let bf16 = |config: Config| check_with_gradients_in(DType::BF16, config, 4e-2);
+    for fusion in Fusion::ALL.iter().copied() {
+        let config = Config { fusion, precision: Precision::Bf16, ..small() };
+        bf16(config.clone());
+        bf16(Config { checkpoint: true, ..config.clone() });
+        bf16(Config { tied: true, norm: Norm::Layer, ..config });
+    }
+}
+
+#[test]
+fn gradients_have_a_type_of_their_own_until_somebody_listens() {
+    let config = Config { precision: Precision::Bf16, ..small() };
+    let params = Transformer::new(&config, &Device::Cpu, 3).unwrap().params().clone();
+    assert_eq!(params.grads().dtype(), DType::F32);
+    let before = params.generation();
+    params.keep_grads(DType::F32).unwrap();
+    assert_eq!(params.generation(), before, "recordings stay good where nothing moves");
+    params.keep_grads(DType::BF16).unwrap();
+    assert_ne!(params.generation(), before);
+    assert!(flat(&params.grads()).iter().all(|g| *g == 0.0) && params.grads().dims() == [params.flat_len()]);
+    let message = params.keep_grads(DType::F16).unwrap_err().to_string();
+    assert!(message.contains("f32 or bf16"), "{message}");
+    let _hook = params.on_grad_ready(|_| Ok(()));
+    let message = params.keep_grads(DType::F32).unwrap_err().to_string();
+    assert!(message.contains("ranks"), "{message}");
+    assert_eq!(params.grads().dtype(), DType::BF16);
+}
+
 /// A tied head uses the embedding twice, and a checkpointed block runs forward twice: each parameter is complete once.
 #[test]
 fn parameters_are_complete_once_and_backwards() {
@@ -240,7 +278,7 @@ fn repeated_passes_add_up() {
     let (x, y) = (tokens(&config, 2, 9, 1), tokens(&config, 2, 9, 5));
     let loss = model.loss(&x, &y).unwrap();
     loss.backward().unwrap();
-    let once = flat(model.params().grads());
+    let once = flat(&model.params().grads());
     model.params().zero_grads().unwrap();
     let mut passes = Replay::new(&model);
     assert!(passes.why_not().is_some_and(|why| why.contains("CPU")));
@@ -248,28 +286,30 @@ fn repeated_passes_add_up() {
         let found = passes.forward_backward(&x, &y, 0.5).unwrap();
         assert_eq!(found.to_scalar::<f32>().unwrap(), loss.to_scalar::<f32>().unwrap());
     }
-    let sum = flat(model.params().grads());
+    let sum = flat(&model.params().grads());
     assert!(sum.iter().zip(&once).all(|(sum, once)| (sum - 2.0 * once).abs() <= 1e-5 * once.abs().max(1e-3)));
 }
 
 /// What comes first to a blank gradient is written over whatever lies there: the same bits as added to zeros.
 #[test]
 fn blank_gradients_are_zeros_that_nobody_wrote() {
-    for fusion in Fusion::ALL.iter().copied() {
+    for (fusion, dtype) in Fusion::ALL.iter().flat_map(|&fusion| [(fusion, DType::F32), (fusion, DType::BF16)]) {
         for (tied, norm) in [(false, Norm::Rms), (true, Norm::Rms), (true, Norm::Layer)] {
-            let config = Config { fusion, tied, norm, ..small() };
+            let precision = if dtype == DType::BF16 { Precision::Bf16 } else { Precision::F32 };
+            let config = Config { fusion, tied, norm, precision, ..small() };
             let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
+            model.params().keep_grads(dtype).unwrap();
             let (x, y) = (tokens(&config, 2, 9, 1), tokens(&config, 2, 9, 5));
             let params = model.params();
             let passes = |count: usize| {
                 (0..count).for_each(|_| drop(model.loss(&x, &y).unwrap().backward().unwrap()));
                 params.settle_grads().unwrap();
-                flat(params.grads())
+                flat(&params.grads())
             };
             params.zero_grads().unwrap();
             let (once, thrice) = (passes(1), passes(2));
             for param in params.iter() {
-                let garbage = Tensor::full(7.0_f32, param.numel(), &Device::Cpu).unwrap();
+                let garbage = Tensor::full(7.0_f32, param.numel(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
                 params.grads().slice_set(&garbage, 0, param.range().start).unwrap();
             }
             params.blank_grads();
@@ -288,7 +328,7 @@ fn gradients_have_the_same_bits_in_every_run() {
         let gradients = || {
             model.params().zero_grads().unwrap();
             model.loss(&x, &y).unwrap().backward().unwrap();
-            flat(model.params().grads())
+            flat(&model.params().grads())
         };
         let first = gradients();
         assert!((0..4).all(|_| gradients() == first), "{fusion}");

@@ -81,7 +81,7 @@ fn leaves_add_their_gradients_and_report_once() {
     assert_eq!(values(&norm.grad().unwrap()), [4.0, 12.0, 24.0], "gradients add up until they are cleared");
     assert_eq!(ready.lock().unwrap().len(), 2);
     params.zero_grads().unwrap();
-    assert!(values(params.grads()).iter().all(|g| *g == 0.0));
+    assert!(values(&params.grads()).iter().all(|g| *g == 0.0));
 
     // Blank ones are zeros to whoever adds, looks, or settles them.
     for look in [true, false] {
@@ -93,7 +93,7 @@ fn leaves_add_their_gradients_and_report_once() {
             assert_eq!(values(&norm.grad().unwrap()), [0.0; 3]);
         }
         params.settle_grads().unwrap();
-        assert!(values(params.grads()).iter().all(|g| *g == 0.0));
+        assert!(values(&params.grads()).iter().all(|g| *g == 0.0));
         ready.lock().unwrap().pop();
     }
 

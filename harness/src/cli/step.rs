@@ -12,7 +12,7 @@ use crate::numerics::autocast::uniform;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::no_grad;
 use crate::profile::{Phase, phase, span};
-use crate::train::{Learner, LearnerOptions, Team, TeamOptions};
+use crate::train::{Learner, LearnerOptions, Team, TeamOptions, gradient_dtype};
 
 /// Which step, and of which model.
 #[derive(Args, Clone, Debug)]
@@ -120,6 +120,7 @@ impl Step {
         let (team, learner) = match (work, team) {
             (Work::Forward, _) => (None, None),
             (Work::ForwardBackward | Work::TrainStep, None) => {
+                model.params().keep_grads(gradient_dtype(model.params(), 1))?;
                 let _span = span("optimizer state");
                 (None, Some(Learner::new(model.params(), rates).map_err(stopped)?))
             }

@@ -169,7 +169,7 @@ impl Ddp {
         broadcast_values(params, &comm)?;
         tracing::debug!("{} of {} ranks: {} buckets, {}", comm.rank(), world, buckets.len(), form.name());
         let pass = Pass::new(&buckets, params.len());
-        let grads = address(params.grads())?;
+        let grads = address(&params.grads())?;
         let params = params.clone();
         let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, pass: Mutex::new(pass) });
         let hears = inner.clone();

@@ -41,7 +41,7 @@ impl Replay {
             None => self.loss.insert(Tensor::zeros(1, DType::F32, tokens.device())?).clone(),
         };
         let model = &self.model;
-        self.recorded.run(&[factor.to_bits()], &[tokens, targets], |inputs| {
+        self.recorded.run(&[factor.to_bits(), model.params.generation()], &[tokens, targets], |inputs| {
             kept.slice_set(&pass(model, &inputs[0], &inputs[1], factor)?.reshape(1)?, 0, 0)
         })?;
         // The next replay writes over it.

@@ -175,6 +175,6 @@ fn add_norm_gradients(model: &Transformer, sums: &Tensor, pass: &Pass<'_>) -> Re
     for weight in &weights {
         adds |= weight.grad_to_write()?.1;
     }
-    stream_norm::add_weight_gradients(sums, model.params.grads(), [starts[0], apart], adds)?;
+    stream_norm::add_weight_gradients(sums, &model.params.grads(), [starts[0], apart], adds)?;
     weights.iter().filter_map(|weight| pass.use_of(weight)).try_for_each(Use::finish)
 }

@@ -1,8 +1,10 @@
 //! Embeddings: rows of a table, whose gradient goes straight into the flat gradient.
 
 use candle_core::{DType, Result, Tensor};
+use half::bf16;
 use tilewright::kernels::{FloatElement, embedding as kernel};
 
+use super::convert;
 use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error, write};
 use super::tape::record1;
 use crate::params::Param;
@@ -40,11 +42,28 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
 
 /// The gradient of the table's row ids[t] += grad[t, :].
 pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, table: &Param) -> Result<()> {
-    let grad_table = table.grad()?;
+    let (grad_table, adds) = table.grad_to_write()?;
+    if grad_table.dtype() == DType::F32 {
+        if !adds {
+            grad_table.zero_set()?;
+        }
+        return add_in_f32::<T>(ids, grad, &grad_table);
+    }
+    // Rows are added up in f32, and all of the table is rounded once.
+    let sums = match adds {
+        true => grad_table.to_dtype(DType::F32)?,
+        false => Tensor::zeros(grad_table.shape(), DType::F32, grad_table.device())?,
+    };
+    add_in_f32::<T>(ids, grad, &sums)?;
+    let sums = Read::<f32>::new(&sums)?;
+    write::<bf16, ()>(&grad_table, |device, table| convert(device, sums.view()?, table).map_err(kernel_error))
+}
+
+fn add_in_f32<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &Tensor) -> Result<()> {
     let [vocabulary, d] = [grad_table.dim(0)?, grad_table.dim(1)?];
     let (ids, grad) = (Read::<u32>::new(ids)?, Read::<T>::new(grad)?);
     let (id_list, grad_rows) = (ids.view()?, grad.rows()?);
-    write::<f32, ()>(&grad_table, |device, mut target| {
+    write::<f32, ()>(grad_table, |device, mut target| {
         // The kernel looks through all tokens for each row. On the CPU, where one thread may go through them, a loop adds in the same
         // order and looks at each token once.
         if let (Some(ids), Some(sums)) = (id_list.as_slice(), target.as_mut_slice()) {

@@ -10,7 +10,7 @@ use crate::profile::span;
 
 /// y [.., n] = x·Wᵀ for x [.., k] of any float type and a weight W [n, k], which computes in x's type.
 ///
-/// The weight's gradient, (∂L/∂y)ᵀ·x, is added to its flat gradient in f32, and its use is finished there.
+/// The weight's gradient, (∂L/∂y)ᵀ·x, is summed in f32 and added to its flat gradient, and its use is finished there.
 ///
 /// # Errors
 /// A weight whose columns are not x's last dimension.

@@ -3,7 +3,7 @@
 //! On the CPU they are those of the `gemm` crate, on a GPU those of cuBLAS: both take operands in any order of rows and columns,
 //! so that no product copies a transposed matrix. Half types multiply exactly and sum in f32; the result is rounded once.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::memory::{Elem, Fresh, Read, for_float_type, write};
 use crate::profile::span;
@@ -31,7 +31,7 @@ pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
         return Ok(c);
     }
     let mut target = c.view()?;
-    cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n])?;
+    cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n], false)?;
     Ok(c)
 }
 
@@ -60,12 +60,12 @@ pub fn product_plus(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
             return Ok(c.into_tensor(base.shape()));
         }
         let mut c = Fresh::<f32>::copy_of(base)?;
-        cpu::into_f32(&a, &b, c.view()?.as_mut_slice().unwrap_or_default(), [m, k, n], true)?;
+        cpu::multiply(&a, &b, c.view()?.as_mut_slice().unwrap_or_default(), [m, k, n], true)?;
         Ok(c.into_tensor(base.shape()))
     })
 }
 
-/// c += a·b for an f32 c [m, n] that is contiguous, and a [m, k] and b [k, n] of any float type.
+/// c += a·b for a contiguous c [m, n] in f32 or the type of a and b, and a [m, k] and b [k, n] of any float type.
 ///
 /// # Errors
 /// As [`product`].
@@ -87,19 +87,29 @@ pub fn product_into(c: &Tensor, a: &Tensor, b: &Tensor, adds: bool) -> Result<()
             c.dims()
         )));
     }
+    for_float_type!(a.dtype(), "a matrix product", T => match c.dtype() {
+        DType::F32 => write_product::<T, f32>(c, a, b, [m, k, n], adds),
+        same if same == a.dtype() => write_product::<T, T>(c, a, b, [m, k, n], adds),
+        other => Err(candle_core::Error::Msg(format!(
+            "a product of {} is added to f32 or {0}, not to {}",
+            a.dtype().as_str(),
+            other.as_str()
+        ))),
+    })
+}
+
+fn write_product<T: Elem, C: Elem>(c: &Tensor, a: &Tensor, b: &Tensor, sizes: [usize; 3], adds: bool) -> Result<()> {
     #[cfg(feature = "cuda")]
     let device = a.device();
-    for_float_type!(a.dtype(), "a matrix product", T => {
-        let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
-        let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
-        write::<f32, ()>(c, |_, mut target| {
-            #[cfg(feature = "cuda")]
-            if let candle_core::Device::Cuda(cuda) = device {
-                let base = if adds { super::cublas::Base::Itself } else { super::cublas::Base::Zero };
-                return super::cublas::multiply(cuda, &a, &b, base, &mut target, [m, k, n]);
-            }
-            cpu::into_f32(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n], adds)
-        })
+    let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+    let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
+    write::<C, ()>(c, |_, mut target| {
+        #[cfg(feature = "cuda")]
+        if let candle_core::Device::Cuda(cuda) = device {
+            let base = if adds { super::cublas::Base::Itself } else { super::cublas::Base::Zero };
+            return super::cublas::multiply(cuda, &a, &b, base, &mut target, sizes);
+        }
+        cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), sizes, adds)
     })
 }
 
@@ -122,24 +132,28 @@ mod cpu {
 
     type Matrix<'a, T> = kernels::Tensor<'a, T, 2>;
 
-    /// c = a·b, rounded to c's type once.
-    pub fn multiply<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [T], sizes: [usize; 3]) -> Result<()> {
-        if let Ok(c) = bytemuck::try_cast_slice_mut::<T, f32>(c)
-            && <T as candle_core::WithDType>::DTYPE == candle_core::DType::F32
+    /// c = a·b, or with `adds` c += a·b, rounded to c's type once.
+    pub fn multiply<T: Elem, C: Elem>(
+        a: &Matrix<T>,
+        b: &Matrix<T>,
+        c: &mut [C],
+        sizes: [usize; 3],
+        adds: bool,
+    ) -> Result<()> {
+        if let Ok(c) = bytemuck::try_cast_slice_mut::<C, f32>(c)
+            && <C as candle_core::WithDType>::DTYPE == candle_core::DType::F32
         {
-            return in_f32(a, b, c, sizes, false);
+            return in_f32(a, b, c, sizes, adds);
         }
         let mut exact = vec![0.0; c.len()];
-        in_f32(a, b, &mut exact, sizes, false)?;
+        if adds {
+            C::to_f32s(c, &mut exact);
+        }
+        in_f32(a, b, &mut exact, sizes, adds)?;
         c.par_chunks_mut(CHUNK).zip(exact.par_chunks(CHUNK)).for_each(|(c, exact)| {
-            T::from_f32s(exact, c);
+            C::from_f32s(exact, c);
         });
         Ok(())
-    }
-
-    /// c = a·b, or with `adds` c += a·b.
-    pub fn into_f32<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [f32], sizes: [usize; 3], adds: bool) -> Result<()> {
-        in_f32(a, b, c, sizes, adds)
     }
 
     /// Elements that a thread converts at a time.

@@ -16,7 +16,7 @@ use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
 
-use super::memory::{Elem, Fresh, Read, kernel_error, write};
+use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error, write};
 
 /// The block of `tile` = (rows, columns) of a dense matrix with rows of `d` elements, from row `first` on.
 #[device_fn]
@@ -39,7 +39,7 @@ fn block<T: Dtype>(
 
 /// The block of `tile` numbers of a vector of `n`, from `first` on.
 #[device_fn]
-fn part(base: Ptr<f32>, n: Scalar<i32>, first: Scalar<i32>, tile: usize) -> BlockPtr<f32> {
+fn part<T: Dtype>(base: Ptr<T>, n: Scalar<i32>, first: Scalar<i32>, tile: usize) -> BlockPtr<T> {
     make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [tile], order = [0])
 }
 
@@ -125,9 +125,9 @@ pub fn stream_norm_bwd<S: Float, T: Float>(
 ///
 /// Programs: (tiles of columns, norms).
 #[kernel]
-pub fn stream_norm_weights(
+pub fn stream_norm_weights<G: Float>(
     partial: In<f32>,
-    grad_w: InOut<f32>,
+    grad_w: InOut<G>,
     apart: i64,
     rows: i32,
     d: i32,
@@ -146,9 +146,9 @@ pub fn stream_norm_weights(
     let target = part(grad_w + norm * apart, d, first, d_tile);
     let mut gradient = sum(total, axis = 0);
     if adds {
-        gradient += load(target, boundary_check = [0], padding = zero);
+        gradient += load(target, boundary_check = [0], padding = zero).to::<f32>();
     }
-    store(target, gradient, boundary_check = [0]);
+    store(target, gradient.to::<G>(), boundary_check = [0]);
 }
 
 /// Widest row: it is kept in registers.
@@ -304,7 +304,7 @@ pub fn add_weight_gradients(partial: &Tensor, grads: &Tensor, [first, apart]: [u
     }
     let partial = Read::<f32>::new(partial)?;
     let len = (norms - 1) * apart + d;
-    write::<f32, ()>(&grads.narrow(0, first, len)?, |device, mut grad_w| {
+    for_float_type!(grads.dtype(), "a gradient", G => write::<G, ()>(&grads.narrow(0, first, len)?, |device, mut grad_w| {
         let (rows_tile, d_tile) = if device.is_cuda() { (64, 32) } else { (8, 256) };
         StreamNormWeights {
             partial: &partial.view()?,
@@ -318,7 +318,7 @@ pub fn add_weight_gradients(partial: &Tensor, grads: &Tensor, [first, apart]: [u
         }
         .launch(device, [d.div_ceil(d_tile), norms, 1])
         .map_err(kernel_error)
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -436,7 +436,7 @@ mod tests {
             let backward = STREAM_NORM_BWD.record(&types, &consts, &Specialization::default()).unwrap();
             let tiles =
                 [("rows_tile", ConstValue::Int(64)), ("d_tile", ConstValue::Int(32)), ("adds", ConstValue::Bool(true))];
-            let weights = STREAM_NORM_WEIGHTS.record(&[], &tiles, &Specialization::default()).unwrap();
+            let weights = STREAM_NORM_WEIGHTS.record(&[DType::BF16], &tiles, &Specialization::default()).unwrap();
             for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
                 let options = CompileOptions { num_warps: plan.num_warps, ..CompileOptions::default() };
                 for func in [&forward, &backward, &weights] {

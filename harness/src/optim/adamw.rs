@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
+use tilewright::kernels::FloatElement;
 use tilewright::kernels::adamw::{self, Options};
 use tilewright::prelude::*;
 use tilewright::{View, ViewMut};
@@ -189,10 +190,10 @@ impl AdamW {
     ///
     /// # Errors
     /// As [`AdamW::step`].
-    pub fn step_by(
+    pub fn step_by<G: FloatElement>(
         &mut self,
         mut values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
+        gradients: View<'_, G>,
         mut copy: Copy<'_>,
         groups: &[Group],
         told: View<'_, f64>,
@@ -211,7 +212,7 @@ impl AdamW {
             let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
             let rates = [told.slice(RATES + i * PER_GROUP..)?, found];
             match &mut copy {
-                Copy::None => adamw::step_by::<f32, bf16>(&device, state, g, None, rates, &options)?,
+                Copy::None => adamw::step_by::<G, bf16>(&device, state, g, None, rates, &options)?,
                 Copy::Bf16(copy) => {
                     adamw::step_by(&device, state, g, Some(copy.reborrow().slice(range)?), rates, &options)?;
                 }

@@ -4,6 +4,7 @@
 //! says there by what the gradient is multiplied, and whether the step is made. [`AdamW::step_by`](super::AdamW::step_by) reads both. All
 //! of it may be queued before the gradient is known, and what [`judge`] found is read when somebody wants to know.
 
+use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
 
 use super::norm::partial_squares;
@@ -123,9 +124,9 @@ const MAX_LOSSES: usize = 4096;
 ///
 /// # Errors
 /// More than 4096 losses, memory that is too short, and those of the launches.
-pub fn judge(
+pub fn judge<G: FloatElement>(
     device: &Device,
-    gradients: View<'_, f32>,
+    gradients: View<'_, G>,
     losses: View<'_, f32>,
     told: View<'_, f64>,
     mut found: ViewMut<'_, f64>,

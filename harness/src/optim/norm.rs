@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
 
 /// Elements of a tile, of which one program adds up several.
@@ -12,13 +13,19 @@ fn tiles(n: usize) -> usize {
     if n < 1 << 26 { 16 } else { 128 }
 }
 
-/// partials\[p\] = Σᵢ xᵢ², over the `tiles` · `tile` elements of program p.
+/// partials\[p\] = Σᵢ xᵢ² in f32, over the `tiles` · `tile` elements of program p.
 #[kernel]
-pub fn sum_squares(x: In<f32>, partials: Out<f32>, n: i64, #[constexpr] tile: usize, #[constexpr] tiles: usize) {
+pub fn sum_squares<T: Float>(
+    x: In<T>,
+    partials: Out<f32>,
+    n: i64,
+    #[constexpr] tile: usize,
+    #[constexpr] tiles: usize,
+) {
     let mut offsets = program_id(0).to::<i64>() * (tile * tiles) + arange(0, tile);
     let mut acc = zeros::<f32>([tile]);
     for _ in range(0, tiles) {
-        let xt = load(x + offsets, mask = offsets < n, other = 0.0);
+        let xt = load(x + offsets, mask = offsets < n, other = 0.0).to::<f32>();
         acc += xt * xt;
         offsets = offsets + tile;
     }
@@ -30,7 +37,7 @@ pub fn sum_squares(x: In<f32>, partials: Out<f32>, n: i64, #[constexpr] tile: us
 ///
 /// # Errors
 /// Those of the launch and of earlier work on the device.
-pub fn sum_of_squares(device: &Device, x: View<'_, f32>) -> Result<f64> {
+pub fn sum_of_squares<T: FloatElement>(device: &Device, x: View<'_, T>) -> Result<f64> {
     sum_of_squares_of(device, &[x])
 }
 
@@ -38,13 +45,13 @@ pub fn sum_of_squares(device: &Device, x: View<'_, f32>) -> Result<f64> {
 ///
 /// # Errors
 /// As [`sum_of_squares`].
-pub fn sum_of_squares_of(device: &Device, slices: &[View<'_, f32>]) -> Result<f64> {
+pub fn sum_of_squares_of<T: FloatElement>(device: &Device, slices: &[View<'_, T>]) -> Result<f64> {
     Ok(partial_squares(device, slices)?.to_vec()?.into_iter().map(f64::from).sum())
 }
 
 /// Sums of squares of the parts of the slices, in order: few enough to add up.
-pub(super) fn partial_squares(device: &Device, slices: &[View<'_, f32>]) -> Result<Buffer<f32>> {
-    let programs = |x: &View<'_, f32>| x.len().div_ceil(TILE * tiles(x.len()));
+pub(super) fn partial_squares<T: FloatElement>(device: &Device, slices: &[View<'_, T>]) -> Result<Buffer<f32>> {
+    let programs = |x: &View<'_, T>| x.len().div_ceil(TILE * tiles(x.len()));
     let mut partials = Buffer::<f32>::uninit(device, slices.iter().map(programs).sum())?;
     let mut at = 0;
     for x in slices.iter().filter(|x| !x.is_empty()) {
@@ -60,7 +67,7 @@ pub(super) fn partial_squares(device: &Device, slices: &[View<'_, f32>]) -> Resu
 ///
 /// # Errors
 /// As [`sum_of_squares`].
-pub fn norm(device: &Device, x: View<'_, f32>) -> Result<f64> {
+pub fn norm<T: FloatElement>(device: &Device, x: View<'_, T>) -> Result<f64> {
     sum_of_squares(device, x).map(f64::sqrt)
 }
 
@@ -78,15 +85,15 @@ pub fn clip(norm: f64, most: Option<f64>) -> f64 {
 ///
 /// # Errors
 /// As [`sum_of_squares`]; parts that leave x.
-pub fn first_not_finite<'n>(
+pub fn first_not_finite<'n, T: FloatElement + Into<f64>>(
     device: &Device,
-    x: View<'_, f32>,
+    x: View<'_, T>,
     parts: impl IntoIterator<Item = (&'n str, Range<usize>)>,
 ) -> Result<Option<&'n str>> {
     for (name, range) in parts {
         let part = x.slice(range)?;
         // The sum may overflow where the elements do not.
-        if !sum_of_squares(device, part)?.is_finite() && part.to_vec()?.iter().any(|x| !x.is_finite()) {
+        if !sum_of_squares(device, part)?.is_finite() && part.to_vec()?.into_iter().any(|x| !x.into().is_finite()) {
             return Ok(Some(name));
         }
     }
@@ -111,6 +118,17 @@ mod tests {
             let parts = sum_of_squares_of(&device, &[low, buffer.slice(0..0).unwrap(), high]).unwrap().sqrt();
             assert!((parts - expected).abs() <= 1e-6 * expected, "{n}: {parts} for {expected}");
         }
+    }
+
+    #[test]
+    fn short_types_are_squared_in_f32() {
+        let device = Device::cpu();
+        // Squares of bf16 that bf16 does not have, and a sum that it would stop at.
+        let x: Vec<half::bf16> =
+            (0..40_000).map(|i| half::bf16::from_f32((i * 37 % 101) as f32 * 0.01 + 1.0)).collect();
+        let expected = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+        let found = norm(&device, Buffer::from_slice(&device, &x).unwrap().view()).unwrap();
+        assert!((found - expected).abs() <= 1e-6 * expected, "{found} for {expected}");
     }
 
     #[test]
@@ -143,6 +161,7 @@ mod tests {
     #[test]
     fn gpus_add_up_the_same() {
         use tilewright::codegen::interp::{self, ArgValue, Memory};
+        use tilewright::codegen::ir::DType;
         use tilewright::codegen::lang::kernel::{ConstValue, Specialization};
         use tilewright::codegen::pipeline;
         use tilewright::codegen::target::{CompileOptions, GpuArch};
@@ -151,7 +170,7 @@ mod tests {
         let x: Vec<f32> = (0..n).map(|i| ((i * 7 % 13) as f32 - 6.0) * 0.5).collect();
         let expected: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         let consts = [("tile", ConstValue::Int(1024)), ("tiles", ConstValue::Int(2))];
-        let func = SUM_SQUARES.record(&[], &consts, &Specialization::default()).unwrap();
+        let func = SUM_SQUARES.record(&[DType::F32], &consts, &Specialization::default()).unwrap();
         for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
             let options = CompileOptions::default();
             let laid = pipeline::gpu_ir(&func, arch, &options, &mut ());

@@ -4,6 +4,8 @@
 //! gradient is ever allocated. A [`Param`] is a handle: its [`value`](Param::value) and [`grad`](Param::grad) are views of the
 //! flat tensors.
 //!
+//! Gradients are f32, or bf16 where nothing is added up in them: see [`Params::keep_grads`].
+//!
 //! Candle's own walk has no place for that, so gradients reach the flat tensor from inside custom ops:
 //!
 //! - [`Param::leaf`] puts a parameter on the tape; its backward adds the gradient of that use.
@@ -80,11 +82,13 @@ struct Inner {
     by_name: HashMap<String, ParamId>,
     ranges: Vec<Range<usize>>,
     values: Tensor,
-    grads: Tensor,
+    grads: RwLock<Tensor>,
     /// Gradients that count as zeros, whatever lies in their memory.
     blank: Vec<AtomicBool>,
     /// The values in a shorter type, for products.
     copy: RwLock<Option<Tensor>>,
+    /// How often `grads` or `copy` became other tensors.
+    exchanged: AtomicU64,
     /// Puts ops on the tape whose only gradient is a parameter's.
     anchor: Var,
     /// Uses of each parameter that have run forward and not yet backward.
@@ -119,9 +123,10 @@ impl Params {
             by_name,
             ranges,
             values,
-            grads,
+            grads: RwLock::new(grads),
             blank,
             copy: RwLock::new(None),
+            exchanged: AtomicU64::new(0),
             anchor: Var::zeros(1, DType::F32, device)?,
             pending,
             callbacks: RwLock::default(),
@@ -171,10 +176,44 @@ impl Params {
         &self.0.values
     }
 
-    /// All gradients: f32 [flat_len]. Gaps are zeros. After [`Params::blank_grads`] they are what this says once
-    /// [`Params::settle_grads`] was called.
-    pub fn grads(&self) -> &Tensor {
-        &self.0.grads
+    /// All gradients: [flat_len], f32 unless [`Params::keep_grads`] said otherwise. Gaps are zeros. After [`Params::blank_grads`] they
+    /// are what this says once [`Params::settle_grads`] was called.
+    pub fn grads(&self) -> Tensor {
+        self.0.grads()
+    }
+
+    /// Keeps gradients in `dtype` from now on, f32 or bf16: all are zeros then, unless they were of that type already.
+    ///
+    /// In bf16 a gradient takes half of the memory, and every op rounds its part when it is added: that is for passes in which
+    /// each parameter has one part, not for gradients that several micro-batches or ranks add up.
+    ///
+    /// # Errors
+    /// Another type, someone who listens for finished gradients and knows where they lie, or no memory.
+    pub fn keep_grads(&self, dtype: DType) -> Result<()> {
+        if self.grads().dtype() == dtype {
+            return Ok(());
+        }
+        if !matches!(dtype, DType::F32 | DType::BF16) {
+            let message = format!("gradients are kept in f32 or bf16, not in {}", dtype.as_str());
+            return Err(candle_core::Error::Msg(message));
+        }
+        if self.has_listeners() {
+            let message = "gradients that ranks exchange stay in the type that they had: choose it before";
+            return Err(candle_core::Error::Msg(message.into()));
+        }
+        let mut grads = self.0.grads.write().unwrap_or_else(PoisonError::into_inner);
+        // The old ones go before the new ones come.
+        *grads = self.0.anchor.as_detached_tensor();
+        *grads = Tensor::zeros(self.flat_len(), dtype, self.device())?;
+        self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
+        self.0.exchanged.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// A number that is another one when gradients or the copy for computing lie in other memory than before. A recording of work on
+    /// them is good for one such number.
+    pub fn generation(&self) -> u64 {
+        self.0.exchanged.load(Ordering::Acquire)
     }
 
     /// The parameter of this place in the order of registration.
@@ -213,7 +252,7 @@ impl Params {
     /// Sets all gradients to zero.
     pub fn zero_grads(&self) -> Result<()> {
         self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
-        self.0.grads.zero_set()
+        self.grads().zero_set()
     }
 
     /// As [`Params::zero_grads`], without touching memory: what comes first to a gradient is written over what lies there. Whoever reads
@@ -231,7 +270,8 @@ impl Params {
                 _ => ranges.push(param.range()),
             }
         }
-        ranges.into_iter().try_for_each(|range| self.0.grads.narrow(0, range.start, range.len())?.zero_set())
+        let grads = self.grads();
+        ranges.into_iter().try_for_each(|range| grads.narrow(0, range.start, range.len())?.zero_set())
     }
 
     /// The parameters that are trained, grouped by decay and factor of the learning rate, in the order in which groups first
@@ -263,6 +303,7 @@ impl Params {
             }
         };
         *self.0.copy.write().unwrap_or_else(PoisonError::into_inner) = copy;
+        self.0.exchanged.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
@@ -302,6 +343,12 @@ impl Params {
     /// Whether [`Params::on_grad_ready`] has callbacks.
     pub fn has_listeners(&self) -> bool {
         !self.0.callbacks.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+impl Inner {
+    fn grads(&self) -> Tensor {
+        self.grads.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -405,9 +452,9 @@ impl Param {
         self.view(&self.params.values)
     }
 
-    /// Its gradient, f32: a view of [`Params::grads`].
+    /// Its gradient: a view of [`Params::grads`].
     pub fn grad(&self) -> Result<Tensor> {
-        let grad = self.view(&self.params.grads)?;
+        let grad = self.view(&self.params.grads())?;
         if self.take_blank() {
             grad.zero_set()?;
         }
@@ -416,7 +463,7 @@ impl Param {
 
     /// Where to put a part of its gradient, and whether that is added to what is there: if not, all of it is to be written over.
     pub fn grad_to_write(&self) -> Result<(Tensor, bool)> {
-        Ok((self.view(&self.params.grads)?, !self.take_blank()))
+        Ok((self.view(&self.params.grads())?, !self.take_blank()))
     }
 
     /// Whether its gradient counts as zeros; from now on it is what lies there.
@@ -436,12 +483,13 @@ impl Param {
         }
     }
 
-    /// Adds `gradient`, of any float type and of its shape, to its gradient.
+    /// Adds `gradient`, of any float type and of its shape, to its gradient: in f32, rounded to the gradient's type afterwards.
     pub fn add_grad(&self, gradient: &Tensor) -> Result<()> {
         let gradient = gradient.to_dtype(DType::F32)?;
         let (before, adds) = self.grad_to_write()?;
-        let sum = if adds { before.add(&gradient)? } else { gradient };
-        self.params.grads.slice_set(&sum.flatten_all()?.contiguous()?, 0, self.range().start)
+        let sum = if adds { before.to_dtype(DType::F32)?.add(&gradient)? } else { gradient };
+        let sum = sum.flatten_all()?.contiguous()?.to_dtype(before.dtype())?;
+        self.params.grads().slice_set(&sum, 0, self.range().start)
     }
 }
 

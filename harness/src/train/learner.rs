@@ -3,11 +3,12 @@
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
+use tilewright::kernels::FloatElement;
 use tilewright::{View, ViewMut};
 
 use super::{Error, LossScale, Result};
 use crate::dist::sharded::{ShardedOptimizer, State};
-use crate::ops::memory::{self, Read, kernel_device, kernel_error};
+use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
 use crate::optim::judge::{self, found, told};
 use crate::optim::{AdamW, AdamWOptions, Copy, Group, Schedule, clip, first_not_finite, merge_groups};
 use crate::params::{Param, Params};
@@ -106,6 +107,8 @@ impl Moments<'_> {
 }
 
 impl Learner {
+    /// For gradients of the type that the parameters keep them in: see [`gradient_dtype`].
+    ///
     /// # Errors
     /// No memory for the moments on the parameters' device.
     pub fn new(params: &Params, options: LearnerOptions) -> Result<Learner> {
@@ -232,9 +235,14 @@ impl Learner {
     /// Adds `share` times the gradient of `loss`, a scalar. The shares of a step's micro-batches add up to 1.
     ///
     /// # Errors
-    /// Those of the model's ops, lack of memory above all.
+    /// A share of a step whose gradients are not kept in f32, and those of the model's ops, lack of memory above all.
     pub fn backward(&self, loss: &Tensor, share: f64) -> Result<()> {
         let _phase = phase(Phase::Backward);
+        let kept = self.params.grads().dtype();
+        if share != 1.0 && kept != DType::F32 {
+            let message = format!("gradients of several micro-batches add up in f32, not in {}", kept.as_str());
+            return Err(candle_core::Error::Msg(message).into());
+        }
         let factor = share * self.scale.factor();
         match factor == 1.0 {
             true => loss.backward()?,
@@ -297,26 +305,11 @@ impl Learner {
             let message = "an optimizer that ranks share makes its steps with `update`";
             return Err(candle_core::Error::Msg(message.into()).into());
         };
-        let gradients = Read::<f32>::new(self.params.grads())?;
-        let (losses, told) = (Read::<f32>::new(losses)?, Read::<f64>::new(&self.told)?);
-        memory::write::<f64, ()>(&self.found, |device, found| {
-            judge::judge(device, gradients.view()?, losses.view()?, told.view()?, found).map_err(kernel_error)
-        })?;
-        let (found, groups, copy) = (Read::<f64>::new(&self.found)?, &self.groups, self.params.copy());
-        memory::write::<f32, _>(self.params.values(), |_, values| {
-            let (gradients, told, found) = (gradients.view()?, told.view()?, found.view()?);
-            let go = |copy: Copy<'_>| adamw.step_by(values, gradients, copy, groups, told, found).map_err(kernel_error);
-            match &copy {
-                Some(copy) if copy.dtype() == DType::BF16 => {
-                    memory::write::<bf16, _>(copy, |_, copy| go(Copy::Bf16(copy)))
-                }
-                Some(copy) if copy.dtype() == DType::F16 => {
-                    memory::write::<f16, _>(copy, |_, copy| go(Copy::F16(copy)))
-                }
-                _ => go(Copy::None),
-            }
-        })?;
-        Ok(())
+        let of = (&self.params, self.groups.as_slice());
+        match self.params.grads().dtype() {
+            DType::BF16 => decide_on::<bf16>(of, adamw, losses, [&self.told, &self.found]),
+            _ => decide_on::<f32>(of, adamw, losses, [&self.told, &self.found]),
+        }
     }
 
     /// What the last [`Learner::decide`] found, f64, as [`judge`] lists it. The next one writes over it.
@@ -372,7 +365,8 @@ impl Learner {
         };
         let (step, factor) = (self.step + 1, self.scale.factor());
         let rate = self.options.schedule.rate(step);
-        let gradients = Read::<f32>::new(self.params.grads())?;
+        let gradients = self.params.grads();
+        let gradients = Read::<f32>::new(&gradients)?;
         let norm = shared.gradient_norm(gradients.view()?)? / factor;
         match self.scale.learn(norm.is_finite()) {
             Some(true) => {
@@ -391,7 +385,7 @@ impl Learner {
 
     /// The error of a step whose gradient, which is there now, is not finite.
     pub(super) fn not_finite(&self, step: u64) -> Error {
-        let first = match first_in(self.params.grads(), &self.params) {
+        let first = match first_in(&self.params.grads(), &self.params) {
             Ok(Some(name)) => format!("that of `{name}`"),
             Ok(None) => "none: its elements are finite, and the sum of their squares is not".to_string(),
             Err(error) => format!("unknown: {error}"),
@@ -404,9 +398,47 @@ impl Learner {
 pub(super) fn first_in(flat: &Tensor, params: &Params) -> Result<Option<String>> {
     let device = kernel_device(params.device())?;
     let list: Vec<Param> = params.iter().collect();
-    let flat = Read::<f32>::new(flat)?;
     let parts = list.iter().map(|param| (param.name(), param.range()));
-    Ok(first_not_finite(device, flat.view()?, parts)?.map(str::to_string))
+    let first = match flat.dtype() {
+        DType::BF16 => first_not_finite(device, Read::<bf16>::new(flat)?.view()?, parts)?,
+        _ => first_not_finite(device, Read::<f32>::new(flat)?.view()?, parts)?,
+    };
+    Ok(first.map(str::to_string))
+}
+
+/// The type in which the gradients of a step are kept that this process makes alone, of so many micro-batches: that of the products in
+/// bf16, if each gradient is one product and nothing is added to it, else f32.
+pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
+    match params.copy().map(|copy| copy.dtype()) {
+        Some(DType::BF16) if micro_batches <= 1 => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
+/// [`Learner::decide`] for gradients of type G; the numbers are `told` and `found`.
+fn decide_on<G: Elem + FloatElement>(
+    (params, groups): (&Params, &[Group]),
+    adamw: &mut AdamW,
+    losses: &Tensor,
+    [told, found]: [&Tensor; 2],
+) -> Result<()> {
+    let gradients = params.grads();
+    let gradients = Read::<G>::new(&gradients)?;
+    let (losses, told) = (Read::<f32>::new(losses)?, Read::<f64>::new(told)?);
+    memory::write::<f64, ()>(found, |device, found| {
+        judge::judge(device, gradients.view()?, losses.view()?, told.view()?, found).map_err(kernel_error)
+    })?;
+    let (found, copy) = (Read::<f64>::new(found)?, params.copy());
+    memory::write::<f32, _>(params.values(), |_, values| {
+        let (gradients, told, found) = (gradients.view()?, told.view()?, found.view()?);
+        let go = |copy: Copy<'_>| adamw.step_by(values, gradients, copy, groups, told, found).map_err(kernel_error);
+        match &copy {
+            Some(copy) if copy.dtype() == DType::BF16 => memory::write::<bf16, _>(copy, |_, copy| go(Copy::Bf16(copy))),
+            Some(copy) if copy.dtype() == DType::F16 => memory::write::<f16, _>(copy, |_, copy| go(Copy::F16(copy))),
+            _ => go(Copy::None),
+        }
+    })?;
+    Ok(())
 }
 
 /// The parameters that are trained, in groups of neighbours with the same options. Gaps between neighbours go with them: they are zeros,

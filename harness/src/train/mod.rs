@@ -24,7 +24,7 @@ mod whole;
 
 pub use error::{Error, Result, is_out_of_memory};
 pub use generate::{Sampling, generate};
-pub use learner::{Announced, Learner, LearnerOptions, Moments, Update};
+pub use learner::{Announced, Learner, LearnerOptions, Moments, Update, gradient_dtype};
 pub use model::LanguageModel;
 pub use peak::peak;
 pub use run::{Ending, Observer, Run, RunOptions};

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::checkpoint::{self, Checkpoint, Header};
 use super::learner::Update;
-use super::learner::first_in;
+use super::learner::{first_in, gradient_dtype};
 use super::log::{self, Line, Log, StepLine};
 use super::team::Vote;
 use super::whole::{Queued, WholeStep};
@@ -133,7 +133,11 @@ impl<'a> Run<'a> {
         data.check_context(options.context)?;
         std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
         let (team, mut learner) = match team {
-            None => (None, Learner::new(model.params(), options.learner)?),
+            None => {
+                let micro_batches = options.batch.div_ceil(options.micro_batch.max(1));
+                model.params().keep_grads(gradient_dtype(model.params(), micro_batches))?;
+                (None, Learner::new(model.params(), options.learner)?)
+            }
             Some(team) => {
                 let (team, learner) = Team::form(team, model.params(), options.learner, options.batch)?;
                 (Some(team), learner)

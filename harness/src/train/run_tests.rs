@@ -5,6 +5,8 @@ use serde_json::json;
 
 use super::*;
 use crate::data::{Text, prepare};
+use crate::dist::comm::threads::threads;
+use crate::dist::ddp::DdpOptions;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::{Init, ParamSpec, Params};
 use crate::train::{Sampling, generate};
@@ -149,6 +151,44 @@ fn the_loss_falls_and_the_model_writes_what_it_read() {
     .unwrap();
     let text = data.tokenizer.decode(&text).unwrap();
     assert!([" cat", " dog", " mat"].iter().any(|word| text.starts_with(word)), "{text:?}");
+}
+
+#[test]
+fn gradients_are_bf16_where_nothing_is_added_to_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let ranks = || TeamOptions {
+        comm: std::sync::Arc::new(threads(1, Default::default()).unwrap().remove(0)),
+        ddp: DdpOptions::default(),
+        shard: None,
+    };
+    for (copy, micro_batch, team, expected) in [
+        (DType::F32, 6, None, DType::F32),
+        (DType::BF16, 6, None, DType::BF16),
+        (DType::BF16, 3, None, DType::F32),
+        (DType::BF16, 8, None, DType::BF16),
+        (DType::BF16, 6, Some(ranks()), DType::F32),
+        (DType::F16, 6, None, DType::F32),
+    ] {
+        model.params().keep_copy(copy).unwrap();
+        let options = RunOptions { micro_batch, ..options(2) };
+        let folder = dir.path().join("run");
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, team.as_ref()).unwrap();
+        assert_eq!(model.params().grads().dtype(), expected, "{copy:?}, {micro_batch} of 6, team: {}", team.is_some());
+        assert_eq!(go(&mut run).1.losses.len(), 2);
+    }
+}
+
+#[test]
+fn shares_of_a_step_need_gradients_in_f32() {
+    let model = Bigrams::new(10);
+    model.params().keep_grads(DType::BF16).unwrap();
+    let learner = Learner::new(model.params(), options(2).learner).unwrap();
+    let tokens = Tensor::zeros((1, 4), DType::U32, &Device::Cpu).unwrap();
+    learner.begin().unwrap();
+    let message = learner.backward(&model.loss(&tokens, &tokens).unwrap(), 0.5).unwrap_err().to_string();
+    assert!(message.contains("micro-batches") && message.contains("bf16"), "{message}");
 }
 
 #[test]

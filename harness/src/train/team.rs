@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use candle_core::DType;
+
 use super::{Learner, LearnerOptions, Result};
 use crate::data::{SamplerState, Shard};
 use crate::dist::comm::{Communicator, Reduce};
@@ -57,6 +59,8 @@ impl Team {
             ))
             .into());
         }
+        // Ranks' gradients add up in f32.
+        params.keep_grads(DType::F32)?;
         let exchange = if options.shard == Some(Mode::Zero1) { Exchange::ReduceScatter } else { Exchange::AllReduce };
         let ddp = Ddp::new(params, comm.clone(), DdpOptions { exchange, ..options.ddp })?;
         let device = kernel_device(params.device())?;

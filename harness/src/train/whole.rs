@@ -85,7 +85,7 @@ impl WholeStep {
             _ => self.losses.insert(Tensor::zeros(parts, DType::F32, tokens.device())?).clone(),
         };
         let announced = learner.announce()?;
-        let key = [learner.scale().factor().to_bits(), micro_batch as u64];
+        let key = [learner.scale().factor().to_bits(), micro_batch as u64, learner.params().generation()];
         let work = |inputs: &[Tensor]| -> Result<()> {
             learner.begin()?;
             for (i, start) in (0..windows).step_by(micro_batch).enumerate() {

@@ -74,7 +74,8 @@ pub fn adamw(params: &Params) -> AdamW {
 
 /// A step of `adamw` with the gradients as they are.
 pub fn update(params: &Params, adamw: &mut AdamW) {
-    let gradients = memory::Read::<f32>::new(params.grads()).unwrap();
+    let gradients = params.grads();
+    let gradients = memory::Read::<f32>::new(&gradients).unwrap();
     memory::write::<f32, _>(params.values(), |_, values| {
         adamw.step(values, gradients.view()?, Copy::None, &groups(params), RATE, 1.0).map_err(memory::kernel_error)
     })

@@ -85,7 +85,8 @@ fn unshared(comm: Communicator) -> Vec<Vec<f32>> {
             add(&mut optimizers, &SECOND);
         }
         gradients(&params, &ddp, step);
-        let gradients = memory::Read::<f32>::new(params.grads()).unwrap();
+        let gradients = params.grads();
+        let gradients = memory::Read::<f32>::new(&gradients).unwrap();
         memory::write::<f32, _>(params.values(), |_, mut values| {
             for optimizer in &mut optimizers {
                 let (values, groups) = (values.reborrow(), model::groups(&params));

@@ -264,7 +264,8 @@ fn sharded(params: &Params, ddp: &Ddp) -> ShardedOptimizer<AdamW> {
 
 /// A step; gives the gradient's norm.
 pub fn update_sharded(params: &Params, optimizer: &mut ShardedOptimizer<AdamW>) -> f64 {
-    let gradients = memory::Read::<f32>::new(params.grads()).unwrap();
+    let gradients = params.grads();
+    let gradients = memory::Read::<f32>::new(&gradients).unwrap();
     let norm = optimizer.gradient_norm(gradients.view().unwrap()).unwrap();
     memory::write::<f32, _>(params.values(), |_, values| {
         Ok(optimizer.step(values, gradients.view()?, &model::groups(params), RATE, 1.0)?)

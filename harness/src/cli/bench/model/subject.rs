@@ -142,6 +142,7 @@ impl Subject {
     fn new(case: &Case, device: &Device, mode: Mode, replay: bool, kept: &mut Kept) -> train::Result<Subject> {
         let model = kept.model(&case.config, device)?;
         let (inputs, targets) = random_batch(&case.config, case.batch, device)?;
+        model.params().keep_grads(train::gradient_dtype(model.params(), 1))?;
         let steps = match mode {
             Mode::Forward => Steps::Forward,
             Mode::ForwardBackward => Steps::ForwardBackward(replay.then(|| Replay::new(&model))),
