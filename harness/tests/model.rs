@@ -318,6 +318,71 @@ fn blank_gradients_are_zeros_that_nobody_wrote() {
     }
 }
 
+/// Forward leaves what backward needs where gradients will be, if it fits there, is of their type, and they are blank: the same
+/// bits as in memory of its own.
+#[test]
+fn activations_lie_in_the_memory_of_blank_gradients() {
+    for (precision, dtype, checkpoint) in [
+        (Precision::F32, DType::F32, false),
+        (Precision::F32, DType::F32, true),
+        (Precision::Bf16, DType::BF16, false),
+        (Precision::Bf16, DType::F32, false),
+    ] {
+        let config = Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, ..small() };
+        let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
+        let params = model.params();
+        params.keep_grads(dtype).unwrap();
+        let gate_up = params.get("blocks.1.mlp.gate_up.weight").unwrap().range();
+        // 18 tokens are fewer than the width of 32, 66 are more.
+        for (length, fits) in [(9, dtype == precision.dtype()), (33, false)] {
+            let (x, y) = (tokens(&config, 2, length, 1), tokens(&config, 2, length, 5));
+            params.zero_grads().unwrap();
+            model.loss(&x, &y).unwrap().backward().unwrap();
+            let expected = flat(&params.grads());
+
+            params.blank_grads();
+            let loss = model.loss(&x, &y).unwrap();
+            let what = format!("{precision}, gradients in {dtype:?}, {length} tokens, checkpoint: {checkpoint}");
+            assert_eq!(flat(&params.grads())[gate_up.clone()] != expected[gate_up.clone()], fits, "{what}");
+            loss.backward().unwrap();
+            assert!(flat(&params.grads()) == expected, "{what}");
+        }
+    }
+}
+
+#[test]
+fn memory_of_gradients_is_lent_once_and_comes_back() {
+    let config = Config { fusion: Fusion::Blocks, ..small() };
+    let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
+    let params = model.params();
+    let (x, y) = (tokens(&config, 2, 9, 1), tokens(&config, 2, 9, 5));
+    let backward = |loss: Tensor| drop(loss.backward().unwrap());
+    params.zero_grads().unwrap();
+    backward(model.loss(&x, &y).unwrap());
+    let once = flat(&params.grads());
+
+    // Nobody reads a gradient, or makes one, over what another pass left there.
+    params.blank_grads();
+    let (first, second) = (model.loss(&x, &y).unwrap(), model.loss(&x, &y).unwrap());
+    let says = |message: String| assert!(message.contains("blocks.") && message.contains("zero_grads"), "{message}");
+    says(params.get("blocks.0.attention.qkv.weight").unwrap().grad().unwrap_err().to_string());
+    says(params.settle_grads().unwrap_err().to_string());
+    says(second.backward().err().unwrap().to_string());
+    drop((first, second));
+
+    // A pass that ends without backward gives the memory back; setting to zero between forward and backward is fine.
+    params.blank_grads();
+    drop(model.loss(&x, &y).unwrap());
+    let loss = model.loss(&x, &y).unwrap();
+    params.zero_grads().unwrap();
+    backward(loss);
+    assert!(flat(&params.grads()) == once);
+    // Without a tape nothing is touched.
+    params.blank_grads();
+    no_grad(|| model.loss(&x, &y)).unwrap();
+    assert!(flat(&params.grads()) == once);
+}
+
 /// A run that goes on from a checkpoint repeats the one that was killed to the last bit.
 #[test]
 fn gradients_have_the_same_bits_in_every_run() {

@@ -13,9 +13,9 @@ use crate::ops::gate::swiglu_backward_again;
 use crate::ops::linear::{as_rows, weight_gradient};
 use crate::ops::memory::Elem;
 use crate::ops::norm::{layer_backward, layer_forward};
-use crate::ops::product::{fresh_product, product, product_plus};
+use crate::ops::product::{fresh_product, product, product_into, product_plus};
 use crate::ops::stream_norm::{self, Gradient};
-use crate::params::{Param, Use};
+use crate::params::{Lent, Param, Use};
 use crate::profile::span;
 
 /// What a norm keeps of each row.
@@ -28,13 +28,13 @@ pub(super) enum Moments {
 pub(super) struct Saved {
     x: Tensor,
     moments: Moments,
-    qkv: Tensor,
+    qkv: Lent,
     o: Tensor,
     kept: Kept,
     /// The stream between attention and feed-forward.
     middle: Tensor,
     middle_moments: Moments,
-    gate_up: Tensor,
+    gate_up: Lent,
 }
 
 /// What all blocks of a backward pass work with.
@@ -126,14 +126,18 @@ pub(super) fn rounded<T: Elem + FloatElement>(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// x·Wᵀ.
-fn linear<T: Elem>(x: &Tensor, weight: &Param) -> Result<Tensor> {
+/// x·Wᵀ, where W's gradient will be if it fits there: backward is done with it before it makes that gradient.
+fn linear<T: Elem>(x: &Tensor, weight: &Param) -> Result<Lent> {
     let (rows, w) = (as_rows(x)?, weight.compute(x.dtype())?);
     let mut shape = x.dims().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = w.dim(0)?;
     }
-    Ok(fresh_product::<T>(&rows, &w.t()?)?.into_tensor(shape))
+    if let Some(lent) = weight.lend_grad(x.dtype(), shape.as_slice())? {
+        product_into(&as_rows(lent.tensor())?, &rows, &w.t()?, false)?;
+        return Ok(lent);
+    }
+    Ok(Lent::own(fresh_product::<T>(&rows, &w.t()?)?.into_tensor(shape)))
 }
 
 /// stream + x·Wᵀ.
@@ -169,12 +173,12 @@ pub(super) fn forward<T: Elem + FloatElement>(block: &Block, x: &Tensor) -> Resu
     let eps = block.config.eps;
     let (normed, moments) = block.attention_norm.fresh::<T>(x, eps)?;
     let qkv = linear::<T>(&normed, &block.qkv)?;
-    let (o, kept) = packed_forward::<T>(&qkv, block.config.head_columns(), &block.rope)?;
+    let (o, kept) = packed_forward::<T>(qkv.tensor(), block.config.head_columns(), &block.rope)?;
     let o = o.into_tensor((batch, length, width));
     let middle = linear_plus(x, &o, &block.out)?;
     let (middle_normed, middle_moments) = block.mlp_norm.fresh::<T>(&middle, eps)?;
     let gate_up = linear::<T>(&middle_normed, &block.gate_up)?;
-    let inner = swiglu_forward::<T>(&gate_up)?.into_tensor((batch, length, block.config.hidden));
+    let inner = swiglu_forward::<T>(gate_up.tensor())?.into_tensor((batch, length, block.config.hidden));
     let y = linear_plus(&middle, &inner, &block.down)?;
     let x = x.clone();
     Ok((y, Saved { x, moments, qkv, o, kept, middle, middle_moments, gate_up }))
@@ -198,7 +202,7 @@ pub(super) fn backward<T: Elem + FloatElement>(
     let [norm, middle_norm] = [(pass, 2 * block.index), (pass, 2 * block.index + 1)];
 
     let grad_inner = input_gradient(&block.down, &grad.rounded)?;
-    let (grad_gate_up, inner) = swiglu_backward_again::<T>(&gate_up, &grad_inner)?;
+    let (grad_gate_up, inner) = swiglu_backward_again::<T>(gate_up.tensor(), &grad_inner)?;
     drop((gate_up, grad_inner));
     add(&inner, &block.down, &grad.rounded)?;
     drop(inner);
@@ -212,7 +216,7 @@ pub(super) fn backward<T: Elem + FloatElement>(
 
     let grad_o = input_gradient(&block.out, &grad_middle.rounded)?;
     add(&o, &block.out, &grad_middle.rounded)?;
-    let grad_qkv = packed_backward::<T>(&qkv, &o, &grad_o, &kept, block.config.head_columns(), &block.rope)?;
+    let grad_qkv = packed_backward::<T>(qkv.tensor(), &o, &grad_o, &kept, block.config.head_columns(), &block.rope)?;
     drop((qkv, o, kept, grad_o));
     let grad_normed = input_gradient(&block.qkv, &grad_qkv)?;
     let behind = Some(&grad_middle.stream);

@@ -15,9 +15,10 @@
 //! Uses are counted. When the last one of a backward pass is finished, the callbacks of [`Params::on_grad_ready`] hear of it:
 //! once per pass, however often a parameter is used or shared.
 //!
-//! Files in reading order: this one, `spec.rs` (what a parameter starts as), `tape.rs` (uses and leaves), `state.rs` (values by
-//! name).
+//! Files in reading order: this one, `spec.rs` (what a parameter starts as), `tape.rs` (uses and leaves), `lend.rs` (what lies in the
+//! memory of gradients before they are made), `state.rs` (values by name).
 
+mod lend;
 mod spec;
 mod state;
 mod tape;
@@ -32,6 +33,7 @@ use half::{bf16, f16};
 
 use crate::ops::{convert, memory};
 
+pub use lend::Lent;
 use spec::Start;
 pub use spec::{Init, ParamSpec};
 pub use tape::{Use, grad_enabled, no_grad};
@@ -85,6 +87,8 @@ struct Inner {
     grads: RwLock<Tensor>,
     /// Gradients that count as zeros, whatever lies in their memory.
     blank: Vec<AtomicBool>,
+    /// Gradients in whose memory something else lies.
+    lent: Vec<AtomicBool>,
     /// The values in a shorter type, for products.
     copy: RwLock<Option<Tensor>>,
     /// How often `grads` or `copy` became other tensors.
@@ -116,7 +120,7 @@ impl Params {
         let values = starting_values(&Start::new(&specs, &ranges, seed), end, device)?;
         let grads = Tensor::zeros(end, DType::F32, device)?;
         let pending = specs.iter().map(|_| AtomicUsize::new(0)).collect();
-        let blank = specs.iter().map(|_| AtomicBool::new(false)).collect();
+        let [blank, lent] = [0; 2].map(|_| specs.iter().map(|_| AtomicBool::new(false)).collect());
         Ok(Params(Arc::new(Inner {
             device: device.clone(),
             specs,
@@ -125,6 +129,7 @@ impl Params {
             values,
             grads: RwLock::new(grads),
             blank,
+            lent,
             copy: RwLock::new(None),
             exchanged: AtomicU64::new(0),
             anchor: Var::zeros(1, DType::F32, device)?,
@@ -249,10 +254,10 @@ impl Params {
         (0..self.len()).map(|i| self.param(ParamId(i)))
     }
 
-    /// Sets all gradients to zero.
+    /// Sets all gradients to zero. Those in whose memory something lies are blank.
     pub fn zero_grads(&self) -> Result<()> {
-        self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
-        self.grads().zero_set()
+        self.blank_grads();
+        self.set_blank_to_zero(|param| !param.is_lent())
     }
 
     /// As [`Params::zero_grads`], without touching memory: what comes first to a gradient is written over what lies there. Whoever reads
@@ -262,9 +267,17 @@ impl Params {
     }
 
     /// Sets the gradients to zero that nothing has come to since [`Params::blank_grads`].
+    ///
+    /// # Errors
+    /// A gradient in whose memory something lies for a backward pass that is to come.
     pub fn settle_grads(&self) -> Result<()> {
+        self.iter().filter(Param::is_blank).try_for_each(|param| param.check_free())?;
+        self.set_blank_to_zero(|_| true)
+    }
+
+    fn set_blank_to_zero(&self, which: impl Fn(&Param) -> bool) -> Result<()> {
         let mut ranges: Vec<Range<usize>> = Vec::new();
-        for param in self.iter().filter(Param::take_blank) {
+        for param in self.iter().filter(|param| which(param) && param.take_blank()) {
             match ranges.last_mut() {
                 Some(last) if param.range().start < last.end + ALIGNMENT => last.end = param.range().end,
                 _ => ranges.push(param.range()),
@@ -453,7 +466,11 @@ impl Param {
     }
 
     /// Its gradient: a view of [`Params::grads`].
+    ///
+    /// # Errors
+    /// Something lies in its memory for a backward pass that is to come: see [`Param::lend_grad`].
     pub fn grad(&self) -> Result<Tensor> {
+        self.check_free()?;
         let grad = self.view(&self.params.grads())?;
         if self.take_blank() {
             grad.zero_set()?;
@@ -462,8 +479,17 @@ impl Param {
     }
 
     /// Where to put a part of its gradient, and whether that is added to what is there: if not, all of it is to be written over.
+    ///
+    /// # Errors
+    /// As [`Param::grad`].
     pub fn grad_to_write(&self) -> Result<(Tensor, bool)> {
+        self.check_free()?;
         Ok((self.view(&self.params.grads())?, !self.take_blank()))
+    }
+
+    /// Whether its gradient counts as zeros, whatever lies in its memory.
+    fn is_blank(&self) -> bool {
+        self.params.blank[self.id.0].load(Ordering::Acquire)
     }
 
     /// Whether its gradient counts as zeros; from now on it is what lies there.
