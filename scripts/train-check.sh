@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and measures training on a GPU machine, from the package that lies beside this script; builds nothing.
 #
-#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-profile;
+#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-sweep dist-profile;
 #                             each takes less than 9 minutes
 #
 # OUT      where results go (./out): STEP.tar.gz with all logs and files, summary.txt. Both are there from the first command on, and
@@ -14,7 +14,7 @@
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
 
-steps=(smoke curves model profile norm attention-kinds fused dist dist-tests dist-bench dist-profile)
+steps=(smoke curves model profile norm attention-kinds fused dist dist-tests dist-bench dist-sweep dist-profile)
 out=${OUT:-out}
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
@@ -89,8 +89,11 @@ ours() {
     run "$name" "$limit" env "LD_LIBRARY_PATH=$LIBRARIES" "$bin/tilewright" "$@"
 }
 
+# At most 400 characters of each line: `cut -c` counts bytes, and a table's lines are made of characters of three.
+short() { PYTHONUTF8=1 python3 -c 'import sys; [print(line.rstrip("\n")[:400]) for line in sys.stdin]'; }
+
 # show NAME LINES: the last lines of a log, into the summary.
-show() { tail -n "$2" "$logs/$1.log" | cut -c1-220 | noted; }
+show() { tail -n "$2" "$logs/$1.log" | short | noted; }
 
 # check NAME SECONDS ARGS...: what train_tables.py makes of files, shown in the summary.
 check() {
@@ -214,7 +217,7 @@ dist() {
     done
     ranks shard-broadcast 60 "${common[@]}" --shard broadcast --out "$logs/shard-broadcast"
     ranks shard-zero1 60 "${common[@]}" --shard zero1 --out "$logs/shard-zero1"
-    check dist-weights 60 weights "$logs/alone" "$logs"/ddp-* "$logs"/shard-*
+    check dist-weights 60 weights "$logs/alone" "$logs"/ddp-*/ "$logs"/shard-*/
 }
 
 # Collectives, training and ranks that fail, between GPUs.
@@ -234,11 +237,26 @@ dist-bench() {
         show "ddp-xl-$precision" 16
     done
     ranks shard-xl 120 bench shard --size xl --batch 4 --context 128 --commit "$commit" --json "$logs/shard-xl.json"
-    show shard-xl 10
+    show shard-xl 12
+    check dist-table 30 dist "$logs"/ddp-xl-*.json "$logs/shard-xl.json"
     if [ -n "${PEERS_DIST:-}" ]; then
         run dist-peers 300 python3 -m torch.distributed.run --nproc_per_node=2 "$PEERS_DIST"
         grep '^{' "$logs/dist-peers.log" | noted
     fi
+}
+
+# How many multiprocessors NCCL should take, how large buckets should be, and what gradients in bf16 bring.
+dist-sweep() {
+    local common=(--size xl --batch 4 --context 128 --commit "$commit")
+    ranks sweep-f32 150 bench ddp "${common[@]}" --precision f32 --form bucketed --buckets 25,100,300 --ctas 0,4,8,12,16,24 \
+        --warmup 4 --repeat 6 --json "$logs/sweep-f32.json"
+    ranks sweep-bf16 150 bench ddp "${common[@]}" --precision bf16 --form bucketed --buckets 100,300,1000 --ctas 0,8,16 \
+        --wires f32,bf16 --warmup 4 --repeat 6 --json "$logs/sweep-bf16.json"
+    local mb
+    for mb in 25 100 300; do
+        ranks "shard-$mb" 60 bench shard "${common[@]}" --bucket-mb "$mb" --nccl-ctas 8 --warmup 4 --repeat 6 --json "$logs/shard-$mb.json"
+    done
+    check sweep-table 30 dist "$logs"/sweep-*.json "$logs"/shard-*.json
 }
 
 # What lies under computing, on one trace: nothing with naive and flat, nearly all with bucketed.
@@ -247,7 +265,7 @@ dist-profile() {
     for form in naive flat bucketed; do
         ranks "profile-xl-$form" 120 profile --size xl --batch 4 --context 128 --ddp "$form" --steps 3 --commit "$commit" \
             --out "$logs/profile-xl-$form"
-        grep -A 12 'Communication under computing' "$logs/profile-xl-$form.log" | cut -c1-220 | noted
+        grep -A 12 'Communication under computing' "$logs/profile-xl-$form.log" | short | noted
     done
 }
 

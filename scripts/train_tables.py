@@ -4,6 +4,7 @@
     train_tables.py curves FOLDER            losses of f32-naive, f32-tiled, f32-flash, bf16-… in FOLDER/NAME/log.jsonl
     train_tables.py model FILE...            reports of `bench model` (JSON), beside rows of another implementation (JSON lines)
     train_tables.py sums FOLDER...           phases against the step (`profile --out`), bytes against the pool's peak (`memory --out`)
+    train_tables.py dist FILE...             reports of `bench ddp` and `bench shard` (JSON): steps against the one that sends nothing
     train_tables.py weights ALONE FOLDER...  checkpoints of runs that should have the same weights
 """
 
@@ -101,6 +102,34 @@ def sums(*folders):
                         verdict(abs(share - 100) <= 1, f"{folder.name}, {table['name']}: events are {share:.2f} % of the pool's peak")
 
 
+def dist_ddp(name, rows):
+    print(f"{name}: form, bucket (MB), wire, CTAs, calls | step, communication, left over (ms) | by the step without")
+    for row in rows:
+        setting = [row["form"], row.get("bucket_mb"), row.get("wire"), row.get("ctas"), row["calls"]]
+        times = [f"{row[key]:8.2f}" if row[key] is not None else " " * 8 for key in ("step_ms", "communication_ms", "left_over_ms")]
+        by = f"{row['of_none']:.3f}" if row["of_none"] is not None else ""
+        print("  " + " ".join(f"{'' if x is None else x:>8}" for x in setting), *times, by)
+    bucketed = [row["of_none"] for row in rows if row["form"] == "bucketed"]
+    if bucketed:
+        verdict(min(bucketed) <= 1.05, f"{name}: the best bucketed step is {min(bucketed):.3f} of the one that sends nothing (1.05)")
+
+
+def dist_shard(name, rows):
+    whole = rows[0]["step_ms"]
+    for row in rows:
+        print(f"  {name}: {row['optimizer_state']}: step {row['step_ms']:.2f} ms, {row['step_ms'] / whole:.3f} of the whole state's")
+        if row["optimizer_state"].endswith("ZeRO-1"):
+            verdict(row["step_ms"] <= 1.05 * whole, f"{name}: ZeRO-1's step is {row['step_ms'] / whole:.3f} of the one with the state whole (1.05)")
+            saved = row["saved_mb"] / row["saved_predicted_mb"]
+            verdict(abs(saved - 1) <= 0.03, f"{name}: ZeRO-1 saves {saved:.3f} of what is predicted (0.97 to 1.03)")
+
+
+def dist(*files):
+    for file in files:
+        for table in json.load(open(file))["tables"]:
+            {"ddp": dist_ddp, "shard": dist_shard}[table["name"]](Path(file).stem, table["rows"])
+
+
 def parameters(folder):
     with open(Path(folder) / "checkpoint.safetensors", "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -127,7 +156,7 @@ def weights(alone, *folders):
 
 
 if __name__ == "__main__":
-    commands = {"curves": curves, "model": model, "sums": sums, "weights": weights}
+    commands = {"curves": curves, "model": model, "sums": sums, "dist": dist, "weights": weights}
     if len(sys.argv) < 3 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])
