@@ -99,6 +99,15 @@ pub(crate) trait Carrier {
         deadline: Deadline,
     ) -> Result<Option<Arc<dyn Fence>>>;
 
+    /// The collectives that [`Carrier::run`] gets while `beside` is set run beside computing, on at most as many multiprocessors as the
+    /// last [`Carrier::limit`] said. Only a GPU's back end has a use for it.
+    fn beside(&mut self, _beside: bool) {}
+
+    /// Makes what [`Carrier::beside`] needs: every rank calls it, with the same number. 0 is no limit.
+    fn limit(&mut self, _seq: u64, _multiprocessors: u32, _deadline: Deadline) -> Result<()> {
+        Ok(())
+    }
+
     /// Looks after what is still under way; called now and then while nothing is called. It gives nothing up itself:
     /// [`Carrier::give_up`] comes after an error.
     ///

@@ -107,7 +107,7 @@ impl Handle {
 ///
 /// # Errors
 /// The first.
-pub fn wait_all(handles: &[Handle]) -> Result<()> {
+pub fn wait_all<'h>(handles: impl IntoIterator<Item = &'h Handle>) -> Result<()> {
     let _span = tilewright::trace::span(WAIT);
     let mut outcome = Ok(());
     let mut last = None;

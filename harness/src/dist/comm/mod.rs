@@ -112,7 +112,8 @@ pub struct Communicator {
 }
 
 enum Job {
-    Run { call: Call, memory: Memory, ready: Option<Ready>, called: Instant, done: Arc<Completion> },
+    Run { call: Call, memory: Memory, beside: bool, ready: Option<Ready>, called: Instant, done: Arc<Completion> },
+    Limit { multiprocessors: u32, done: Arc<Completion> },
     GiveUp(CommError),
 }
 
@@ -302,6 +303,39 @@ impl Communicator {
     /// Until the handle is done, with or without error, the elements at `address` stay allocated, and nobody else reads or writes
     /// them. `address` is aligned for the element type. A handle that is forgotten may never be known to be done.
     pub unsafe fn start(&self, call: Call, address: *mut u8) -> Result<Handle> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin(call, address, false) }
+    }
+
+    /// As [`Communicator::start`], for what goes on while the GPU computes: on at most as many multiprocessors as
+    /// [`Communicator::limit_beside`] said.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`].
+    ///
+    /// # Safety
+    /// As [`Communicator::start`].
+    pub unsafe fn start_beside(&self, call: Call, address: *mut u8) -> Result<Handle> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin(call, address, true) }
+    }
+
+    /// From now on collectives of [`Communicator::start_beside`] take at most so many of a GPU's multiprocessors, 0 for as many as the
+    /// back end likes: fewer leave more to kernels that compute, and are slower. A collective, for all ranks to call with the
+    /// same number. Other back ends than NCCL do nothing.
+    ///
+    /// # Errors
+    /// [`CommError`].
+    pub fn limit_beside(&self, multiprocessors: u32) -> Result<()> {
+        let done = Arc::new(Completion::default());
+        match self.send(Job::Limit { multiprocessors, done: done.clone() }) {
+            true => Handle::new(done).wait(),
+            false => Err(CommError::Setup(handle::PANICKED.into())),
+        }
+    }
+
+    /// [`Communicator::start`] and [`Communicator::start_beside`].
+    unsafe fn begin(&self, call: Call, address: *mut u8, beside: bool) -> Result<Handle> {
         self.check(&call)?;
         if let Some(error) = self.failed.get() {
             return Err(error.clone());
@@ -309,7 +343,7 @@ impl Communicator {
         let ready = self.compute.as_ref().map(|compute| compute.mark()).transpose()?;
         let done = Arc::new(Completion::default());
         let memory = Memory { address, bytes: call.count * call.dtype.size() };
-        let job = Job::Run { call, memory, ready, called: Instant::now(), done: done.clone() };
+        let job = Job::Run { call, memory, beside, ready, called: Instant::now(), done: done.clone() };
         match self.send(job) {
             true => Ok(Handle::new(done)),
             false => Err(CommError::Setup(handle::PANICKED.into())),
@@ -435,7 +469,21 @@ impl Progress {
             };
             match job {
                 Job::GiveUp(reason) => self.fail(&mut carrier, reason),
-                Job::Run { call, mut memory, ready, called, done } => {
+                Job::Limit { multiprocessors, done } => {
+                    let done = handle::Finisher::new(done);
+                    if let Some(error) = self.failed.get() {
+                        done.finish(Err(error.clone()));
+                        continue;
+                    }
+                    self.seq += 1;
+                    let deadline = Deadline::after(self.options.timeout);
+                    let outcome = carrier.limit(self.seq, multiprocessors, deadline);
+                    if let Err(error) = &outcome {
+                        self.fail(&mut carrier, error.clone());
+                    }
+                    done.finish(outcome.map(|()| None));
+                }
+                Job::Run { call, mut memory, beside, ready, called, done } => {
                     // Whatever happens below, whoever waits is woken.
                     let done = handle::Finisher::new(done);
                     if let Some(error) = self.failed.get() {
@@ -445,6 +493,7 @@ impl Progress {
                     self.seq += 1;
                     let started = Instant::now();
                     let deadline = Deadline::after(self.options.timeout);
+                    carrier.beside(beside);
                     let outcome = carrier.run(self.seq, &call, &mut memory, ready, deadline);
                     match &outcome {
                         Ok(fence) => {

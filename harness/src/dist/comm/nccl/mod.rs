@@ -7,6 +7,9 @@
 //! A collective that the GPU does not end in time is given up, and with it NCCL's communicator, which ends its kernels; at once, if the
 //! sockets say that a rank has ended.
 //!
+//! What runs beside computing may have a communicator of NCCL's own, whose kernels have fewer blocks: each block keeps a multiprocessor
+//! from the kernels that compute. Both communicators' collectives are queued on the one stream, so that they never run at once.
+//!
 //! Gradients that travel as bf16 or f16 are rounded into a buffer of this back end; NCCL adds two values at a time in f32, and rounds
 //! after each addition.
 
@@ -32,7 +35,7 @@ use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
 use crate::dist::rank::Place;
 use crate::ops::convert;
-use start::{initialize, is_installed, meet};
+use start::{initialize, is_installed, limited, meet};
 
 type Guard = OverLinks<Sockets>;
 
@@ -131,6 +134,12 @@ struct Nccl {
     world: usize,
     guard: Guard,
     comm: Option<sys::ncclComm_t>,
+    /// Communicators of the same ranks whose kernels have at most so many blocks.
+    limited: Vec<(u32, sys::ncclComm_t)>,
+    /// Which of them carries what runs beside computing; 0 for `comm`.
+    limit: u32,
+    /// Whether the next collective does.
+    beside: bool,
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     stream: Arc<CudaStream>,
@@ -142,6 +151,8 @@ struct Nccl {
     lost: Option<Instant>,
     /// Gradients in half floats, as bytes of the device.
     wire: Option<Buffer<u8>>,
+    /// How long ranks wait for each other when another communicator is made.
+    start_timeout: Duration,
 }
 
 /// What the GPU has been given and has not ended.
@@ -195,8 +206,23 @@ impl Nccl {
         let device = Device::from_cuda_stream(stream.clone())
             .map_err(|error| CommError::Setup(format!("no stream for collectives: {error}")))?;
         let comm = Some(initialize(rank, world, id, &mut guard, &context, options.start_timeout)?);
-        let (under_way, lost, wire) = (VecDeque::new(), None, None);
-        Ok(Nccl { rank, world, guard, comm, context, compute, stream, device, under_way, lost, wire })
+        Ok(Nccl {
+            rank,
+            world,
+            guard,
+            comm,
+            limited: Vec::new(),
+            limit: 0,
+            beside: false,
+            context,
+            compute,
+            stream,
+            device,
+            under_way: VecDeque::new(),
+            lost: None,
+            wire: None,
+            start_timeout: options.start_timeout,
+        })
     }
 
     /// Forgets what the GPU has ended.
@@ -234,7 +260,21 @@ impl Nccl {
 
     /// What NCCL's own threads have found.
     fn check_nccl(&self, call: &Call) -> Result<()> {
-        let Some(comm) = self.comm else { return Ok(()) };
+        self.comms().try_for_each(|comm| self.check_comm(comm, call))
+    }
+
+    /// All of NCCL's communicators.
+    fn comms(&self) -> impl Iterator<Item = sys::ncclComm_t> {
+        self.comm.into_iter().chain(self.limited.iter().map(|(_, comm)| *comm))
+    }
+
+    /// The one for the next collective.
+    fn chosen(&self) -> Option<sys::ncclComm_t> {
+        let limited = self.limited.iter().find(|(blocks, _)| self.beside && *blocks == self.limit);
+        self.comm.map(|all| limited.map_or(all, |(_, comm)| *comm))
+    }
+
+    fn check_comm(&self, comm: sys::ncclComm_t, call: &Call) -> Result<()> {
         let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator works, and `state` is a place for the answer.
         let asked = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut state) };
@@ -297,7 +337,7 @@ impl Nccl {
     }
 
     fn queue_as(&self, call: &Call, dtype: Dtype, address: u64) -> Result<()> {
-        let Some(comm) = self.comm else { return Ok(()) };
+        let Some(comm) = self.chosen() else { return Ok(()) };
         let (each, ty) = (call.count / self.world, nccl_type(dtype));
         let stream = self.stream.cu_stream().cast();
         let all = address as *mut std::ffi::c_void;
@@ -322,7 +362,7 @@ impl Nccl {
 
     /// Gives NCCL up: its kernels end, and so does whoever waits for the GPU.
     fn abort(&mut self) {
-        if let Some(comm) = self.comm.take() {
+        for comm in self.limited.drain(..).map(|(_, comm)| comm).chain(self.comm.take()) {
             // SAFETY: not used again.
             let _ = unsafe { result::comm_abort(comm) };
         }
@@ -354,6 +394,27 @@ impl Carrier for Nccl {
         self.settle()?;
         self.under_way.push_back(UnderWay { span: span.clone(), since: Instant::now(), patience: deadline.patience });
         Ok(Some(span))
+    }
+
+    fn beside(&mut self, beside: bool) {
+        self.beside = beside;
+    }
+
+    fn limit(&mut self, seq: u64, multiprocessors: u32, deadline: Deadline) -> Result<()> {
+        let call = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
+        self.guard.agree(seq, &call, deadline)?;
+        self.limit = multiprocessors;
+        let known = self.limited.iter().any(|(blocks, _)| *blocks == multiprocessors);
+        let Some(all) = self.comm.filter(|_| multiprocessors > 0 && !known) else { return Ok(()) };
+        // NCCL wants nothing under way where communicators are made.
+        while !self.under_way.is_empty() {
+            std::thread::sleep(PAUSE / 20);
+            self.look()?;
+        }
+        let (rank, patience) = (self.rank, self.start_timeout);
+        let comm = limited(all, rank, multiprocessors, &mut self.guard, &self.context, patience)?;
+        self.limited.push((multiprocessors, comm));
+        Ok(())
     }
 
     fn watch(&mut self) -> Result<()> {

@@ -6,7 +6,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use tilewright::cudarc::driver::CudaContext;
-use tilewright::cudarc::nccl::{result, sys};
+use tilewright::cudarc::nccl::result::{self, NcclError};
+use tilewright::cudarc::nccl::sys;
 
 use super::super::call::{Call, Dtype, Op};
 use super::super::carrier::{Carrier, Deadline};
@@ -72,8 +73,7 @@ struct Made(sys::ncclComm_t);
 // SAFETY: NCCL's communicators belong to no thread; one at a time uses this one.
 unsafe impl Send for Made {}
 
-/// NCCL's communicator of all ranks. NCCL itself would wait for a rank that does not come without end, so it is made on a thread that can
-/// be left behind.
+/// NCCL's communicator of all ranks.
 pub fn initialize(
     rank: usize,
     world: usize,
@@ -82,17 +82,84 @@ pub fn initialize(
     context: &Arc<CudaContext>,
     patience: Duration,
 ) -> Result<sys::ncclComm_t> {
+    patiently(rank, guard, context, patience, move || {
+        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let mut comm: sys::ncclComm_t = std::ptr::null_mut();
+        // SAFETY: the communicator's handle is written by the call; this thread's context is the GPU's.
+        let made = unsafe { result::comm_init_rank(&mut comm, world as i32, id, rank as i32) };
+        made.map(|_| Made(comm)).map_err(|error| explain(None, &error))
+    })
+}
+
+/// The beginning of `ncclConfig_t`, which is as large as its first field says, and grows with NCCL's versions: that of 2.17, and one
+/// field more, without which padding would end up in it.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: i32,
+    cga_cluster_size: i32,
+    min_ctas: i32,
+    max_ctas: i32,
+    net_name: *const std::ffi::c_char,
+    split_share: i32,
+    traffic_class: i32,
+}
+
+/// NCCL's value for what is left to it, and the mark of a `ncclConfig_t`.
+const UNDEFINED: i32 = i32::MIN;
+const MAGIC: u32 = 0xcafe_beef;
+
+/// Another communicator of the ranks of `all`, for the same GPUs, whose kernels have at most `blocks` blocks: each takes a
+/// multiprocessor. Nothing is under way on `all`.
+pub fn limited(
+    all: sys::ncclComm_t,
+    rank: usize,
+    blocks: u32,
+    guard: &mut Guard,
+    context: &Arc<CudaContext>,
+    patience: Duration,
+) -> Result<sys::ncclComm_t> {
+    let all = Made(all);
+    patiently(rank, guard, context, patience, move || {
+        // All of it, not the pointer alone, which may not move between threads.
+        let all = all;
+        let mut config = Config {
+            size: size_of::<Config>(),
+            magic: MAGIC,
+            version: 21_700,
+            blocking: UNDEFINED,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: 1,
+            max_ctas: i32::try_from(blocks).unwrap_or(i32::MAX),
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+            traffic_class: UNDEFINED,
+        };
+        let mut comm: sys::ncclComm_t = std::ptr::null_mut();
+        // SAFETY: `all` works, and nobody else uses it now; NCCL reads as much of the configuration as its size says.
+        let made = unsafe { sys::ncclCommSplit(all.0, 0, rank as i32, &raw mut comm, (&raw mut config).cast()) };
+        match made {
+            sys::ncclResult_t::ncclSuccess => Ok(Made(comm)),
+            error => Err(explain(Some(all.0), &NcclError(error))),
+        }
+    })
+}
+
+/// What NCCL itself would wait for without end if a rank does not come is made on a thread that can be left behind.
+fn patiently(
+    rank: usize,
+    guard: &mut Guard,
+    context: &Arc<CudaContext>,
+    patience: Duration,
+    make: impl FnOnce() -> Result<Made, String> + Send + 'static,
+) -> Result<sys::ncclComm_t> {
     let (tell, told) = channel();
     let context = context.clone();
     let make = move || {
-        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
-        let mut comm: sys::ncclComm_t = std::ptr::null_mut();
-        let made = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| {
-            // SAFETY: the communicator's handle is written by the call; this thread's context is the GPU's.
-            let made = unsafe { result::comm_init_rank(&mut comm, world as i32, id, rank as i32) };
-            made.map_err(|error| explain(None, &error))
-        });
-        drop(tell.send(made.map(|_| Made(comm))));
+        let made = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| make());
+        drop(tell.send(made));
     };
     let thread = std::thread::Builder::new().name(format!("NCCL {rank}")).spawn(make);
     thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
