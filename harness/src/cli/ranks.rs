@@ -7,7 +7,7 @@ use clap::Args;
 use super::{CliError, Result};
 use crate::dist;
 use crate::dist::comm::{Communicator, Dtype};
-use crate::dist::ddp::{BUCKET_BYTES, DdpOptions, Form};
+use crate::dist::ddp::{BUCKET_BYTES, DdpOptions, Form, NCCL_CTAS};
 use crate::dist::rank::Environment;
 use crate::dist::sharded::Mode;
 use crate::train::TeamOptions;
@@ -25,12 +25,16 @@ pub struct RankOptions {
     /// Round gradients to this type on their way: bf16 or f16. Sums are f32
     #[arg(long, value_name = "TYPE", value_parser = wire)]
     pub wire: Option<Dtype>,
+    /// Most multiprocessors that NCCL takes while backward goes on
+    #[arg(long, value_name = "N")]
+    pub nccl_ctas: Option<u32>,
     /// Give each rank a part of the optimizer's state only
     #[arg(long, value_enum, value_name = "MODE")]
     pub shard: Option<Mode>,
 }
 
-fn wire(word: &str) -> Result<Dtype, String> {
+/// A type that gradients may be rounded to.
+pub fn wire(word: &str) -> Result<Dtype, String> {
     match word {
         "bf16" => Ok(Dtype::Bf16),
         "f16" => Ok(Dtype::F16),
@@ -49,7 +53,8 @@ impl RankOptions {
             return Err(CliError::usage("--bucket-mb makes no sense", "a number of megabytes from 0"));
         }
         let form = self.ddp.unwrap_or(Form::Bucketed);
-        Ok(DdpOptions { form, bucket_bytes: bytes as usize, wire: self.wire, ..DdpOptions::default() })
+        let nccl_ctas = self.nccl_ctas.unwrap_or(NCCL_CTAS);
+        Ok(DdpOptions { form, bucket_bytes: bytes as usize, wire: self.wire, nccl_ctas, ..DdpOptions::default() })
     }
 
     /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.

@@ -161,11 +161,13 @@ impl Step {
         if let Some(learner) = &mut self.learner {
             learner.backward(&loss, 1.0).map_err(stopped)?;
             drop(loss);
-            if let Some(team) = &self.team {
-                team.ddp().finish_gradient_synchronization().map_err(|error| stopped(error.into()))?;
-            }
-            if self.work == Work::TrainStep {
-                learner.update().map_err(stopped)?;
+            match (&self.team, self.work) {
+                (Some(team), Work::TrainStep) => drop(team.finish(learner).map_err(stopped)?),
+                (None, Work::TrainStep) => drop(learner.update().map_err(stopped)?),
+                (Some(team), _) => {
+                    team.ddp().finish_gradient_synchronization().map_err(|error| stopped(error.into()))?;
+                }
+                (None, _) => {}
             }
         }
         Ok(self.tokens.device().synchronize()?)

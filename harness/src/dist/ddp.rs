@@ -18,6 +18,8 @@
 //! | overlap | one for each parameter | as soon as it is ready, while backward goes on |
 //! | bucketed | one for each bucket | as soon as its last gradient is ready, while backward goes on |
 //!
+//! [`Ddp::finish_by_bucket`] in the place of `finish_gradient_synchronization` lets each bucket be used while later ones travel.
+//!
 //! A step's collectives are the same ones in the same order on every rank, even if the ranks' batches use different parameters: those
 //! that a rank did not use are sent as zeros. Overlap and buckets therefore wait for their turn: in the first step from the last parameter
 //! to the first, from then on in the order in which they were complete on rank 0. (A model may register its norms behind all else; their
@@ -76,14 +78,25 @@ pub struct DdpOptions {
     /// Gradients are rounded to this type on their way, bf16 or f16; sums are f32.
     pub wire: Option<Dtype>,
     pub exchange: Exchange,
+    /// Most multiprocessors of a GPU that collectives take while backward goes on (overlap and bucketed); 0 is as many as NCCL likes.
+    pub nccl_ctas: u32,
 }
 
 /// PyTorch's bucket size too: large enough for the bandwidth, small enough to begin early.
 pub const BUCKET_BYTES: usize = 25_000_000;
 
+/// [`DdpOptions::nccl_ctas`] where nobody says otherwise: NCCL's own choice.
+pub const NCCL_CTAS: u32 = 0;
+
 impl Default for DdpOptions {
     fn default() -> DdpOptions {
-        DdpOptions { form: Form::Bucketed, bucket_bytes: BUCKET_BYTES, wire: None, exchange: Exchange::AllReduce }
+        DdpOptions {
+            form: Form::Bucketed,
+            bucket_bytes: BUCKET_BYTES,
+            wire: None,
+            exchange: Exchange::AllReduce,
+            nccl_ctas: NCCL_CTAS,
+        }
     }
 }
 
@@ -93,17 +106,18 @@ pub struct Synchronized {
     pub calls: usize,
     /// Bytes of gradients, as they lie in memory.
     pub bytes: usize,
-    /// How long [`Ddp::finish_gradient_synchronization`] held up its caller.
+    /// How long its caller was held up by waiting.
     pub waited: Duration,
-    lap: Option<Box<dyn Lap>>,
+    /// The waits of the stream that computes, while collectives are traced.
+    laps: Vec<Box<dyn Lap>>,
 }
 
 impl Synchronized {
     /// The communication that backward did not hide: how long the caller was held up, or on a GPU the stream that computes, where this
     /// waits for it. (On a GPU it is known while collectives are traced, [`Communicator::start_trace`].)
     pub fn left_over(&self) -> Duration {
-        let on_device = self.lap.as_ref().and_then(|lap| lap.seconds());
-        on_device.map_or(self.waited, |seconds| Duration::from_secs_f64(seconds.max(0.0)))
+        let on_device: Option<f64> = self.laps.iter().map(|lap| lap.seconds()).sum();
+        on_device.filter(|_| !self.laps.is_empty()).map_or(self.waited, |s| Duration::from_secs_f64(s.max(0.0)))
     }
 }
 
@@ -138,14 +152,15 @@ struct Pass {
     next: usize,
     /// The order in which buckets are complete in the first step; after it, nothing.
     complete: Option<Vec<usize>>,
-    handles: Vec<Handle>,
+    /// What has been sent: the bucket, and its collectives.
+    sent: Vec<(usize, Vec<Handle>)>,
 }
 
 impl Pass {
     fn new(buckets: &[Bucket], params: usize) -> Pass {
         let order = (0..buckets.len()).collect();
         let (missing, ready) = (missing(buckets), vec![false; params]);
-        Pass { sync: true, missing, ready, order, next: 0, complete: Some(Vec::new()), handles: Vec::new() }
+        Pass { sync: true, missing, ready, order, next: 0, complete: Some(Vec::new()), sent: Vec::new() }
     }
 }
 
@@ -155,7 +170,10 @@ impl Ddp {
     /// # Errors
     /// Ranks with other parameters, and those of communication.
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
-        check_same(params, &comm)?;
+        check_same(params, &comm, &options)?;
+        if matches!(options.form, Form::Overlap | Form::Bucketed) {
+            comm.limit_beside(options.nccl_ctas)?;
+        }
         let (form, world) = (options.form, comm.world());
         let buckets = match form {
             Form::Naive | Form::Overlap => buckets(params, 0),
@@ -209,41 +227,106 @@ impl Ddp {
     /// # Errors
     /// Those of communication; then the gradients hold anything.
     pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
-        let began = Instant::now();
+        self.finish(|sent, waits| {
+            let handles: Vec<&Handle> = sent.iter().flat_map(|(_, handles)| handles).collect();
+            waits.during(|| Ok(wait_all(handles)?))
+        })
+    }
+
+    /// As [`Ddp::finish_gradient_synchronization`], bucket by bucket in the order in which they were sent: calls `with` for each when
+    /// its gradients are there, while later ones are still on their way.
+    ///
+    /// # Errors
+    /// Those of communication and the first of `with`, after which it is not called again.
+    pub fn finish_by_bucket<E: From<Error>>(
+        &self,
+        mut with: impl FnMut(&Bucket) -> Result<(), E>,
+    ) -> Result<Synchronized, E> {
+        self.finish(|sent, waits| {
+            let outcome = sent.iter().try_for_each(|(bucket, handles)| {
+                waits.during(|| Ok(wait_all(handles)?))?;
+                with(&self.inner.buckets[*bucket])
+            });
+            // Whatever happened: nothing uses the gradients any more.
+            let waited = wait_all(sent.iter().flat_map(|(_, handles)| handles));
+            outcome.and(waited.map_err(|error| Error::from(error).into()))
+        })
+    }
+
+    /// Sends what has not been sent, and has `wait` wait for all of it.
+    fn finish<E: From<Error>>(
+        &self,
+        wait: impl FnOnce(&[(usize, Vec<Handle>)], &mut Waits<'_>) -> Result<(), E>,
+    ) -> Result<Synchronized, E> {
         let inner = &self.inner;
-        let mut lap = if inner.comm.is_tracing() { inner.comm.lap()? } else { None };
+        let mut waits = Waits { comm: &inner.comm, laps: Vec::new(), waited: Duration::ZERO };
         let mut pass = inner.lock();
         let eager = inner.is_eager();
-        let outcome = (pass.next..inner.buckets.len()).try_for_each(|_| {
-            inner.send_next(&mut pass)?;
-            // Naive is what its name says; on a GPU its stream sees to it.
-            if eager || inner.comm.is_on_device() { Ok(()) } else { pass.handles.last().map_or(Ok(()), Handle::wait) }
+        let outcome = waits.during(|| {
+            (pass.next..inner.buckets.len()).try_for_each(|_| {
+                inner.send_next(&mut pass)?;
+                // Naive is what its name says; on a GPU its stream sees to it.
+                if eager || inner.comm.is_on_device() {
+                    return Ok(());
+                }
+                Ok(pass.sent.last().map_or(Ok(()), |(_, handles)| wait_all(handles))?)
+            })
         });
-        let handles = std::mem::take(&mut pass.handles);
+        let sent = std::mem::take(&mut pass.sent);
         pass.next = 0;
         pass.missing = missing(&inner.buckets);
         pass.ready.fill(false);
         let complete = pass.complete.take();
         drop(pass);
-        // All of them, before an error lets the gradients be used again.
-        let waited = wait_all(&handles);
-        outcome.and(waited)?;
-        if let Some(lap) = &mut lap {
-            lap.stop()?;
+        match outcome {
+            Ok(()) => wait(&sent, &mut waits)?,
+            Err(error) => {
+                // All of them, before the error lets the gradients be used again.
+                drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
+                return Err(error.into());
+            }
         }
         if let Some(complete) = complete.filter(|_| eager) {
             inner.learn_order(complete)?;
         }
         let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * size_of::<f32>()).sum();
-        Ok(Synchronized { calls: handles.len(), bytes, waited: began.elapsed(), lap })
+        let calls = sent.iter().map(|(_, handles)| handles.len()).sum();
+        Ok(Synchronized { calls, bytes, waited: waits.waited, laps: waits.laps })
+    }
+
+    /// Whether gradients leave while backward goes on, so that something may be done with some while others travel.
+    pub fn is_eager(&self) -> bool {
+        self.inner.is_eager()
+    }
+}
+
+/// How long somebody waited.
+struct Waits<'a> {
+    comm: &'a Communicator,
+    laps: Vec<Box<dyn Lap>>,
+    waited: Duration,
+}
+
+impl Waits<'_> {
+    /// Waits, and counts it.
+    fn during(&mut self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
+        let began = Instant::now();
+        let lap = if self.comm.is_tracing() { self.comm.lap()? } else { None };
+        let outcome = wait();
+        self.waited += began.elapsed();
+        if let Some(mut lap) = lap {
+            lap.stop()?;
+            self.laps.push(lap);
+        }
+        outcome
     }
 }
 
 impl Drop for Ddp {
     fn drop(&mut self) {
         // Collectives that a failed step left behind still use the gradients.
-        let handles = std::mem::take(&mut self.inner.lock().handles);
-        drop(wait_all(&handles));
+        let sent = std::mem::take(&mut self.inner.lock().sent);
+        drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
     }
 }
 
@@ -291,31 +374,36 @@ impl Inner {
 
     /// Starts the next bucket's collectives.
     fn send_next(&self, pass: &mut Pass) -> Result<(), CommError> {
-        let bucket = pass.order[pass.next];
+        let (index, beside) = (pass.order[pass.next], self.is_eager());
         pass.next += 1;
+        let mut handles = Vec::new();
         let average = |range: Range<usize>, op| -> Result<Handle, CommError> {
             let call = Call { op, dtype: Dtype::F32, count: range.len(), wire: self.options.wire };
             let address = self.grads + (range.start * size_of::<f32>()) as u64;
             // SAFETY: the gradients live as long as `params`, which are ours, and handles are waited for before we go. Backward is done with
             // these elements, and nobody asks for them before `finish_gradient_synchronization`.
-            unsafe { self.comm.start(call, address as *mut u8) }
+            unsafe {
+                match beside {
+                    true => self.comm.start_beside(call, address as *mut u8),
+                    false => self.comm.start(call, address as *mut u8),
+                }
+            }
         };
-        let bucket = &self.buckets[bucket];
-        match self.options.exchange {
+        let bucket = &self.buckets[index];
+        let outcome = match self.options.exchange {
             Exchange::AllReduce => {
-                pass.handles.push(average(bucket.range.clone(), Op::AllReduce(Reduce::Avg))?);
+                average(bucket.range.clone(), Op::AllReduce(Reduce::Avg)).map(|handle| handles.push(handle))
             }
             Exchange::ReduceScatter => {
                 let shares = bucket.shares(self.comm.world());
-                if !shares.main.is_empty() {
-                    pass.handles.push(average(shares.main, Op::ReduceScatter(Reduce::Avg))?);
-                }
-                if !shares.rest.is_empty() {
-                    pass.handles.push(average(shares.rest, Op::AllReduce(Reduce::Avg))?);
-                }
+                let parts = [(shares.main, Op::ReduceScatter(Reduce::Avg)), (shares.rest, Op::AllReduce(Reduce::Avg))];
+                let mut parts = parts.into_iter().filter(|(range, _)| !range.is_empty());
+                parts.try_for_each(|(range, op)| average(range, op).map(|handle| handles.push(handle)))
             }
-        }
-        Ok(())
+        };
+        // With an error, too: what has been started is waited for.
+        pass.sent.push((index, handles));
+        outcome
     }
 }
 
@@ -328,9 +416,10 @@ pub(super) fn address(flat: &candle_core::Tensor) -> Result<u64> {
     Ok(memory::write::<f32, _>(flat, |_, elements| Ok(elements.address()))?)
 }
 
-/// Fails on all ranks unless all have the same parameters: names, shapes, and which are trained.
-fn check_same(params: &Params, comm: &Communicator) -> Result<()> {
+/// Fails on all ranks unless all have the same parameters (names, shapes, and which are trained) and options.
+fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Result<()> {
     let mut hash = blake3::Hasher::new();
+    hash.update(format!("{options:?}\n").as_bytes());
     for param in params.iter() {
         hash.update(format!("{} {:?} {}\n", param.name(), param.shape(), param.requires_grad()).as_bytes());
     }
@@ -342,7 +431,7 @@ fn check_same(params: &Params, comm: &Communicator) -> Result<()> {
     match others.is_empty() {
         true => Ok(()),
         false => Err(Error::Misuse(format!(
-            "{} built another model than rank 0: names, shapes or frozen parameters differ\n  help: start all ranks with the same arguments",
+            "{} built another model than rank 0, or shares it otherwise: names, shapes, frozen parameters or options differ\n  help: start all ranks with the same arguments",
             super::comm::error::ranks(&others)
         ))),
     }

@@ -192,18 +192,36 @@ impl AdamW {
     /// As [`AdamW::step`].
     pub fn step_by<G: FloatElement>(
         &mut self,
-        mut values: ViewMut<'_, f32>,
+        values: ViewMut<'_, f32>,
         gradients: View<'_, G>,
-        mut copy: Copy<'_>,
+        copy: Copy<'_>,
         groups: &[Group],
         told: View<'_, f64>,
         found: View<'_, f64>,
     ) -> Result<()> {
+        let all = self.range();
+        self.step_part_by(&all, values, gradients, copy, groups, [told, found])
+    }
+
+    /// [`AdamW::step_by`] of the parameters in `part` alone. In a step each has its turn once.
+    ///
+    /// # Errors
+    /// As [`AdamW::step`].
+    pub fn step_part_by<G: FloatElement>(
+        &mut self,
+        part: &Range<usize>,
+        mut values: ViewMut<'_, f32>,
+        gradients: View<'_, G>,
+        mut copy: Copy<'_>,
+        groups: &[Group],
+        [told, found]: [View<'_, f64>; 2],
+    ) -> Result<()> {
         let device = self.first.device().clone();
+        let part = part.start.max(self.range.start)..part.end.min(self.range.end);
         let AdamWOptions { beta1, beta2, eps } = self.options;
         let options = Options { beta1, beta2, eps, ..Options::default() };
         for (i, group) in groups.iter().enumerate() {
-            let range = group.range.start.max(self.range.start)..group.range.end.min(self.range.end);
+            let range = group.range.start.max(part.start)..group.range.end.min(part.end);
             if range.is_empty() {
                 continue;
             }

@@ -7,7 +7,7 @@
 use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
 
-use super::norm::partial_squares;
+use super::norm::{partial_squares, parts_of, squares_of};
 
 /// Where things are among the numbers that [`tell`] puts down.
 pub mod told {
@@ -129,6 +129,18 @@ pub fn judge<G: FloatElement>(
     gradients: View<'_, G>,
     losses: View<'_, f32>,
     told: View<'_, f64>,
+    found: ViewMut<'_, f64>,
+) -> Result<()> {
+    let partials = partial_squares(device, &[gradients])?;
+    judge_partials(device, partials.view(), losses, told, found)
+}
+
+/// [`judge`] from the sums of squares of the gradient's parts.
+fn judge_partials(
+    device: &Device,
+    partials: View<'_, f32>,
+    losses: View<'_, f32>,
+    told: View<'_, f64>,
     mut found: ViewMut<'_, f64>,
 ) -> Result<()> {
     if losses.len() > MAX_LOSSES || found.len() < found::LOSSES + losses.len() {
@@ -139,7 +151,6 @@ pub fn judge<G: FloatElement>(
             found: losses.len().to_string(),
         });
     }
-    let partials = partial_squares(device, &[gradients])?;
     JudgeStep {
         partials: &partials,
         losses: &losses,
@@ -151,6 +162,51 @@ pub fn judge<G: FloatElement>(
         losses_tile: losses.len().next_power_of_two().max(16),
     }
     .launch(device, 1)
+}
+
+/// Judges a gradient that comes in pieces, one after the other: each piece by itself, so that its parameters may be updated before
+/// the next one is there, then all of it.
+///
+/// A piece that is not finite is not made, and no later one, as with [`told::STRICT`]; what has been made before it stays.
+pub struct Pieces {
+    partials: Buffer<f32>,
+    judged: usize,
+    /// Of the last piece: what [`found`] lists.
+    found: Buffer<f64>,
+}
+
+impl Pieces {
+    /// Of a gradient in pieces of these lengths.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(device: &Device, lengths: impl IntoIterator<Item = usize>) -> Result<Pieces> {
+        let partials = Buffer::uninit(device, lengths.into_iter().map(parts_of).sum())?;
+        Ok(Pieces { partials, judged: 0, found: Buffer::zeros(device, found::LOSSES + 1)? })
+    }
+
+    /// Judges the next piece: gives what [`found`] lists of it, for [`AdamW::step_by`](super::AdamW::step_by). There is no limit of
+    /// the norm.
+    ///
+    /// # Errors
+    /// More pieces than there are, and those of the launches.
+    pub fn judge<G: FloatElement>(&mut self, gradients: View<'_, G>, told: View<'_, f64>) -> Result<View<'_, f64>> {
+        let device = self.partials.device().clone();
+        let parts = self.judged..self.judged + parts_of(gradients.len());
+        squares_of(&device, gradients, self.partials.slice_mut(parts.clone())?)?;
+        self.judged = parts.end;
+        let partials = self.partials.slice(parts)?;
+        judge_partials(&device, partials, partials.slice(0..0)?, told, self.found.view_mut())?;
+        Ok(self.found.view())
+    }
+
+    /// Judges all pieces together, as [`judge`] does.
+    ///
+    /// # Errors
+    /// As [`judge`].
+    pub fn end(&self, losses: View<'_, f32>, told: View<'_, f64>, found: ViewMut<'_, f64>) -> Result<()> {
+        judge_partials(self.partials.device(), self.partials.slice(0..self.judged)?, losses, told, found)
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
+use tilewright::{View, ViewMut};
 
 /// Elements of a tile, of which one program adds up several.
 const TILE: usize = 1024;
@@ -51,16 +52,32 @@ pub fn sum_of_squares_of<T: FloatElement>(device: &Device, slices: &[View<'_, T>
 
 /// Sums of squares of the parts of the slices, in order: few enough to add up.
 pub(super) fn partial_squares<T: FloatElement>(device: &Device, slices: &[View<'_, T>]) -> Result<Buffer<f32>> {
-    let programs = |x: &View<'_, T>| x.len().div_ceil(TILE * tiles(x.len()));
-    let mut partials = Buffer::<f32>::uninit(device, slices.iter().map(programs).sum())?;
+    let mut partials = Buffer::<f32>::uninit(device, slices.iter().map(|x| parts_of(x.len())).sum())?;
     let mut at = 0;
-    for x in slices.iter().filter(|x| !x.is_empty()) {
-        let mut own = partials.slice_mut(at..at + programs(x))?;
-        SumSquares { x, partials: &mut own, n: x.len() as i64, tile: TILE, tiles: tiles(x.len()) }
-            .launch(device, programs(x))?;
-        at += programs(x);
+    for x in slices {
+        let end = at + parts_of(x.len());
+        squares_of(device, *x, partials.slice_mut(at..end)?)?;
+        at = end;
     }
     Ok(partials)
+}
+
+/// How many sums [`squares_of`] makes of `n` elements.
+pub(super) fn parts_of(n: usize) -> usize {
+    n.div_ceil(TILE * tiles(n))
+}
+
+/// The sums of squares of the [`parts_of`] parts of x.
+pub(super) fn squares_of<T: FloatElement>(
+    device: &Device,
+    x: View<'_, T>,
+    mut partials: ViewMut<'_, f32>,
+) -> Result<()> {
+    if x.is_empty() {
+        return Ok(());
+    }
+    SumSquares { x: &x, partials: &mut partials, n: x.len() as i64, tile: TILE, tiles: tiles(x.len()) }
+        .launch(device, parts_of(x.len()))
 }
 
 /// The Euclidean norm of x.

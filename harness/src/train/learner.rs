@@ -1,5 +1,7 @@
 //! One training step, in pieces.
 
+use std::ops::Range;
+
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -7,9 +9,11 @@ use tilewright::kernels::FloatElement;
 use tilewright::{View, ViewMut};
 
 use super::{Error, LossScale, Result};
+use crate::dist::ddp::{Ddp, Synchronized};
 use crate::dist::sharded::{ShardedOptimizer, State};
+use crate::ops::convert;
 use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
-use crate::optim::judge::{self, found, told};
+use crate::optim::judge::{self, Pieces, found, told};
 use crate::optim::{AdamW, AdamWOptions, Copy, Group, Schedule, clip, first_not_finite, merge_groups};
 use crate::params::{Param, Params};
 use crate::profile::{Phase, phase};
@@ -312,6 +316,49 @@ impl Learner {
         }
     }
 
+    /// As [`Learner::update`], of gradients that are still on their way to other ranks: parameters are updated bucket by bucket, each as
+    /// soon as its gradient is there, while later ones travel. It gives the same bits, where [`Learner::can_update_by_bucket`]. A
+    /// gradient that is not finite stops the step where it is found: buckets before it have been updated.
+    ///
+    /// # Errors
+    /// As [`Learner::update`], and those of communication.
+    pub fn update_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
+        if self.is_shared() {
+            return self.update_shared_by_bucket(ddp);
+        }
+        let announced = self.announce()?;
+        match self.queue_by_bucket(ddp) {
+            Ok(sent) => {
+                let found = self.found.to_vec1::<f64>()?;
+                Ok((sent, self.settle(announced, &found)?))
+            }
+            Err(error) => {
+                self.take_back(announced)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether steps can be made by [`Learner::update_by_bucket`]: where nothing needs the whole gradient before the first parameter is
+    /// updated, as clipping does.
+    pub fn can_update_by_bucket(&self) -> bool {
+        self.options.clip.is_none() && !self.scale.is_dynamic()
+    }
+
+    /// The device's part of a step by buckets.
+    fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<Synchronized> {
+        let _phase = phase(Phase::Optimizer);
+        let Engine::Whole(adamw) = &mut self.engine else {
+            let message = "an optimizer that ranks share makes its steps with `update`";
+            return Err(candle_core::Error::Msg(message.into()).into());
+        };
+        let of = (&self.params, self.groups.as_slice());
+        match self.params.grads().dtype() {
+            DType::BF16 => decide_by_bucket::<bf16>(of, adamw, ddp, [&self.told, &self.found]),
+            _ => decide_by_bucket::<f32>(of, adamw, ddp, [&self.told, &self.found]),
+        }
+    }
+
     /// What the last [`Learner::decide`] found, f64, as [`judge`] lists it. The next one writes over it.
     pub fn found(&self) -> &Tensor {
         &self.found
@@ -383,6 +430,30 @@ impl Learner {
         Ok(Update { step, rate, norm, applied: norm.is_finite() })
     }
 
+    /// As [`Learner::update_by_bucket`], with an optimizer of which every rank has a part: what a rank updates leaves at once.
+    fn update_shared_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
+        let _phase = phase(Phase::Optimizer);
+        let Engine::Shared(shared) = &mut self.engine else {
+            return Err(candle_core::Error::Msg("this optimizer is not shared".into()).into());
+        };
+        let (step, factor) = (self.step + 1, self.scale.factor());
+        let rate = self.options.schedule.rate(step);
+        let (gradients, groups, copy) = (self.params.grads(), &self.groups, self.params.copy());
+        let gradients = Read::<f32>::new(&gradients)?;
+        let (sent, norm) = memory::write::<f32, _>(self.params.values(), |_, values| {
+            let tensors = (values, gradients.view()?);
+            Ok(shared.step_by_bucket(ddp, tensors, groups, (rate, 1.0 / factor), |range, values| {
+                Ok(copy.as_ref().map_or(Ok(()), |copy| round_part(copy, range, values))?)
+            })?)
+        })?;
+        let norm = norm / factor;
+        if self.scale.learn(norm.is_finite()) != Some(true) {
+            return Err(self.not_finite(step));
+        }
+        self.step = step;
+        Ok((sent, Update { step, rate, norm, applied: true }))
+    }
+
     /// The error of a step whose gradient, which is there now, is not finite.
     pub(super) fn not_finite(&self, step: u64) -> Error {
         let first = match first_in(&self.params.grads(), &self.params) {
@@ -391,6 +462,22 @@ impl Learner {
             Err(error) => format!("unknown: {error}"),
         };
         Error::NotFinite { step, what: "the gradient", first, saved: None }
+    }
+}
+
+/// Brings the copy in a shorter type up to date with a range of the values.
+fn round_part(copy: &Tensor, range: &Range<usize>, values: View<'_, f32>) -> candle_core::Result<()> {
+    let values = values.slice(range.clone()).map_err(kernel_error)?;
+    macro_rules! round {
+        ($ty:ty) => {
+            memory::write::<$ty, ()>(copy, |device, copy| {
+                convert(device, values, copy.slice(range.clone()).map_err(kernel_error)?).map_err(kernel_error)
+            })
+        };
+    }
+    match copy.dtype() {
+        DType::F16 => round!(f16),
+        _ => round!(bf16),
     }
 }
 
@@ -428,10 +515,46 @@ fn decide_on<G: Elem + FloatElement>(
     memory::write::<f64, ()>(found, |device, found| {
         judge::judge(device, gradients.view()?, losses.view()?, told.view()?, found).map_err(kernel_error)
     })?;
-    let (found, copy) = (Read::<f64>::new(found)?, params.copy());
+    let found = Read::<f64>::new(found)?;
+    let (all, views) = (adamw.range(), [told.view()?, found.view()?]);
+    step_part((params, groups), adamw, &all, gradients.view()?, views)
+}
+
+/// As [`decide_on`], bucket by bucket as gradients come.
+fn decide_by_bucket<G: Elem + FloatElement>(
+    (params, groups): (&Params, &[Group]),
+    adamw: &mut AdamW,
+    ddp: &Ddp,
+    [told, found]: [&Tensor; 2],
+) -> Result<Synchronized> {
+    let lengths = ddp.buckets().iter().map(|bucket| bucket.range.len());
+    let mut pieces = Pieces::new(kernel_device(params.device())?, lengths)?;
+    let (gradients, told) = (params.grads(), Read::<f64>::new(told)?);
+    let sent = ddp.finish_by_bucket(|bucket| -> Result<()> {
+        let gradients = Read::<G>::new(&gradients)?;
+        let piece = gradients.view()?.slice(bucket.range.clone())?;
+        let views = [told.view()?, pieces.judge(piece, told.view()?)?];
+        step_part((params, groups), adamw, &bucket.range, gradients.view()?, views)
+    })?;
+    let losses = Tensor::zeros(1, DType::F32, params.device())?;
+    let losses = Read::<f32>::new(&losses)?;
+    memory::write::<f64, ()>(found, |_, found| pieces.end(losses.view()?, told.view()?, found).map_err(kernel_error))?;
+    Ok(sent)
+}
+
+/// A step of the parameters in `part`, and of their copy in a shorter type.
+fn step_part<G: Elem + FloatElement>(
+    (params, groups): (&Params, &[Group]),
+    adamw: &mut AdamW,
+    part: &Range<usize>,
+    gradients: View<'_, G>,
+    told_and_found: [View<'_, f64>; 2],
+) -> Result<()> {
+    let copy = params.copy();
     memory::write::<f32, _>(params.values(), |_, values| {
-        let (gradients, told, found) = (gradients.view()?, told.view()?, found.view()?);
-        let go = |copy: Copy<'_>| adamw.step_by(values, gradients, copy, groups, told, found).map_err(kernel_error);
+        let go = |copy: Copy<'_>| {
+            adamw.step_part_by(part, values, gradients, copy, groups, told_and_found).map_err(kernel_error)
+        };
         match &copy {
             Some(copy) if copy.dtype() == DType::BF16 => memory::write::<bf16, _>(copy, |_, copy| go(Copy::Bf16(copy))),
             Some(copy) if copy.dtype() == DType::F16 => memory::write::<f16, _>(copy, |_, copy| go(Copy::F16(copy))),

@@ -325,10 +325,10 @@ impl<'a> Run<'a> {
                 _ => self.learner.backward(&loss, share)?,
             }
         }
-        if let Some(team) = &self.team {
-            team.ddp().finish_gradient_synchronization()?;
-        }
-        let update = self.learner.update();
+        let update = match &self.team {
+            Some(team) => team.finish(&mut self.learner).map(|(_, update)| update),
+            None => self.learner.update(),
+        };
         // Gradients that another rank did not finish may be anything.
         self.team.as_ref().map_or(Ok(()), Team::check)?;
         match update {
@@ -392,6 +392,11 @@ impl<'a> Run<'a> {
         let path = self.folder.join(NOT_FINITE);
         if self.learner.is_shared() {
             // The others may not know yet, and would have to help.
+            return error;
+        }
+        let gradient = matches!(error, Error::NotFinite { what: "the gradient", .. });
+        if gradient && self.team.is_some() && self.learner.can_update_by_bucket() {
+            // Parameters whose gradients came before those have had their step.
             return error;
         }
         let saved = match self.write(&path, sampler) {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use candle_core::DType;
 
-use super::{Learner, LearnerOptions, Result};
+use super::{Learner, LearnerOptions, Result, Update};
 use crate::data::{SamplerState, Shard};
 use crate::dist::comm::{Communicator, Reduce};
-use crate::dist::ddp::{Ddp, DdpOptions, Exchange};
+use crate::dist::ddp::{Ddp, DdpOptions, Exchange, Synchronized};
 use crate::dist::error::Error;
 use crate::dist::sharded::{Mode, ShardedOptimizer};
 use crate::ops::memory::kernel_device;
@@ -94,6 +94,18 @@ impl Team {
     /// Whether this rank writes files and speaks.
     pub fn leads(&self) -> bool {
         self.comm.rank() == 0
+    }
+
+    /// The end of a step after backward: waits for gradients, and updates parameters, where it can while gradients still travel.
+    ///
+    /// # Errors
+    /// Those of communication and of [`Learner::update`].
+    pub fn finish(&self, learner: &mut Learner) -> Result<(Synchronized, Update)> {
+        if self.ddp.is_eager() && learner.can_update_by_bucket() {
+            return learner.update_by_bucket(&self.ddp);
+        }
+        let sent = self.ddp.finish_gradient_synchronization()?;
+        Ok((sent, learner.update()?))
     }
 
     /// This rank's share of a batch.

@@ -12,4 +12,5 @@ mod processes;
 mod profile;
 mod sharded;
 mod training;
+mod update;
 mod world;

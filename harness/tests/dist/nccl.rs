@@ -1,4 +1,4 @@
-//! Ranks with a GPU each, over NCCL. Without two GPUs these tests say that they were skipped.
+//! Ranks with a GPU each, over NCCL: two, and four where there are as many GPUs. Without two these tests say that they were skipped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -152,6 +152,17 @@ fn suite(rank: &Rank) {
         let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
         assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "sums sent as {wire:?}");
     }
+    for limit in [4, 1, 0, 4] {
+        comm.limit_beside(limit).unwrap();
+        let values: Vec<f32> = (0..n).map(|i| number(comm.rank(), i).into()).collect();
+        let mut data = Buffer::from_slice(&rank.device, &values).unwrap();
+        let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: n, wire: None };
+        // SAFETY: the buffer is not used before the handle is waited for.
+        let handle = unsafe { comm.start_beside(call, data.view_mut().address() as *mut u8) };
+        handle.unwrap().wait().unwrap();
+        let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
+        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "on {limit} multiprocessors");
+    }
     // Host memory goes another way, and both at once.
     let mut sum = [comm.rank() as f64];
     comm.all_reduce(&mut sum, Reduce::Sum).unwrap();
@@ -225,7 +236,13 @@ fn fail(rank: Rank, what: &str, who: &str) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Runs on two GPUs if there are so many.
+/// Numbers of ranks for which there are GPUs; 2 if there are none at all, for [`on_gpus`] to say that it skips them.
+fn worlds() -> impl Iterator<Item = usize> {
+    let there = [4, 2].into_iter().find(|&gpus| Device::cuda(gpus - 1).is_ok()).unwrap_or(2);
+    [2, 4].into_iter().filter(move |&ranks| ranks <= there)
+}
+
+/// Runs on so many GPUs if there are.
 fn on_gpus(ranks: usize, what: &str) -> Option<Ran> {
     if Device::cuda(ranks - 1).is_err() {
         println!("skipped: {what} over NCCL needs {ranks} GPUs");
@@ -236,7 +253,7 @@ fn on_gpus(ranks: usize, what: &str) -> Option<Ran> {
 
 #[test]
 fn all_collectives_between_gpus() {
-    for ranks in [2, 4] {
+    for ranks in worlds() {
         for what in ["suite", "order"] {
             let Some(ran) = on_gpus(ranks, what) else { continue };
             assert_eq!(ran.code, Some(0), "{}", ran.text);
@@ -248,7 +265,7 @@ fn all_collectives_between_gpus() {
 #[cfg(feature = "cuda")]
 #[test]
 fn training_on_gpus_gives_the_weights_of_training_on_one() {
-    for ranks in [2, 4] {
+    for ranks in worlds() {
         let Some(ran) = on_gpus(ranks, "train") else { continue };
         assert_eq!(ran.code, Some(0), "{}", ran.text);
     }

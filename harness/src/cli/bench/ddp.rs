@@ -9,10 +9,11 @@ use clap::Args;
 
 use super::world::{Carrier, each_world};
 use crate::cli::model_options::{ModelOptions, model_device};
+use crate::cli::ranks;
 use crate::cli::run::{Choice, device};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
-use crate::dist::ddp::{DdpOptions, Form, Synchronized};
+use crate::dist::ddp::{DdpOptions, Form, NCCL_CTAS};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::model::{Config, Transformer};
@@ -32,11 +33,24 @@ pub struct Arguments {
     /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes)
     #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0])]
     buckets: Vec<f64>,
-    /// Round gradients to bf16 on their way
-    #[arg(long)]
-    bf16_wire: bool,
+    /// What gradients are rounded to on their way: f32 (they are not), bf16 or f16
+    #[arg(long, value_name = "TYPE,…", value_delimiter = ',', default_value = "f32", value_parser = wire)]
+    wires: Vec<Wire>,
+    /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 0 is NCCL's own choice
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [NCCL_CTAS])]
+    ctas: Vec<u32>,
     #[command(flatten)]
     outputs: Outputs,
+}
+
+/// A value of `--wires`.
+type Wire = Option<Dtype>;
+
+fn wire(word: &str) -> Result<Wire, String> {
+    match word {
+        "f32" => Ok(None),
+        _ => ranks::wire(word).map(Some).map_err(|_| "expected f32, bf16 or f16".into()),
+    }
 }
 
 /// What every rank does: what `bench ddp` and `bench shard` share.
@@ -164,17 +178,23 @@ impl Trainee {
         Ok(Trainee { model, learner, team, device, inputs, targets })
     }
 
-    /// Forward, backward, and the gradients' way: what was sent, and when.
+    /// Forward and backward.
+    fn backward(&mut self) -> train::Result<()> {
+        self.learner.begin()?;
+        let loss = self.model.loss(&self.inputs, &self.targets)?;
+        self.learner.backward(&loss, 1.0)
+    }
+
+    /// Forward, backward, and the gradients' way.
     ///
     /// # Errors
     /// Those of the model and of communication.
-    pub fn gradients(&mut self) -> train::Result<Option<(Synchronized, Vec<Record>)>> {
-        self.learner.begin()?;
-        let loss = self.model.loss(&self.inputs, &self.targets)?;
-        self.learner.backward(&loss, 1.0)?;
-        let Some(team) = &self.team else { return Ok(None) };
-        let sent = team.ddp().finish_gradient_synchronization()?;
-        Ok(Some((sent, team.communicator().take_trace())))
+    pub fn gradients(&mut self) -> train::Result<()> {
+        self.backward()?;
+        if let Some(team) = &self.team {
+            team.ddp().finish_gradient_synchronization()?;
+        }
+        Ok(())
     }
 
     /// The rest of the step.
@@ -194,14 +214,22 @@ impl Trainee {
         comm.barrier().map_err(Error::from)?;
         comm.start_trace();
         let began = Instant::now();
-        let sent = self.gradients()?;
-        self.update()?;
+        self.backward()?;
+        let Some(team) = &self.team else {
+            self.update()?;
+            return Ok(Step { whole: began.elapsed().as_secs_f64(), ..Step::default() });
+        };
+        let (sent, _) = team.finish(&mut self.learner)?;
+        self.device.synchronize()?;
         let whole = began.elapsed().as_secs_f64();
-        let Some((sent, trace)) = sent else { return Ok(Step { whole, ..Step::default() }) };
-        let communication = trace.iter().map(Record::seconds).sum();
-        let updated = self.team.as_ref().map(|team| team.communicator().take_trace()).unwrap_or_default();
-        let gives = |record: &&Record| matches!(record.call.op, Op::Broadcast { .. } | Op::AllGather);
-        let parameters = updated.iter().filter(gives).map(Record::seconds).sum();
+        let trace = team.communicator().take_trace();
+        // Without what ranks tell each other in between, which is of other types.
+        let of = |gives: bool| {
+            let flats = trace.iter().filter(|record| record.call.dtype == Dtype::F32);
+            let is_one = |op| matches!(op, Op::Broadcast { .. } | Op::AllGather) == gives;
+            flats.filter(|record| is_one(record.call.op)).map(Record::seconds).sum()
+        };
+        let (communication, parameters) = (of(false), of(true));
         Ok(Step { whole, waited: sent.left_over().as_secs_f64(), communication, parameters })
     }
 }
@@ -230,6 +258,10 @@ struct Found {
     size: String,
     form: &'static str,
     bucket_mb: Option<f64>,
+    /// Where there is communication.
+    wire: Option<&'static str>,
+    /// Where it runs beside a GPU's computing.
+    ctas: Option<u32>,
     calls: Option<usize>,
     steps: Vec<Step>,
 }
@@ -257,27 +289,43 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communicator>) -> train::Result<World> {
-    let wire = arguments.bf16_wire.then_some(Dtype::Bf16);
-    let options = |form, bucket_bytes| DdpOptions { form, bucket_bytes, wire, ..DdpOptions::default() };
-    let mut kinds: Vec<(Option<DdpOptions>, Option<f64>)> = vec![(None, None)];
+    let mut kinds: Vec<Option<DdpOptions>> = vec![None];
     for &form in &arguments.form {
-        match form {
-            Form::Bucketed => {
-                kinds.extend(arguments.buckets.iter().map(|&mb| (Some(options(form, (mb * 1e6) as usize)), Some(mb))));
-            }
-            _ => kinds.push((Some(options(form, 0)), None)),
+        let (buckets, ctas) = match form {
+            Form::Bucketed => (arguments.buckets.as_slice(), arguments.ctas.as_slice()),
+            Form::Overlap => (&[0.0][..], arguments.ctas.as_slice()),
+            Form::Naive | Form::Flat => (&[0.0][..], &[0][..]),
+        };
+        for (&wire, &mb, &nccl_ctas) in triples(&arguments.wires, buckets, ctas) {
+            let options = DdpOptions { form, bucket_bytes: (mb * 1e6) as usize, wire, ..DdpOptions::default() };
+            kinds.push(Some(DdpOptions { nccl_ctas, ..options }));
         }
     }
     let mut found = Vec::new();
     let cases = models.iter().flat_map(|model| kinds.iter().map(move |kind| (model, *kind)));
-    for ((size, config), (ddp, bucket_mb)) in cases {
+    for ((size, config), ddp) in cases {
         let mut trainee = Trainee::new(&arguments.work, config, &comm, ddp, None)?;
         let calls = trainee.team.as_ref().map(|team| team.ddp().buckets().len());
         let steps = steps(&arguments.work, &mut trainee, &comm)?;
         let (size, form) = (size.clone(), ddp.map_or("none", |ddp| ddp.form.name()));
-        found.push(Found { size, form, bucket_mb, calls, steps });
+        let bucketed = ddp.filter(|ddp| ddp.form == Form::Bucketed);
+        let eager = ddp.filter(|ddp| matches!(ddp.form, Form::Overlap | Form::Bucketed) && comm.is_on_device());
+        found.push(Found {
+            size,
+            form,
+            bucket_mb: bucketed.map(|ddp| ddp.bucket_bytes as f64 / 1e6),
+            wire: ddp.map(|ddp| ddp.wire.unwrap_or(Dtype::F32).name()),
+            ctas: eager.map(|ddp| ddp.nccl_ctas),
+            calls,
+            steps,
+        });
     }
     Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
+}
+
+/// Everything with everything; the last list changes fastest.
+fn triples<'a, A, B, C>(a: &'a [A], b: &'a [B], c: &'a [C]) -> impl Iterator<Item = (&'a A, &'a B, &'a C)> {
+    a.iter().flat_map(move |a| b.iter().flat_map(move |b| c.iter().map(move |c| (a, b, c))))
 }
 
 fn mean(steps: &[Step], f: impl Fn(&Step) -> f64) -> f64 {
@@ -291,8 +339,11 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
         Column::text("size"),
         Column::text("form"),
         Column::number("bucket").unit("MB"),
+        Column::text("wire"),
+        Column::integer("CTAs"),
         Column::integer("calls"),
         Column::number("step").unit("ms"),
+        Column::number("of none").decimals(3),
         Column::number("communication").unit("ms"),
         Column::number("left over").unit("ms"),
         Column::number("left over").unit("%").decimals(1).key("left_over_percent"),
@@ -303,6 +354,8 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     for world in worlds {
         for found in &world.found {
             let alone = found.calls.is_none();
+            let none = world.found.iter().find(|none| none.size == found.size && none.calls.is_none());
+            let base = none.map_or(f64::NAN, |none| mean(&none.steps, |s| s.whole));
             let (whole, waited) = (mean(&found.steps, |s| s.whole), mean(&found.steps, |s| s.waited));
             let communication = mean(&found.steps, |s| s.communication);
             let number = |x: f64| if alone { Cell::Empty } else { Cell::from(x) };
@@ -314,21 +367,28 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 found.size.as_str().into(),
                 found.form.into(),
                 found.bucket_mb.into(),
+                found.wire.map_or(Cell::Empty, Cell::from),
+                found.ctas.map_or(Cell::Empty, |ctas| Cell::from(u64::from(ctas))),
                 found.calls.into(),
                 Cell::statistics(&times),
+                number(whole / base),
                 number(communication * 1e3),
                 number(waited * 1e3),
                 number(100.0 * waited / whole),
                 number(100.0 * hidden),
             ]);
-            let size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
+            let mut size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
+            size += &found.wire.filter(|wire| *wire != "f32").map(|wire| format!(" {wire}")).unwrap_or_default();
+            size += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
             let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.back_end);
             bars.push(Bar { name: format!("{}{size}", found.form), group, value: whole * 1e3, error: None });
         }
     }
     let table = table
         .note(models_note(models, work) + " Every number is the slowest rank's, on average.")
-        .note("Left over is what the step waits for after backward; hidden is the rest of the communication. `none` sends nothing.");
+        .note("Left over is what computing waits for after backward; hidden is the rest of the communication. `none` sends nothing; of none \
+             is the step by that one. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes.")
+        .without_empty_columns();
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
     Report::new("ddp", "Data-parallel training").table(table).plot(plot)
 }

@@ -10,7 +10,7 @@ use super::world::each_world;
 use crate::cli::model_options::model_device;
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Reduce};
-use crate::dist::ddp::DdpOptions;
+use crate::dist::ddp::{BUCKET_BYTES, DdpOptions, NCCL_CTAS};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::model::Config;
@@ -24,6 +24,12 @@ use crate::train;
 pub struct Arguments {
     #[command(flatten)]
     work: Work,
+    /// Most megabytes (10⁶ bytes) of a bucket
+    #[arg(long, value_name = "MB", default_value_t = BUCKET_BYTES as f64 / 1e6)]
+    bucket_mb: f64,
+    /// Most multiprocessors that NCCL takes while backward goes on; 0 is NCCL's own choice
+    #[arg(long, value_name = "N", default_value_t = NCCL_CTAS)]
+    nccl_ctas: u32,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -49,10 +55,15 @@ struct World {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    if !(0.0..1e9).contains(&arguments.bucket_mb) {
+        return Err(CliError::usage("--bucket-mb makes no sense", "a number of megabytes from 0"));
+    }
     arguments.outputs.check()?;
+    let (bucket_bytes, nccl_ctas) = ((arguments.bucket_mb * 1e6) as usize, arguments.nccl_ctas);
+    let ddp = DdpOptions { bucket_bytes, nccl_ctas, ..DdpOptions::default() };
     let (work, models) = (&arguments.work, arguments.work.models()?);
     let worlds = each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
-        measure(work, &models, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
+        measure(work, &models, ddp, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
         return Ok(());
@@ -60,13 +71,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(arguments.outputs.write(report(&worlds, &models, work), out)?)
 }
 
-fn measure(work: &Work, models: &[(String, Config)], comm: Arc<Communicator>) -> train::Result<World> {
+fn measure(work: &Work, models: &[(String, Config)], ddp: DdpOptions, comm: Arc<Communicator>) -> train::Result<World> {
     let mut found = Vec::new();
     let modes = [None, Some(Mode::Broadcast), Some(Mode::Zero1)];
     for ((size, config), shard) in models.iter().flat_map(|model| modes.map(|mode| (model, mode))) {
         comm.barrier().map_err(Error::from)?;
         let before = Peak::start(work)?;
-        let mut trainee = Trainee::new(work, config, &comm, Some(DdpOptions::default()), shard)?;
+        let mut trainee = Trainee::new(work, config, &comm, Some(ddp), shard)?;
         let mut peaks = [before.read()?, None, None];
         trainee.gradients()?;
         peaks[1] = before.read()?;

@@ -21,6 +21,7 @@ use tilewright::{Buffer, Device, View, ViewMut};
 use super::buckets::Bucket;
 use super::comm::handle::wait_all;
 use super::comm::{Call, Communicator, Dtype, Handle, Op, Reduce};
+use super::ddp::{Ddp, Synchronized};
 use super::error::{Error, Result};
 use crate::optim::{AdamW, AdamWOptions, Copy, Group, sum_of_squares_of};
 use parts::{Part, cut, join, overlap, share_out};
@@ -145,6 +146,16 @@ pub struct ShardedOptimizer<O: FlatOptimizer> {
     made: Vec<(Range<usize>, u64)>,
     mode: Mode,
     flat_len: usize,
+}
+
+/// A part on its way to everybody.
+struct Sent {
+    part: usize,
+    handles: Vec<Handle>,
+}
+
+fn handles_of(sent: &[Sent]) -> impl Iterator<Item = &Handle> {
+    sent.iter().flat_map(|sent| &sent.handles)
 }
 
 /// All ranks' state together, which does not depend on how many there are.
@@ -337,25 +348,96 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
-        let base = values.address();
-        let mut handles = Vec::new();
-        let mut outcome = Ok(());
-        for index in 0..self.parts.len() {
-            let own = self.own.iter_mut().filter(|(part, _)| *part == index);
-            // What is under way is other parts' elements, which these steps neither read nor write.
-            let mut update =
-                own.map(|(_, own)| own.step(values.reborrow(), gradients, Copy::None, groups, rate, gradient_scale));
-            outcome = update.try_for_each(|done| done).map_err(Error::from);
+        let mut sent = Vec::new();
+        let outcome = (0..self.parts.len()).try_for_each(|index| {
             // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
-            outcome = outcome.and_then(|()| unsafe { self.start(index, base, &mut handles) });
-            if outcome.is_err() {
-                break;
-            }
-        }
-        let waited = wait_all(&handles);
+            unsafe { self.step_part(index, values.reborrow(), gradients, groups, (rate, gradient_scale), &mut sent) }
+        });
+        let waited = wait_all(handles_of(&sent));
         outcome.and(waited.map_err(Error::from))?;
         self.made.iter_mut().for_each(|(_, steps)| *steps += 1);
         Ok(())
+    }
+
+    /// Updates what this rank has of a part, and starts to give it to everybody.
+    ///
+    /// # Safety
+    /// As [`ShardedOptimizer::start`]'s, for the handles that come into `sent`.
+    unsafe fn step_part(
+        &mut self,
+        index: usize,
+        mut values: ViewMut<'_, f32>,
+        gradients: View<'_, f32>,
+        groups: &[Group],
+        (rate, gradient_scale): (f64, f64),
+        sent: &mut Vec<Sent>,
+    ) -> Result<()> {
+        // What is under way is other parts' elements, which these steps neither read nor write.
+        for (_, own) in self.own.iter_mut().filter(|(part, _)| *part == index) {
+            own.step(values.reborrow(), gradients, Copy::None, groups, rate, gradient_scale)?;
+        }
+        let mut handles = Vec::new();
+        // SAFETY: the caller's promise.
+        let started = unsafe { self.start(index, values.address(), &mut handles) };
+        sent.push(Sent { part: index, handles });
+        started
+    }
+
+    /// As [`ShardedOptimizer::step`], of gradients that are still on their way to other ranks: each part is updated when `ddp` has its
+    /// gradients, and leaves at once, while others travel. `arrived` is called for each range that is whole on this rank again, with
+    /// all values. Gives what `ddp` sent, and the gradient's norm, at which nobody looked before: where it is not finite, parameters are
+    /// not either.
+    ///
+    /// # Errors
+    /// As [`ShardedOptimizer::step`], and those of `arrived`.
+    pub fn step_by_bucket(
+        &mut self,
+        ddp: &Ddp,
+        (mut values, gradients): (ViewMut<'_, f32>, View<'_, f32>),
+        groups: &[Group],
+        (rate, gradient_scale): (f64, f64),
+        mut arrived: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
+    ) -> Result<(Synchronized, f64)> {
+        let touches = |bucket: &Bucket, part: &Part| overlap(&bucket.range, &part.range()).is_some();
+        // Of how many buckets the gradients of each part are not here.
+        let count = |part: &Part| ddp.buckets().iter().filter(|bucket| touches(bucket, part)).count();
+        let mut missing: Vec<usize> = self.parts.iter().map(count).collect();
+        let alone: Vec<usize> = (0..missing.len()).filter(|&index| missing[index] == 0).collect();
+        let mut sent = Vec::new();
+        let mut update = |optimizer: &mut Self, index: usize| {
+            let (values, scales) = (values.reborrow(), (rate, gradient_scale));
+            // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
+            unsafe { optimizer.step_part(index, values, gradients, groups, scales, &mut sent) }
+        };
+        let outcome = ddp.finish_by_bucket(|bucket| -> Result<()> {
+            for index in 0..missing.len() {
+                if touches(bucket, &self.parts[index]) {
+                    missing[index] -= 1;
+                    if missing[index] == 0 {
+                        update(self, index)?;
+                    }
+                }
+            }
+            Ok(())
+        });
+        let outcome = outcome.and_then(|synchronized| {
+            // Parts whose gradients do not travel.
+            alone.into_iter().try_for_each(|index| update(self, index))?;
+            Ok(synchronized)
+        });
+        // What waits for the device comes while parameters travel.
+        let rest = outcome.and_then(|synchronized| {
+            let norm = self.gradient_norm(gradients)?;
+            sent.iter().try_for_each(|Sent { part, handles }| {
+                wait_all(handles)?;
+                arrived(&self.parts[*part].range(), values.as_view())
+            })?;
+            Ok((synchronized, norm))
+        });
+        let waited = wait_all(handles_of(&sent));
+        let done = rest.and_then(|done| waited.map(|()| done).map_err(Error::from))?;
+        self.made.iter_mut().for_each(|(_, steps)| *steps += 1);
+        Ok(done)
     }
 
     /// Starts to give every rank what the others own of a part of the flat tensor at `base`, if anything of it is updated at all.

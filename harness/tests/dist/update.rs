@@ -1,0 +1,167 @@
+//! Parameters that are updated while gradients still travel: the same bits as when all gradients are waited for first.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device};
+use half::bf16;
+use tilewright_harness::dist::comm::Communicator;
+use tilewright_harness::dist::ddp::{DdpOptions, Form};
+use tilewright_harness::dist::sharded::Mode;
+use tilewright_harness::ops::memory;
+use tilewright_harness::optim::{AdamWOptions, Schedule};
+use tilewright_harness::params::Params;
+use tilewright_harness::train::{Error, Learner, LearnerOptions, Moments, Team, TeamOptions};
+
+use crate::model::{self, BATCH, values};
+use crate::training::{rows, same_everywhere};
+use crate::world::{KINDS, Kind, options, ranks};
+
+const STEPS: usize = 5;
+/// Sums of the gradient's squares in another order.
+const TOLERANCE: f64 = 1e-6;
+
+fn learner_options(clip: Option<f64>) -> LearnerOptions {
+    LearnerOptions {
+        adamw: AdamWOptions { eps: 1e-4, ..AdamWOptions::default() },
+        schedule: Schedule { peak: 1e-2, floor: 1e-3, warmup: 2, total: 10 },
+        weight_decay: 0.1,
+        decay_embeddings: false,
+        clip,
+    }
+}
+
+/// A model with a copy in bf16, and who trains it.
+fn form(
+    device: &Device,
+    comm: Arc<Communicator>,
+    ddp: DdpOptions,
+    shard: Option<Mode>,
+    clip: Option<f64>,
+) -> (Params, Team, Learner) {
+    let params = model::params_on(device, 1 + comm.rank() as u64);
+    params.keep_copy(DType::BF16).unwrap();
+    let team = TeamOptions { comm, ddp, shard };
+    let (team, learner) = Team::form(&team, &params, learner_options(clip), BATCH).unwrap();
+    (params, team, learner)
+}
+
+/// What a rank has after each step.
+#[derive(Debug, PartialEq)]
+struct After {
+    values: Vec<f32>,
+    copy: Vec<bf16>,
+    moments: [Vec<f32>; 2],
+    rate: f64,
+}
+
+fn moments(learner: &Learner) -> [Vec<f32>; 2] {
+    match learner.moments().unwrap() {
+        Moments::Here(first, second) => [first, second].map(|moments| moments.to_vec().unwrap()),
+        Moments::Collected(first, second) => [first, second],
+    }
+}
+
+/// Training of one rank, with the norm of each step's gradient.
+fn train(
+    device: &Device,
+    comm: Arc<Communicator>,
+    ddp: DdpOptions,
+    shard: Option<Mode>,
+    clip: Option<f64>,
+    by_bucket: bool,
+) -> (Vec<After>, Vec<f64>) {
+    let (params, team, mut learner) = form(device, comm, ddp, shard, clip);
+    let step = |step| {
+        learner.begin().unwrap();
+        learner.backward(&model::loss(&params, step, rows(team.communicator())).unwrap(), 1.0).unwrap();
+        let update = match by_bucket {
+            true => {
+                assert_eq!(learner.can_update_by_bucket(), clip.is_none());
+                let (sent, update) = team.finish(&mut learner).unwrap();
+                assert!(sent.calls >= team.ddp().buckets().len());
+                update
+            }
+            false => {
+                team.ddp().finish_gradient_synchronization().unwrap();
+                learner.update().unwrap()
+            }
+        };
+        assert!(update.applied && update.step == step as u64 + 1);
+        same_everywhere(&params, team.communicator(), step);
+        let copy = params.copy().unwrap().to_vec1().unwrap();
+        (After { values: values(&params), copy, moments: moments(&learner), rate: update.rate }, update.norm)
+    };
+    (0..STEPS).map(step).unzip()
+}
+
+/// Both kinds of updates, on one rank of a world that somebody else made.
+pub fn check(device: &Device, comm: &Arc<Communicator>) {
+    for shard in [None, Some(Mode::Broadcast), Some(Mode::Zero1)] {
+        for (form, bucket_bytes) in [(Form::Bucketed, 8000), (Form::Bucketed, 1 << 20), (Form::Overlap, 0)] {
+            let ddp = DdpOptions { form, bucket_bytes, ..DdpOptions::default() };
+            let run = |by_bucket| train(device, comm.clone(), ddp, shard, None, by_bucket);
+            let ((found, norms), (expected, right)) = (run(true), run(false));
+            let ranks = comm.world();
+            assert!(found == expected, "{}, {ranks} ranks, {shard:?}, {form:?} of {bucket_bytes}", comm.back_end());
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() <= TOLERANCE * b && *b > 0.0;
+            assert!(norms.iter().zip(&right).all(near), "{norms:?} {right:?}");
+        }
+    }
+}
+
+#[test]
+fn updates_by_bucket_give_the_bits_of_updates_at_the_end() {
+    for kind in KINDS {
+        for world in [1, 2, 3] {
+            ranks(kind, world, options(), |comm| check(&Device::Cpu, &Arc::new(comm)));
+        }
+    }
+}
+
+/// Clipping needs the whole gradient first, and gets it.
+#[test]
+fn clipped_updates_wait_for_the_whole_gradient() {
+    let ddp = DdpOptions { bucket_bytes: 8000, ..DdpOptions::default() };
+    for shard in [None, Some(Mode::Zero1)] {
+        let run = |clip, by_bucket| {
+            ranks(Kind::Threads, 2, options(), |comm| train(&Device::Cpu, Arc::new(comm), ddp, shard, clip, by_bucket))
+                .swap_remove(0)
+        };
+        let (clipped, plain) = (run(Some(1e-3), true), run(None, true));
+        assert!(clipped.0 == run(Some(1e-3), false).0 && clipped.0 != plain.0, "{shard:?}");
+        assert!(clipped.1[0] > 1e-3, "the limit is one: {:?}", clipped.1);
+    }
+}
+
+/// The bucket with NaN, which is the last one, and later steps are not made; those before it are, on all ranks alike.
+#[test]
+fn a_gradient_that_is_not_finite_stops_the_step_at_its_bucket() {
+    let found = ranks(Kind::Threads, 2, options(), |comm| {
+        let leads = comm.rank() == 0;
+        let ddp = DdpOptions { bucket_bytes: 8000, ..DdpOptions::default() };
+        let (params, team, mut learner) = form(&Device::Cpu, Arc::new(comm), ddp, None, None);
+        let before = values(&params);
+        learner.begin().unwrap();
+        let loss = model::loss(&params, 0, rows(team.communicator())).unwrap();
+        // Nothing is sent, so that the gradient can be spoilt before it is.
+        team.ddp().no_sync(|| learner.backward(&loss, 1.0).unwrap());
+        let first = params.get("in").unwrap().range();
+        if leads {
+            memory::write::<f32, _>(&params.grads(), |_, grads| {
+                let spoil = |mut grads: tilewright::ViewMut<'_, f32>| grads.copy_from_slice(&[f32::NAN]);
+                grads.slice(first.start..first.start + 1).and_then(spoil).map_err(memory::kernel_error)
+            })
+            .unwrap();
+        }
+        let error = team.finish(&mut learner).map(|_| ()).unwrap_err();
+        assert!(matches!(&error, Error::NotFinite { step: 1, first, .. } if first.contains("`in`")), "{error}");
+        assert_eq!((learner.step(), learner.optimizer_steps()), (0, 0));
+        same_everywhere(&params, team.communicator(), 1);
+        let after = values(&params);
+        assert_eq!(after[first.clone()], before[first]);
+        let last = params.get("out").unwrap().range();
+        assert_ne!(after[last.clone()], before[last]);
+        after
+    });
+    assert!(found[0].iter().all(|value| value.is_finite()));
+}
