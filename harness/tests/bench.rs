@@ -104,13 +104,23 @@ fn launches_and_copies_are_timed() {
 
 #[test]
 fn compilation_is_timed_by_phase_without_a_gpu() {
-    let (_, rows) = rows("compile", &["compile", "--dim", "64", "--runs", "1", "--target", "sm_90a"]);
+    let options = ["--runs", "1", "--starts", "2", "--target", "sm_90a"];
+    let (_, rows) = rows("compile", &[&["compile", "--dim", "64"][..], &options].concat());
     assert_timed(&rows);
     let phases = ["record", "passes", "lower", "llvm parse", "llvm optimise", "llvm codegen", "IR to PTX"];
-    assert_eq!(kernels(&rows), [&phases[..], &phases[..], &["cache hit"][..]].concat());
+    let parts = ["program", "device", "memory", "lookup", "load", "launch"].map(|part| format!("start {part}"));
+    let parts: Vec<&str> = parts.iter().map(String::as_str).chain(["start to first launch"]).collect();
+    assert_eq!(kernels(&rows), [&phases[..], &phases[..], &["cache hit"], &parts, &parts].concat());
     assert_eq!(rows[0]["case"], "sm_90a first in process");
     let total: f64 = rows[1..6].iter().map(|row| row["median_ms"].as_f64().unwrap_or(f64::NAN)).sum();
     assert!((rows[6]["median_ms"].as_f64().unwrap_or(f64::NAN) - total).abs() < 1e-6, "{rows:?}");
+    let ms = |row: &Value| row["median_ms"].as_f64().unwrap_or(f64::NAN);
+    let [cold, warm] = [&rows[15..22], &rows[22..29]];
+    assert!(cold.iter().all(|row| row["case"] == "empty cache" && row["n"] == 1), "{cold:?}");
+    assert!(warm.iter().all(|row| row["case"] == "from the cache" && row["n"] == 2), "{warm:?}");
+    assert!((cold[..6].iter().map(ms).sum::<f64>() - ms(&cold[6])).abs() < 1e-6, "{cold:?}");
+    // A kernel that is compiled takes longer than one that is read.
+    assert!(ms(&cold[3]) > 2.0 * ms(&warm[3]), "{cold:?} {warm:?}");
 }
 
 /// A benchmark that writes through the report: its rows as JSON objects, and what it printed.

@@ -14,6 +14,7 @@ use super::{Consts, KernelArg, LaunchConfig, compile, compile_func};
 use crate::device::{Device, Inner};
 use crate::error::Result;
 use crate::launch::{CompiledKernel, LaunchArg};
+use crate::trace;
 
 /// Everything that tells variants apart.
 type Key = SmallVec<[u64; 24]>;
@@ -126,9 +127,17 @@ pub(super) fn find_or_compile(
     // Two threads may compile the same variant: both get it right, and the second one's is kept.
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
-    let func = compile::record(def, dtypes, &values, &specialization(def, args))?;
-    let artifact = compile_func(&func, &device.target(), &device.fit_options(&config.options()))?;
-    let variant = Variant { kernel: device.load(&artifact)?, reach: Arc::new(Reach::of(&func)) };
+    let (func, artifact) = {
+        let _span = trace::span("kernel from cache or compiler");
+        let func = compile::record(def, dtypes, &values, &specialization(def, args))?;
+        let artifact = compile_func(&func, &device.target(), &device.fit_options(&config.options()))?;
+        (func, artifact)
+    };
+    let kernel = {
+        let _span = trace::span("kernel to device");
+        device.load(&artifact)?
+    };
+    let variant = Variant { kernel, reach: Arc::new(Reach::of(&func)) };
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());
     Ok(variant)
 }

@@ -1,7 +1,8 @@
-//! `tilewright bench compile`: FlashAttention-2's forward kernel from Rust to PTX, phase by phase, and from the cache.
+//! `tilewright bench compile`: FlashAttention-2's forward kernel from Rust to PTX, phase by phase, and from the cache; and processes
+//! from their start to their first launch (`start.rs`).
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -19,7 +20,7 @@ use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::{Cache, Device, Error};
 
 use super::record::{Recorder, Row, Work};
-use super::{Common, tiles};
+use super::{Common, start, tiles};
 use crate::cli::demo::case::count;
 use crate::cli::{CliError, Result};
 
@@ -36,6 +37,12 @@ pub struct Arguments {
     /// How often to compile after the first time
     #[arg(long, default_value_t = 10)]
     runs: u32,
+    /// Processes that are started for their first launch with what the cache has, after one with an empty cache; 0 for none at all
+    #[arg(long, default_value_t = 5)]
+    starts: u32,
+    /// Be such a process, which was started so many nanoseconds after the Unix epoch
+    #[arg(long, hide = true, value_name = "NANOSECONDS")]
+    first_launch_of: Option<u128>,
 }
 
 /// Constants and specialisation of one variant.
@@ -51,6 +58,11 @@ const PHASES: [&str; 6] = ["record", "passes", "lower", "llvm parse", "llvm opti
 type Phases = [Duration; PHASES.len()];
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let d = arguments.dim.first().map_or(64, |&d| usize::from(d));
+    if let Some(since) = arguments.first_launch_of {
+        let parts = start::first_launch(arguments.common.device, d, since)?;
+        return Ok(writeln!(out, "{}", serde_json::json!(parts))?);
+    }
     let (device, mut recorder) = arguments.common.open("compile")?;
     let arch = arguments.target.or(device.gpu_arch()).unwrap_or(GpuArch::Sm90a);
     let mut first_of_process = true;
@@ -73,6 +85,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             let load = variant.load(&device)?;
             recorder.push(row("driver load", "first").timed(&timing(&[load]), Work::None))?;
         }
+    }
+    if arguments.starts > 0 {
+        start::measure(&mut recorder, &device, d, arguments.starts)?;
     }
     recorder.finish(out)
 }
@@ -137,8 +152,8 @@ impl Variant {
     /// Times from a kernel's arguments to its artifact where the cache on disk has it.
     fn cache_hits(&self, device: &Device) -> Result<Vec<Duration>> {
         const HITS: usize = 50;
-        let folder = Scratch(std::env::temp_dir().join(format!("tilewright-bench-{}", std::process::id())));
-        let cache = Cache::at(&folder.0);
+        let folder = Scratch::new("hits");
+        let cache = Cache::at(folder.path());
         let target = Target::Nvptx(self.arch);
         let func = self.record()?;
         let key = |func: &Func| Key::new(&text::print(func), &target, &self.options, VERSION);
@@ -151,7 +166,7 @@ impl Variant {
                 Some(found) if found == artifact => Ok(start.elapsed()),
                 Some(_) | None => Err(CliError::Failure(format!(
                     "the cache in {} does not give back what {device} was to find there",
-                    folder.0.display()
+                    folder.path().display()
                 ))),
             }
         };
@@ -184,7 +199,17 @@ fn dense(def: &KernelDef) -> Specialization {
 }
 
 /// A folder that goes when this does.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn new(name: &str) -> Scratch {
+        Scratch(std::env::temp_dir().join(format!("tilewright-bench-{name}-{}", std::process::id())))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
 
 impl Drop for Scratch {
     fn drop(&mut self) {

@@ -22,6 +22,7 @@ mod norm;
 pub(crate) mod record;
 pub(crate) mod rows;
 mod shard;
+mod start;
 pub(crate) mod tiles;
 mod wall;
 pub(in crate::cli) mod world;
@@ -67,7 +68,7 @@ enum Subject {
     Shard(shard::Arguments),
     /// How long it takes to issue a launch
     Launch(launch::Arguments),
-    /// How long each phase takes from a kernel to PTX, and a hit in the cache on disk
+    /// How long each phase takes from a kernel to PTX, a hit in the cache on disk, and a process until its first launch is done
     Compile(compile::Arguments),
     /// One kernel by its name in `tilewright list`, with the options of `kernels`
     #[command(external_subcommand)]
