@@ -125,7 +125,7 @@ impl Step {
                 (None, Some(Learner::new(model.params(), rates).map_err(stopped)?))
             }
             (Work::ForwardBackward | Work::TrainStep, Some(team)) => {
-                let (team, learner) = Team::form(team, model.params(), rates, batch).map_err(stopped)?;
+                let (team, learner) = Team::form(team, model.params(), rates, batch, 1).map_err(stopped)?;
                 (Some(team), Some(learner))
             }
         };

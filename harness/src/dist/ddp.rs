@@ -29,6 +29,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use candle_core::DType;
+use half::bf16;
+
 use super::buckets::{Bucket, buckets};
 use super::comm::handle::wait_all;
 use super::comm::{Call, CommError, Communicator, Dtype, Handle, Lap, Op, Reduce};
@@ -75,7 +78,7 @@ pub struct DdpOptions {
     pub form: Form,
     /// Most bytes of f32 gradients in a bucket; for [`Form::Bucketed`] only.
     pub bucket_bytes: usize,
-    /// Gradients are rounded to this type on their way, bf16 or f16; sums are f32.
+    /// Gradients are rounded to this type on their way, bf16 or f16; sums are f32. Gradients that are kept in bf16 travel as they are.
     pub wire: Option<Dtype>,
     pub exchange: Exchange,
     /// Most multiprocessors of a GPU that collectives take while backward goes on (overlap and bucketed); 0 is as many as NCCL likes.
@@ -134,8 +137,9 @@ struct Inner {
     buckets: Vec<Bucket>,
     /// The bucket of each parameter, by id; frozen ones have none.
     bucket_of: Vec<Option<usize>>,
-    /// Address of the flat gradient.
+    /// Address of the flat gradient, and the type of its elements.
     grads: u64,
+    dtype: Dtype,
     pass: Mutex<Pass>,
 }
 
@@ -187,9 +191,13 @@ impl Ddp {
         broadcast_values(params, &comm)?;
         tracing::debug!("{} of {} ranks: {} buckets, {}", comm.rank(), world, buckets.len(), form.name());
         let pass = Pass::new(&buckets, params.len());
-        let grads = address(&params.grads())?;
-        let params = params.clone();
-        let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, pass: Mutex::new(pass) });
+        let flat = params.grads();
+        let (dtype, grads) = match flat.dtype() {
+            DType::BF16 => (Dtype::Bf16, address::<bf16>(&flat)?),
+            _ => (Dtype::F32, address::<f32>(&flat)?),
+        };
+        let (params, pass) = (params.clone(), Mutex::new(pass));
+        let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, pass });
         let hears = inner.clone();
         let hook = inner.params.on_grad_ready(move |id| hears.ready(id).map_err(Into::into));
         Ok(Ddp { inner, _hook: hook })
@@ -289,7 +297,7 @@ impl Ddp {
         if let Some(complete) = complete.filter(|_| eager) {
             inner.learn_order(complete)?;
         }
-        let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * size_of::<f32>()).sum();
+        let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * inner.dtype.size()).sum();
         let calls = sent.iter().map(|(_, handles)| handles.len()).sum();
         Ok(Synchronized { calls, bytes, waited: waits.waited, laps: waits.laps })
     }
@@ -378,8 +386,10 @@ impl Inner {
         pass.next += 1;
         let mut handles = Vec::new();
         let average = |range: Range<usize>, op| -> Result<Handle, CommError> {
-            let call = Call { op, dtype: Dtype::F32, count: range.len(), wire: self.options.wire };
-            let address = self.grads + (range.start * size_of::<f32>()) as u64;
+            // What lies in the wire's type already is not rounded again.
+            let wire = self.options.wire.filter(|wire| *wire != self.dtype);
+            let call = Call { op, dtype: self.dtype, count: range.len(), wire };
+            let address = self.grads + (range.start * self.dtype.size()) as u64;
             // SAFETY: the gradients live as long as `params`, which are ours, and handles are waited for before we go. Backward is done with
             // these elements, and nobody asks for them before `finish_gradient_synchronization`.
             unsafe {
@@ -412,14 +422,14 @@ fn missing(buckets: &[Bucket]) -> Vec<usize> {
 }
 
 /// Where a flat tensor's elements begin: on the host, or on the GPU.
-pub(super) fn address(flat: &candle_core::Tensor) -> Result<u64> {
-    Ok(memory::write::<f32, _>(flat, |_, elements| Ok(elements.address()))?)
+pub(super) fn address<T: memory::Elem>(flat: &candle_core::Tensor) -> Result<u64> {
+    Ok(memory::write::<T, _>(flat, |_, elements| Ok(elements.address()))?)
 }
 
 /// Fails on all ranks unless all have the same parameters (names, shapes, and which are trained) and options.
 fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Result<()> {
     let mut hash = blake3::Hasher::new();
-    hash.update(format!("{options:?}\n").as_bytes());
+    hash.update(format!("{options:?} {:?}\n", params.grads().dtype()).as_bytes());
     for param in params.iter() {
         hash.update(format!("{} {:?} {}\n", param.name(), param.shape(), param.requires_grad()).as_bytes());
     }
@@ -443,7 +453,7 @@ fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Res
 /// Those of communication.
 pub fn broadcast_values(params: &Params, comm: &Communicator) -> Result<()> {
     let call = Call { op: Op::Broadcast { root: 0 }, dtype: Dtype::F32, count: params.flat_len(), wire: None };
-    let values = address(params.values())?;
+    let values = address::<f32>(params.values())?;
     // SAFETY: the values live as long as `params`, and we wait.
     let handle = unsafe { comm.start(call, values as *mut u8)? };
     handle.wait()?;

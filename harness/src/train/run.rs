@@ -132,14 +132,15 @@ impl<'a> Run<'a> {
     ) -> Result<Run<'a>> {
         data.check_context(options.context)?;
         std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
+        let ranks = team.map_or(1, |team| team.comm.world());
+        let micro_batches = (options.batch / ranks).div_ceil(options.micro_batch.max(1));
         let (team, mut learner) = match team {
             None => {
-                let micro_batches = options.batch.div_ceil(options.micro_batch.max(1));
                 model.params().keep_grads(gradient_dtype(model.params(), micro_batches))?;
                 (None, Learner::new(model.params(), options.learner)?)
             }
             Some(team) => {
-                let (team, learner) = Team::form(team, model.params(), options.learner, options.batch)?;
+                let (team, learner) = Team::form(team, model.params(), options.learner, options.batch, micro_batches)?;
                 (Some(team), learner)
             }
         };

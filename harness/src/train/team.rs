@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use candle_core::DType;
 
-use super::{Learner, LearnerOptions, Result, Update};
+use super::{Learner, LearnerOptions, Result, Update, gradient_dtype};
 use crate::data::{SamplerState, Shard};
-use crate::dist::comm::{Communicator, Reduce};
+use crate::dist::comm::{Communicator, Dtype, Reduce};
 use crate::dist::ddp::{Ddp, DdpOptions, Exchange, Synchronized};
 use crate::dist::error::Error;
 use crate::dist::sharded::{Mode, ShardedOptimizer};
@@ -20,6 +20,15 @@ pub struct TeamOptions {
     pub ddp: DdpOptions,
     /// Whether each rank has a part of the optimizer's state only.
     pub shard: Option<Mode>,
+}
+
+/// The type in which a rank keeps its gradients: bf16 where they are rounded to it on their way anyway, and are made in it
+/// ([`gradient_dtype`]). An optimizer that is shared out takes f32.
+pub fn team_gradient_dtype(params: &Params, team: &TeamOptions, micro_batches: usize) -> DType {
+    match team.ddp.wire {
+        Some(Dtype::Bf16) if team.shard.is_none() => gradient_dtype(params, micro_batches),
+        _ => DType::F32,
+    }
 }
 
 /// All ranks of a run, as one of them sees them.
@@ -39,7 +48,8 @@ pub struct Vote {
 }
 
 impl Team {
-    /// Gives all ranks rank 0's parameters, and makes the learner of this one.
+    /// Gives all ranks rank 0's parameters, and makes the learner of this one, for steps of `batch` windows of all ranks in so many
+    /// micro-batches of each.
     ///
     /// # Errors
     /// A batch that the ranks do not divide, ranks with other models, no memory.
@@ -48,6 +58,7 @@ impl Team {
         params: &Params,
         learner: LearnerOptions,
         batch: usize,
+        micro_batches: usize,
     ) -> Result<(Team, Learner)> {
         let comm = options.comm.clone();
         let world = comm.world();
@@ -59,8 +70,7 @@ impl Team {
             ))
             .into());
         }
-        // Ranks' gradients add up in f32.
-        params.keep_grads(DType::F32)?;
+        params.keep_grads(team_gradient_dtype(params, options, micro_batches))?;
         let exchange = if options.shard == Some(Mode::Zero1) { Exchange::ReduceScatter } else { Exchange::AllReduce };
         let ddp = Ddp::new(params, comm.clone(), DdpOptions { exchange, ..options.ddp })?;
         let device = kernel_device(params.device())?;

@@ -40,7 +40,8 @@ pub fn loss(params: &Params, step: usize, rows: std::ops::Range<usize>) -> Resul
     let unit = |n: u64| n as f64 / (1u64 << 53) as f64;
     let input = |i: usize| 2.0 * unit(number(i, 1)) as f32 - 1.0;
     let values: Vec<f32> = (rows.start * WIDTH..rows.end * WIDTH).map(input).collect();
-    let x = Tensor::from_vec(values, (rows.len(), WIDTH), params.device())?;
+    // Products make gradients of the type that they are in.
+    let x = Tensor::from_vec(values, (rows.len(), WIDTH), params.device())?.to_dtype(params.grads().dtype())?;
     let targets: Vec<u32> = rows.clone().map(|i| (number(i, 2) % CLASSES as u64) as u32).collect();
     let targets = Tensor::from_vec(targets, rows.len(), params.device())?;
     let param = |name: &str| params.get(name);

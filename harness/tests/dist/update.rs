@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device};
 use half::bf16;
-use tilewright_harness::dist::comm::Communicator;
+use tilewright_harness::dist::comm::{Communicator, Dtype};
 use tilewright_harness::dist::ddp::{DdpOptions, Form};
 use tilewright_harness::dist::sharded::Mode;
 use tilewright_harness::ops::memory;
@@ -41,7 +41,7 @@ fn form(
     let params = model::params_on(device, 1 + comm.rank() as u64);
     params.keep_copy(DType::BF16).unwrap();
     let team = TeamOptions { comm, ddp, shard };
-    let (team, learner) = Team::form(&team, &params, learner_options(clip), BATCH).unwrap();
+    let (team, learner) = Team::form(&team, &params, learner_options(clip), BATCH, 1).unwrap();
     (params, team, learner)
 }
 
@@ -97,12 +97,17 @@ fn train(
 /// Both kinds of updates, on one rank of a world that somebody else made.
 pub fn check(device: &Device, comm: &Arc<Communicator>) {
     for shard in [None, Some(Mode::Broadcast), Some(Mode::Zero1)] {
-        for (form, bucket_bytes) in [(Form::Bucketed, 8000), (Form::Bucketed, 1 << 20), (Form::Overlap, 0)] {
-            let ddp = DdpOptions { form, bucket_bytes, ..DdpOptions::default() };
+        for (form, bucket_bytes, wire) in [
+            (Form::Bucketed, 8000, None),
+            (Form::Bucketed, 1 << 20, None),
+            (Form::Overlap, 0, None),
+            (Form::Bucketed, 8000, Some(Dtype::Bf16)),
+        ] {
+            let ddp = DdpOptions { form, bucket_bytes, wire, ..DdpOptions::default() };
             let run = |by_bucket| train(device, comm.clone(), ddp, shard, None, by_bucket);
             let ((found, norms), (expected, right)) = (run(true), run(false));
             let ranks = comm.world();
-            assert!(found == expected, "{}, {ranks} ranks, {shard:?}, {form:?} of {bucket_bytes}", comm.back_end());
+            assert!(found == expected, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.back_end());
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= TOLERANCE * b && *b > 0.0;
             assert!(norms.iter().zip(&right).all(near), "{norms:?} {right:?}");
         }
@@ -116,6 +121,29 @@ fn updates_by_bucket_give_the_bits_of_updates_at_the_end() {
             ranks(kind, world, options(), |comm| check(&Device::Cpu, &Arc::new(comm)));
         }
     }
+}
+
+/// Gradients that travel in bf16 are kept in it, where nothing is shared out and nothing is added up before.
+#[test]
+fn gradients_that_travel_in_bf16_are_kept_in_bf16() {
+    let ddp = DdpOptions { bucket_bytes: 8000, wire: Some(Dtype::Bf16), ..DdpOptions::default() };
+    let train = |shard, clip| {
+        ranks(Kind::Threads, 2, options(), move |comm| {
+            let comm = Arc::new(comm);
+            let (params, team, _) = form(&Device::Cpu, comm.clone(), ddp, shard, clip);
+            let kept = params.grads().dtype();
+            let bytes = team.ddp().finish_gradient_synchronization().unwrap().bytes;
+            assert_eq!(bytes, (params.flat_len() - 40 * 40) * kept.size_in_bytes());
+            drop(team);
+            (kept, train(&Device::Cpu, comm, ddp, shard, clip, true).0)
+        })
+        .swap_remove(0)
+    };
+    let ((kept, found), (exact, expected)) = (train(None, None), train(Some(Mode::Broadcast), None));
+    assert_eq!((kept, exact), (DType::BF16, DType::F32));
+    let distance = model::distance(&found[STEPS - 1].values, &expected[STEPS - 1].values);
+    assert!(distance < 1e-2, "{distance:e}");
+    assert_eq!(train(None, Some(1e9)).0, DType::BF16);
 }
 
 /// Clipping needs the whole gradient first, and gets it.

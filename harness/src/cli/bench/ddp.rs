@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use clap::Args;
 
 use super::world::{Carrier, each_world};
@@ -20,7 +20,7 @@ use crate::model::{Config, Transformer};
 use crate::optim::{AdamWOptions, Schedule};
 use crate::report::plot::Bar;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Table};
-use crate::train::{self, Learner, LearnerOptions, Team, TeamOptions};
+use crate::train::{self, Learner, LearnerOptions, Team, TeamOptions, team_gradient_dtype};
 
 /// Without ranks from outside (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
 #[derive(Args)]
@@ -115,6 +115,14 @@ pub fn models_note(models: &[(String, Config)], work: &Work) -> String {
     format!("{}, {precision}, {} windows of {} tokens in all.", sizes.join(", "), work.batch, work.context)
 }
 
+/// How ranks train.
+#[derive(Clone, Copy)]
+pub enum Way {
+    /// Each for itself, with gradients of the type in which it would keep them if they travelled as this one.
+    Alone(Option<Dtype>),
+    Together(DdpOptions, Option<Mode>),
+}
+
 /// A model in training on one rank.
 pub struct Trainee {
     pub model: Transformer,
@@ -138,17 +146,11 @@ pub struct Step {
 }
 
 impl Trainee {
-    /// A model whose gradients travel as `ddp` says; without it, a model that is alone.
+    /// A model with random parameters.
     ///
     /// # Errors
     /// No memory, a batch that the ranks do not divide.
-    pub fn new(
-        work: &Work,
-        config: &Config,
-        comm: &Arc<Communicator>,
-        ddp: Option<DdpOptions>,
-        shard: Option<Mode>,
-    ) -> train::Result<Trainee> {
+    pub fn new(work: &Work, config: &Config, comm: &Arc<Communicator>, way: Way) -> train::Result<Trainee> {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
         let model = Transformer::new(config, &device, 0)?;
@@ -160,11 +162,18 @@ impl Trainee {
             clip: None,
         };
         let (batch, world) = (work.batch as usize, comm.world());
-        let (team, learner) = match ddp {
-            None => (None, Learner::new(model.params(), options)?),
-            Some(ddp) => {
-                let team = TeamOptions { comm: comm.clone(), ddp, shard };
-                let (team, learner) = Team::form(&team, model.params(), options, batch)?;
+        let (ddp, shard) = match way {
+            Way::Alone(wire) => (DdpOptions { wire, ..DdpOptions::default() }, None),
+            Way::Together(ddp, shard) => (ddp, shard),
+        };
+        let team = TeamOptions { comm: comm.clone(), ddp, shard };
+        let (team, learner) = match way {
+            Way::Alone(_) => {
+                model.params().keep_grads(team_gradient_dtype(model.params(), &team, 1))?;
+                (None, Learner::new(model.params(), options)?)
+            }
+            Way::Together(..) => {
+                let (team, learner) = Team::form(&team, model.params(), options, batch, 1)?;
                 (Some(team), learner)
             }
         };
@@ -225,7 +234,7 @@ impl Trainee {
         let trace = team.communicator().take_trace();
         // Without what ranks tell each other in between, which is of other types.
         let of = |gives: bool| {
-            let flats = trace.iter().filter(|record| record.call.dtype == Dtype::F32);
+            let flats = trace.iter().filter(|record| matches!(record.call.dtype, Dtype::F32 | Dtype::Bf16));
             let is_one = |op| matches!(op, Op::Broadcast { .. } | Op::AllGather) == gives;
             flats.filter(|record| is_one(record.call.op)).map(Record::seconds).sum()
         };
@@ -257,6 +266,8 @@ pub fn steps(work: &Work, trainee: &mut Trainee, comm: &Communicator) -> train::
 struct Found {
     size: String,
     form: &'static str,
+    /// The type in which gradients are kept.
+    gradients: &'static str,
     bucket_mb: Option<f64>,
     /// Where there is communication.
     wire: Option<&'static str>,
@@ -289,30 +300,22 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communicator>) -> train::Result<World> {
-    let mut kinds: Vec<Option<DdpOptions>> = vec![None];
-    for &form in &arguments.form {
-        let (buckets, ctas) = match form {
-            Form::Bucketed => (arguments.buckets.as_slice(), arguments.ctas.as_slice()),
-            Form::Overlap => (&[0.0][..], arguments.ctas.as_slice()),
-            Form::Naive | Form::Flat => (&[0.0][..], &[0][..]),
-        };
-        for (&wire, &mb, &nccl_ctas) in triples(&arguments.wires, buckets, ctas) {
-            let options = DdpOptions { form, bucket_bytes: (mb * 1e6) as usize, wire, ..DdpOptions::default() };
-            kinds.push(Some(DdpOptions { nccl_ctas, ..options }));
-        }
-    }
     let mut found = Vec::new();
-    let cases = models.iter().flat_map(|model| kinds.iter().map(move |kind| (model, *kind)));
-    for ((size, config), ddp) in cases {
-        let mut trainee = Trainee::new(&arguments.work, config, &comm, ddp, None)?;
+    for ((size, config), way) in models.iter().flat_map(|model| ways(arguments, &model.1).map(move |way| (model, way)))
+    {
+        let mut trainee = Trainee::new(&arguments.work, config, &comm, way)?;
         let calls = trainee.team.as_ref().map(|team| team.ddp().buckets().len());
         let steps = steps(&arguments.work, &mut trainee, &comm)?;
-        let (size, form) = (size.clone(), ddp.map_or("none", |ddp| ddp.form.name()));
+        let ddp = match way {
+            Way::Alone(_) => None,
+            Way::Together(ddp, _) => Some(ddp),
+        };
         let bucketed = ddp.filter(|ddp| ddp.form == Form::Bucketed);
         let eager = ddp.filter(|ddp| matches!(ddp.form, Form::Overlap | Form::Bucketed) && comm.is_on_device());
         found.push(Found {
-            size,
-            form,
+            size: size.clone(),
+            form: ddp.map_or("none", |ddp| ddp.form.name()),
+            gradients: trainee.model.params().grads().dtype().as_str(),
             bucket_mb: bucketed.map(|ddp| ddp.bucket_bytes as f64 / 1e6),
             wire: ddp.map(|ddp| ddp.wire.unwrap_or(Dtype::F32).name()),
             ctas: eager.map(|ddp| ddp.nccl_ctas),
@@ -321,6 +324,27 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
         });
     }
     Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
+}
+
+/// All that is to be measured of a model.
+fn ways(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Way> {
+    let is_kept = |wire: &&Wire| **wire == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
+    let kept = arguments.wires.iter().find(is_kept).copied();
+    let exact = arguments.wires.iter().any(|wire| !is_kept(&wire)).then_some(None);
+    let mut ways: Vec<Way> = exact.into_iter().chain(kept).map(Way::Alone).collect();
+    for &form in &arguments.form {
+        let (buckets, ctas) = match form {
+            Form::Bucketed => (arguments.buckets.as_slice(), arguments.ctas.as_slice()),
+            Form::Overlap => (&[0.0][..], arguments.ctas.as_slice()),
+            Form::Naive | Form::Flat => (&[0.0][..], &[0][..]),
+        };
+        for (&wire, &mb, &nccl_ctas) in triples(&arguments.wires, buckets, ctas) {
+            let bucket_bytes = (mb * 1e6) as usize;
+            let options = DdpOptions { form, bucket_bytes, wire, nccl_ctas, ..DdpOptions::default() };
+            ways.push(Way::Together(options, None));
+        }
+    }
+    ways.into_iter()
 }
 
 /// Everything with everything; the last list changes fastest.
@@ -338,6 +362,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
         Column::integer("ranks"),
         Column::text("size"),
         Column::text("form"),
+        Column::text("gradients"),
         Column::number("bucket").unit("MB"),
         Column::text("wire"),
         Column::integer("CTAs"),
@@ -354,7 +379,8 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     for world in worlds {
         for found in &world.found {
             let alone = found.calls.is_none();
-            let none = world.found.iter().find(|none| none.size == found.size && none.calls.is_none());
+            let same = |none: &&Found| none.size == found.size && none.gradients == found.gradients;
+            let none = world.found.iter().filter(|none| none.calls.is_none()).find(same);
             let base = none.map_or(f64::NAN, |none| mean(&none.steps, |s| s.whole));
             let (whole, waited) = (mean(&found.steps, |s| s.whole), mean(&found.steps, |s| s.waited));
             let communication = mean(&found.steps, |s| s.communication);
@@ -366,6 +392,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 world.ranks.into(),
                 found.size.as_str().into(),
                 found.form.into(),
+                found.gradients.into(),
                 found.bucket_mb.into(),
                 found.wire.map_or(Cell::Empty, Cell::from),
                 found.ctas.map_or(Cell::Empty, |ctas| Cell::from(u64::from(ctas))),
@@ -387,7 +414,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     let table = table
         .note(models_note(models, work) + " Every number is the slowest rank's, on average.")
         .note("Left over is what computing waits for after backward; hidden is the rest of the communication. `none` sends nothing; of none \
-             is the step by that one. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes.")
+             is the step by that one with gradients of the same type. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes.")
         .without_empty_columns();
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
     Report::new("ddp", "Data-parallel training").table(table).plot(plot)

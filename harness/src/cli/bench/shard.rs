@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::ddp::{Trainee, Work, models_note, steps};
+use super::ddp::{Trainee, Way, Work, models_note, steps};
 use super::world::each_world;
 use crate::cli::model_options::model_device;
 use crate::cli::{CliError, Result};
@@ -77,7 +77,7 @@ fn measure(work: &Work, models: &[(String, Config)], ddp: DdpOptions, comm: Arc<
     for ((size, config), shard) in models.iter().flat_map(|model| modes.map(|mode| (model, mode))) {
         comm.barrier().map_err(Error::from)?;
         let before = Peak::start(work)?;
-        let mut trainee = Trainee::new(work, config, &comm, Some(ddp), shard)?;
+        let mut trainee = Trainee::new(work, config, &comm, Way::Together(ddp, shard))?;
         let mut peaks = [before.read()?, None, None];
         trainee.gradients()?;
         peaks[1] = before.read()?;
