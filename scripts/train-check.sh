@@ -248,13 +248,13 @@ dist-bench() {
 # How many multiprocessors NCCL should take, how large buckets should be, and what gradients in bf16 bring.
 dist-sweep() {
     local common=(--size xl --batch 4 --context 128 --commit "$commit")
-    ranks sweep-f32 150 bench ddp "${common[@]}" --precision f32 --form bucketed --buckets 25,100,300 --ctas 0,4,8,12,16,24 \
+    ranks sweep-f32 150 bench ddp "${common[@]}" --precision f32 --form bucketed --buckets 100,300 --ctas 0,4,8,12,16 \
         --warmup 4 --repeat 6 --json "$logs/sweep-f32.json"
-    ranks sweep-bf16 150 bench ddp "${common[@]}" --precision bf16 --form bucketed --buckets 100,300,1000 --ctas 0,8,16 \
+    ranks sweep-bf16 150 bench ddp "${common[@]}" --precision bf16 --form bucketed --buckets 100,300 --ctas 0,8,16 \
         --wires f32,bf16 --warmup 4 --repeat 6 --json "$logs/sweep-bf16.json"
-    local mb
-    for mb in 25 100 300; do
-        ranks "shard-$mb" 60 bench shard "${common[@]}" --bucket-mb "$mb" --nccl-ctas 8 --warmup 4 --repeat 6 --json "$logs/shard-$mb.json"
+    local ctas
+    for ctas in 0 8; do
+        ranks "shard-$ctas" 60 bench shard "${common[@]}" --nccl-ctas "$ctas" --warmup 4 --repeat 6 --json "$logs/shard-$ctas.json"
     done
     check sweep-table 30 dist "$logs"/sweep-*.json "$logs"/shard-*.json
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use super::{CliError, Result};
 use crate::dist;
 use crate::dist::comm::{Communicator, Dtype};
-use crate::dist::ddp::{BUCKET_BYTES, DdpOptions, Form, NCCL_CTAS};
+use crate::dist::ddp::{DdpOptions, Form, NCCL_CTAS};
 use crate::dist::rank::Environment;
 use crate::dist::sharded::Mode;
 use crate::train::TeamOptions;
@@ -19,7 +19,7 @@ pub struct RankOptions {
     /// How gradients travel; bucketed
     #[arg(long, value_enum, value_name = "FORM")]
     pub ddp: Option<Form>,
-    /// Most megabytes (10⁶ bytes) of a bucket; 25
+    /// Most megabytes (10⁶ bytes) of a bucket; 25, between GPUs more for large models
     #[arg(long, value_name = "MB")]
     pub bucket_mb: Option<f64>,
     /// Round gradients to this type on their way: bf16 or f16. Sums are f32
@@ -31,6 +31,17 @@ pub struct RankOptions {
     /// Give each rank a part of the optimizer's state only
     #[arg(long, value_enum, value_name = "MODE")]
     pub shard: Option<Mode>,
+}
+
+/// Bytes of a bucket of so many megabytes.
+///
+/// # Errors
+/// A number that makes no sense.
+pub fn bytes_of(bucket_mb: f64) -> Result<usize> {
+    match (0.0..1e9).contains(&bucket_mb) {
+        true => Ok((bucket_mb * 1e6) as usize),
+        false => Err(CliError::usage("--bucket-mb makes no sense", "a number of megabytes from 0")),
+    }
 }
 
 /// A type that gradients may be rounded to.
@@ -48,13 +59,10 @@ impl RankOptions {
     /// # Errors
     /// A bucket size that makes no sense.
     pub fn ddp_options(&self) -> Result<DdpOptions> {
-        let bytes = self.bucket_mb.map_or(BUCKET_BYTES as f64, |mb| mb * 1e6);
-        if !(0.0..1e15).contains(&bytes) {
-            return Err(CliError::usage("--bucket-mb makes no sense", "a number of megabytes from 0"));
-        }
+        let bucket_bytes = self.bucket_mb.map(bytes_of).transpose()?;
         let form = self.ddp.unwrap_or(Form::Bucketed);
         let nccl_ctas = self.nccl_ctas.unwrap_or(NCCL_CTAS);
-        Ok(DdpOptions { form, bucket_bytes: bytes as usize, wire: self.wire, nccl_ctas, ..DdpOptions::default() })
+        Ok(DdpOptions { form, bucket_bytes, wire: self.wire, nccl_ctas, ..DdpOptions::default() })
     }
 
     /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.

@@ -32,7 +32,7 @@ const SECOND: [&str; 2] = ["out", "shared"];
 /// A communicator's rank with a fresh model. Buckets hold about three parameters.
 fn begin(comm: Communicator, exchange: Exchange, seed: u64) -> (Params, Ddp) {
     let params = model::params(seed);
-    let options = DdpOptions { form: Form::Bucketed, bucket_bytes: 8000, exchange, ..DdpOptions::default() };
+    let options = DdpOptions { form: Form::Bucketed, bucket_bytes: Some(8000), exchange, ..DdpOptions::default() };
     let ddp = Ddp::new(&params, Arc::new(comm), options).unwrap();
     (params, ddp)
 }

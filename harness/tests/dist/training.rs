@@ -20,7 +20,7 @@ const TOLERANCE: f64 = 1e-6;
 
 /// Buckets of about three parameters.
 fn ddp_options(form: Form) -> DdpOptions {
-    DdpOptions { form, bucket_bytes: 8000, ..DdpOptions::default() }
+    DdpOptions { form, bucket_bytes: Some(8000), ..DdpOptions::default() }
 }
 
 /// This rank's rows.

@@ -103,7 +103,7 @@ pub fn check(device: &Device, comm: &Arc<Communicator>) {
             (Form::Overlap, 0, None),
             (Form::Bucketed, 8000, Some(Dtype::Bf16)),
         ] {
-            let ddp = DdpOptions { form, bucket_bytes, wire, ..DdpOptions::default() };
+            let ddp = DdpOptions { form, bucket_bytes: Some(bucket_bytes), wire, ..DdpOptions::default() };
             let run = |by_bucket| train(device, comm.clone(), ddp, shard, None, by_bucket);
             let ((found, norms), (expected, right)) = (run(true), run(false));
             let ranks = comm.world();
@@ -126,7 +126,7 @@ fn updates_by_bucket_give_the_bits_of_updates_at_the_end() {
 /// Gradients that travel in bf16 are kept in it, where nothing is shared out and nothing is added up before.
 #[test]
 fn gradients_that_travel_in_bf16_are_kept_in_bf16() {
-    let ddp = DdpOptions { bucket_bytes: 8000, wire: Some(Dtype::Bf16), ..DdpOptions::default() };
+    let ddp = DdpOptions { bucket_bytes: Some(8000), wire: Some(Dtype::Bf16), ..DdpOptions::default() };
     let train = |shard, clip| {
         ranks(Kind::Threads, 2, options(), move |comm| {
             let comm = Arc::new(comm);
@@ -149,7 +149,7 @@ fn gradients_that_travel_in_bf16_are_kept_in_bf16() {
 /// Clipping needs the whole gradient first, and gets it.
 #[test]
 fn clipped_updates_wait_for_the_whole_gradient() {
-    let ddp = DdpOptions { bucket_bytes: 8000, ..DdpOptions::default() };
+    let ddp = DdpOptions { bucket_bytes: Some(8000), ..DdpOptions::default() };
     for shard in [None, Some(Mode::Zero1)] {
         let run = |clip, by_bucket| {
             ranks(Kind::Threads, 2, options(), |comm| train(&Device::Cpu, Arc::new(comm), ddp, shard, clip, by_bucket))
@@ -166,7 +166,7 @@ fn clipped_updates_wait_for_the_whole_gradient() {
 fn a_gradient_that_is_not_finite_stops_the_step_at_its_bucket() {
     let found = ranks(Kind::Threads, 2, options(), |comm| {
         let leads = comm.rank() == 0;
-        let ddp = DdpOptions { bucket_bytes: 8000, ..DdpOptions::default() };
+        let ddp = DdpOptions { bucket_bytes: Some(8000), ..DdpOptions::default() };
         let (params, team, mut learner) = form(&Device::Cpu, Arc::new(comm), ddp, None, None);
         let before = values(&params);
         learner.begin().unwrap();

@@ -316,7 +316,7 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             size: size.clone(),
             form: ddp.map_or("none", |ddp| ddp.form.name()),
             gradients: trainee.model.params().grads().dtype().as_str(),
-            bucket_mb: bucketed.map(|ddp| ddp.bucket_bytes as f64 / 1e6),
+            bucket_mb: bucketed.and_then(|ddp| ddp.bucket_bytes).map(|bytes| bytes as f64 / 1e6),
             wire: ddp.map(|ddp| ddp.wire.unwrap_or(Dtype::F32).name()),
             ctas: eager.map(|ddp| ddp.nccl_ctas),
             calls,
@@ -339,7 +339,7 @@ fn ways(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Way> {
             Form::Naive | Form::Flat => (&[0.0][..], &[0][..]),
         };
         for (&wire, &mb, &nccl_ctas) in triples(&arguments.wires, buckets, ctas) {
-            let bucket_bytes = (mb * 1e6) as usize;
+            let bucket_bytes = Some((mb * 1e6) as usize);
             let options = DdpOptions { form, bucket_bytes, wire, nccl_ctas, ..DdpOptions::default() };
             ways.push(Way::Together(options, None));
         }

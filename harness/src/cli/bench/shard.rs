@@ -8,9 +8,10 @@ use clap::Args;
 use super::ddp::{Trainee, Way, Work, models_note, steps};
 use super::world::each_world;
 use crate::cli::model_options::model_device;
+use crate::cli::ranks::bytes_of;
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Reduce};
-use crate::dist::ddp::{BUCKET_BYTES, DdpOptions, NCCL_CTAS};
+use crate::dist::ddp::{DdpOptions, NCCL_CTAS};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::model::Config;
@@ -24,9 +25,9 @@ use crate::train;
 pub struct Arguments {
     #[command(flatten)]
     work: Work,
-    /// Most megabytes (10⁶ bytes) of a bucket
-    #[arg(long, value_name = "MB", default_value_t = BUCKET_BYTES as f64 / 1e6)]
-    bucket_mb: f64,
+    /// Most megabytes (10⁶ bytes) of a bucket; 25, between GPUs more for large models
+    #[arg(long, value_name = "MB")]
+    bucket_mb: Option<f64>,
     /// Most multiprocessors that NCCL takes while backward goes on; 0 is NCCL's own choice
     #[arg(long, value_name = "N", default_value_t = NCCL_CTAS)]
     nccl_ctas: u32,
@@ -55,11 +56,8 @@ struct World {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    if !(0.0..1e9).contains(&arguments.bucket_mb) {
-        return Err(CliError::usage("--bucket-mb makes no sense", "a number of megabytes from 0"));
-    }
     arguments.outputs.check()?;
-    let (bucket_bytes, nccl_ctas) = ((arguments.bucket_mb * 1e6) as usize, arguments.nccl_ctas);
+    let (bucket_bytes, nccl_ctas) = (arguments.bucket_mb.map(bytes_of).transpose()?, arguments.nccl_ctas);
     let ddp = DdpOptions { bucket_bytes, nccl_ctas, ..DdpOptions::default() };
     let (work, models) = (&arguments.work, arguments.work.models()?);
     let worlds = each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
