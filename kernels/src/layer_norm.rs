@@ -69,7 +69,7 @@ pub fn layer_norm_fwd<T: Float>(
     let mean_block = vector_block(mean, rows, mean_stride, first_row, rows_tile);
     let rstd_block = vector_block(rstd, rows, rstd_stride, first_row, rows_tile);
     if whole_rows {
-        let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         let bt = load(b_block, boundary_check = [0], padding = zero).to::<f32>();
         let mu = sum(xt, axis = 1) / d.to::<f32>();
@@ -122,17 +122,27 @@ pub fn layer_norm_fwd<T: Float>(
 /// its `rows_each` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
 #[autotune(
     configs = [
-        Config(rows_tile = 1, num_warps = 4),
-        Config(rows_tile = 1, num_warps = 8),
-        Config(rows_tile = 1, num_warps = 16),
-        Config(rows_tile = 2, num_warps = 4),
-        Config(rows_tile = 2, num_warps = 8),
-        Config(rows_tile = 2, num_warps = 16),
-        Config(rows_tile = 4, num_warps = 4),
-        Config(rows_tile = 4, num_warps = 8),
-        Config(rows_tile = 4, num_warps = 16),
-        Config(rows_tile = 8, num_warps = 8),
-        Config(rows_tile = 8, num_warps = 16),
+        Config(rows_tile = 1, num_warps = 4, stages = 1),
+        Config(rows_tile = 1, num_warps = 8, stages = 1),
+        Config(rows_tile = 1, num_warps = 16, stages = 1),
+        Config(rows_tile = 2, num_warps = 4, stages = 1),
+        Config(rows_tile = 2, num_warps = 8, stages = 1),
+        Config(rows_tile = 2, num_warps = 16, stages = 1),
+        Config(rows_tile = 4, num_warps = 4, stages = 1),
+        Config(rows_tile = 4, num_warps = 8, stages = 1),
+        Config(rows_tile = 4, num_warps = 16, stages = 1),
+        Config(rows_tile = 8, num_warps = 8, stages = 1),
+        Config(rows_tile = 8, num_warps = 16, stages = 1),
+        Config(rows_tile = 1, num_warps = 8, stages = 2),
+        Config(rows_tile = 1, num_warps = 16, stages = 2),
+        Config(rows_tile = 1, num_warps = 16, stages = 3),
+        Config(rows_tile = 2, num_warps = 8, stages = 2),
+        Config(rows_tile = 2, num_warps = 16, stages = 2),
+        Config(rows_tile = 2, num_warps = 16, stages = 3),
+        Config(rows_tile = 4, num_warps = 8, stages = 2),
+        Config(rows_tile = 4, num_warps = 8, stages = 3),
+        Config(rows_tile = 4, num_warps = 16, stages = 2),
+        Config(rows_tile = 8, num_warps = 8, stages = 2),
     ],
     key = [d_tile, rows],
     default = default_walk,
@@ -163,6 +173,7 @@ pub fn layer_norm_bwd<T: Float>(
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] whole_rows: bool,
+    #[constexpr = 1] stages: usize,
 ) {
     let (shape, tile) = ((rows, d), (rows_tile, d_tile));
     let x_strides = (x_stride_row, x_stride_d);
@@ -178,7 +189,7 @@ pub fn layer_norm_bwd<T: Float>(
         let mut total_w = zeros::<f32>([rows_tile, d_tile]);
         let mut total_b = zeros::<f32>([rows_tile, d_tile]);
         let first = program_id(0) * rows_each;
-        for below in range(0, minimum(rows_each, rows - first), rows_tile) {
+        for below in range(0, minimum(rows_each, rows - first), rows_tile, num_stages = stages) {
             let row = first + below;
             let x_block = row_block(x, shape, x_strides, row, tile);
             let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
@@ -186,8 +197,9 @@ pub fn layer_norm_bwd<T: Float>(
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-            let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
-            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let normed =
+                (load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() - mu) * s;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
             total_w += g * normed;
             total_b += g;
             let gw = g * wt;
@@ -357,6 +369,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_grad_b: &mut partial_b,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
+        stages: 1,
         whole_rows,
     };
     if whole_rows {

@@ -81,7 +81,7 @@ pub fn rms_norm_fwd<T: Float>(
         order = [0],
     );
     if whole_rows {
-        let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         let s = rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps);
         store(rstd_block, s, boundary_check = [0]);
@@ -98,7 +98,7 @@ pub fn rms_norm_fwd<T: Float>(
         store(rstd_block, s, boundary_check = [0]);
         x_block = first_block;
         for _ in range(0, d, d_tile) {
-            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
             let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
             store(y_block, (xt * s.expand_dims(1) * wt.expand_dims(0)).to::<T>(), boundary_check = [0, 1]);
             x_block = x_block.advance([0, d_tile]);
@@ -114,17 +114,27 @@ pub fn rms_norm_fwd<T: Float>(
 /// multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
 #[autotune(
     configs = [
-        Config(rows_tile = 1, num_warps = 4),
-        Config(rows_tile = 1, num_warps = 8),
-        Config(rows_tile = 1, num_warps = 16),
-        Config(rows_tile = 2, num_warps = 4),
-        Config(rows_tile = 2, num_warps = 8),
-        Config(rows_tile = 2, num_warps = 16),
-        Config(rows_tile = 4, num_warps = 4),
-        Config(rows_tile = 4, num_warps = 8),
-        Config(rows_tile = 4, num_warps = 16),
-        Config(rows_tile = 8, num_warps = 8),
-        Config(rows_tile = 8, num_warps = 16),
+        Config(rows_tile = 1, num_warps = 4, stages = 1),
+        Config(rows_tile = 1, num_warps = 8, stages = 1),
+        Config(rows_tile = 1, num_warps = 16, stages = 1),
+        Config(rows_tile = 2, num_warps = 4, stages = 1),
+        Config(rows_tile = 2, num_warps = 8, stages = 1),
+        Config(rows_tile = 2, num_warps = 16, stages = 1),
+        Config(rows_tile = 4, num_warps = 4, stages = 1),
+        Config(rows_tile = 4, num_warps = 8, stages = 1),
+        Config(rows_tile = 4, num_warps = 16, stages = 1),
+        Config(rows_tile = 8, num_warps = 8, stages = 1),
+        Config(rows_tile = 8, num_warps = 16, stages = 1),
+        Config(rows_tile = 1, num_warps = 8, stages = 2),
+        Config(rows_tile = 1, num_warps = 16, stages = 2),
+        Config(rows_tile = 1, num_warps = 16, stages = 3),
+        Config(rows_tile = 2, num_warps = 8, stages = 2),
+        Config(rows_tile = 2, num_warps = 16, stages = 2),
+        Config(rows_tile = 2, num_warps = 16, stages = 3),
+        Config(rows_tile = 4, num_warps = 8, stages = 2),
+        Config(rows_tile = 4, num_warps = 8, stages = 3),
+        Config(rows_tile = 4, num_warps = 16, stages = 2),
+        Config(rows_tile = 8, num_warps = 8, stages = 2),
     ],
     key = [d_tile, rows],
     default = default_walk,
@@ -154,6 +164,7 @@ pub fn rms_norm_bwd<T: Float>(
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] whole_rows: bool,
+    #[constexpr = 1] stages: usize,
 ) {
     let (shape, tile) = ((rows, d), (rows_tile, d_tile));
     let x_strides = (x_stride_row, x_stride_d);
@@ -167,14 +178,14 @@ pub fn rms_norm_bwd<T: Float>(
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
         let mut total = zeros::<f32>([rows_tile, d_tile]);
         let first = program_id(0) * rows_each;
-        for below in range(0, minimum(rows_each, rows - first), rows_tile) {
+        for below in range(0, minimum(rows_each, rows - first), rows_tile, num_stages = stages) {
             let row = first + below;
             let x_block = row_block(x, shape, x_strides, row, tile);
             let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-            let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
-            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let normed = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() * s;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
             total += g * normed;
             let gw = g * wt;
             let mean = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
@@ -321,6 +332,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_grad_w: &mut partial,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
+        stages: 1,
         whole_rows,
     };
     if whole_rows {

@@ -47,7 +47,7 @@ pub(crate) fn default_walk(problem: &Problem) -> Config {
     let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
     let rows_tile = (ELEMENTS / of("d_tile")).clamp(1, of("rows").next_power_of_two());
     let num_warps = ((rows_tile * of("d_tile") / 512) as u32).clamp(4, 16);
-    Config::default().set("rows_tile", rows_tile).num_warps(num_warps)
+    Config::default().set("rows_tile", rows_tile).set("stages", 1).num_warps(num_warps)
 }
 
 #[cfg(test)]

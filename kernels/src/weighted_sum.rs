@@ -73,7 +73,7 @@ pub fn weighted_sum_fwd<T: Float>(
     );
     let mut total = zeros::<f32>([rows_tile]);
     for _ in range(0, cdiv(d, d_tile)) {
-        let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let xt = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         total += sum(xt * wt.expand_dims(0), axis = 1);
         x_block = x_block.advance([0, d_tile]);
@@ -88,17 +88,27 @@ pub fn weighted_sum_fwd<T: Float>(
 /// and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
 #[autotune(
     configs = [
-        Config(rows_tile = 1, num_warps = 4),
-        Config(rows_tile = 1, num_warps = 8),
-        Config(rows_tile = 1, num_warps = 16),
-        Config(rows_tile = 2, num_warps = 4),
-        Config(rows_tile = 2, num_warps = 8),
-        Config(rows_tile = 2, num_warps = 16),
-        Config(rows_tile = 4, num_warps = 4),
-        Config(rows_tile = 4, num_warps = 8),
-        Config(rows_tile = 4, num_warps = 16),
-        Config(rows_tile = 8, num_warps = 8),
-        Config(rows_tile = 8, num_warps = 16),
+        Config(rows_tile = 1, num_warps = 4, stages = 1),
+        Config(rows_tile = 1, num_warps = 8, stages = 1),
+        Config(rows_tile = 1, num_warps = 16, stages = 1),
+        Config(rows_tile = 2, num_warps = 4, stages = 1),
+        Config(rows_tile = 2, num_warps = 8, stages = 1),
+        Config(rows_tile = 2, num_warps = 16, stages = 1),
+        Config(rows_tile = 4, num_warps = 4, stages = 1),
+        Config(rows_tile = 4, num_warps = 8, stages = 1),
+        Config(rows_tile = 4, num_warps = 16, stages = 1),
+        Config(rows_tile = 8, num_warps = 8, stages = 1),
+        Config(rows_tile = 8, num_warps = 16, stages = 1),
+        Config(rows_tile = 1, num_warps = 8, stages = 2),
+        Config(rows_tile = 1, num_warps = 16, stages = 2),
+        Config(rows_tile = 1, num_warps = 16, stages = 3),
+        Config(rows_tile = 2, num_warps = 8, stages = 2),
+        Config(rows_tile = 2, num_warps = 16, stages = 2),
+        Config(rows_tile = 2, num_warps = 16, stages = 3),
+        Config(rows_tile = 4, num_warps = 8, stages = 2),
+        Config(rows_tile = 4, num_warps = 8, stages = 3),
+        Config(rows_tile = 4, num_warps = 16, stages = 2),
+        Config(rows_tile = 8, num_warps = 8, stages = 2),
     ],
     key = [d_tile, rows],
     default = default_walk,
@@ -124,6 +134,7 @@ pub fn weighted_sum_bwd<T: Float>(
     rows_each: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
+    #[constexpr = 1] stages: usize,
 ) {
     let (shape, tile) = ((rows, d), (rows_tile, d_tile));
     let column = program_id(1) * d_tile;
@@ -131,13 +142,13 @@ pub fn weighted_sum_bwd<T: Float>(
     let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
     let mut total = zeros::<f32>([rows_tile, d_tile]);
     let first = program_id(0) * rows_each;
-    for below in range(0, minimum(rows_each, rows - first), rows_tile) {
+    for below in range(0, minimum(rows_each, rows - first), rows_tile, num_stages = stages) {
         let row = first + below;
         let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, column]);
         let grad_x_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile);
         let g_block = vector_block(grad_y, rows, grad_y_stride, row, rows_tile);
         let g = load(g_block, boundary_check = [0], padding = zero).expand_dims(1);
-        total += load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * g;
+        total += load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() * g;
         store(grad_x_block.advance([0, column]), (g * wt).to::<T>(), boundary_check = [0, 1]);
     }
     let partial_strides = (partial_stride_program, partial_stride_d);
@@ -232,6 +243,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_grad_w: &mut partial,
         rows_tile: tuned(),
         d_tile,
+        stages: tuned(),
     }
     .launch_tuned(device, |_| (walk.programs, across))?;
     column_sum::forward(device, Tensor::dense(partial.view(), [walk.programs, d])?, grad_w)

@@ -100,8 +100,9 @@ fn weighted_sum_gradients_match() {
         let w = HostTensor::random(dtype, &[d], &[1], &mut random);
         let grad_y = HostTensor::random(DType::F32, &[rows], &[2], &mut random);
         let (want_x, want_w) = weighted_sum::reference::backward(&x.values(), &w.values(), &grad_y.values());
-        // A program for each tile of rows; and one for all.
-        for (tiles, form) in forms().flat_map(|form| [(rows.div_ceil(2), form), (1, form)]) {
+        // A program for each tile of rows; and one for all, which may fetch ahead.
+        let cuts = |form| [(rows.div_ceil(2), 1usize, form), (1, 1, form), (1, 2, form)];
+        for (tiles, stages, form) in forms().flat_map(cuts) {
             let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
             let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d + 1, 1]);
             let args = &mut [
@@ -122,7 +123,7 @@ fn weighted_sum_gradients_match() {
                 d.into(),
                 rows.div_ceil(tiles).next_multiple_of(2).into(),
             ];
-            let consts = consts! { rows_tile = 2usize, d_tile = 16usize };
+            let consts = consts! { rows_tile = 2usize, d_tile = 16usize, stages = stages };
             let grid = [tiles as u32, d.div_ceil(16) as u32, 1];
             interpret(form, &weighted_sum::WEIGHTED_SUM_BWD, &[dtype], consts, grid, args);
             grad_x.check("grad_x", &want_x, tolerance(dtype));
@@ -229,8 +230,14 @@ fn rms_norm_gradients_match() {
         let (want_x, want_w) = rms_norm::reference::backward(&xs, &ws, &grad_y.values(), 0.1);
         let tiles = rows.div_ceil(2);
         let whole = d.next_power_of_two();
-        // Few programs with many tiles each; and a program for each tile.
-        for (whole_rows, d_tile, tiles) in [(true, whole, tiles.div_ceil(2)), (true, whole, tiles), (false, 8, tiles)] {
+        // Few programs with many tiles each, fetched ahead or not; and a program for each tile.
+        let cuts = [
+            (true, whole, tiles.div_ceil(2), 1usize),
+            (true, whole, 1, 3),
+            (true, whole, tiles, 2),
+            (false, 8, tiles, 1),
+        ];
+        for (whole_rows, d_tile, tiles, stages) in cuts {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
@@ -255,7 +262,7 @@ fn rms_norm_gradients_match() {
                     d.into(),
                     rows.div_ceil(tiles).next_multiple_of(2).into(),
                 ];
-                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
+                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, stages = stages };
                 interpret(form, &rms_norm::RMS_NORM_BWD, &[dtype], consts, [tiles as u32, 1, 1], args);
                 grad_x.check("grad_x", &want_x, tolerance(dtype));
                 let grad_w = HostTensor::of(DType::F32, &[d], &[1], &column_sum::reference(&partial.values(), d));

@@ -1,6 +1,7 @@
 //! Software pipelines: loads that feed products run some iterations ahead, into rings of shared buffers.
 //!
-//! Does: in each loop with a product of loaded tiles, finds the loads whose address depends only on scalars; replaces them by
+//! Does: in each loop with a product of loaded tiles, and in each that asks for stages itself (`num_stages` of `range`), finds
+//! the loads whose address depends only on scalars; replaces them by
 //! `async_copy` into a ring of as many buffers as the loop has stages. The copies of the first iterations come before the
 //! loop, each iteration then starts those of the iteration `stages − 1` further on and waits for its own. Products read
 //! the ring where it is; other users get their tile from it by `local_load`. Where the options ask for it, the bulk copy
@@ -77,7 +78,9 @@ fn by_engine(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
     tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
 }
 
-/// Loads of the loop's own block that can run ahead; none where no product reads any of them.
+/// Loads of the loop's own block that can run ahead; none where no product reads any of them, unless the loop itself says
+/// how many stages it wants: what is fetched for other ends than products may be used too soon after, or too rarely, to pay
+/// for its way through shared memory.
 pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
     let region = func.op(id).regions[0];
     let uses = func.use_counts();
@@ -88,8 +91,9 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
         let Op::LoadView { boundary, padding: Padding::Zero, .. } = &func.op(load).op else { continue };
         let tile = func.result(load);
         let view = func.op(load).operands[0];
-        let &Type::View { elem, .. } = func.ty(view) else { continue };
-        let wide = view_vector(func, &axis, view, boundary) * elem.bytes() as u64 >= MIN_COPY_BYTES;
+        let Type::View { elem, block } = func.ty(view) else { continue };
+        let (elem, run) = (*elem, block[view_parts(func, view).order[0]] as u64);
+        let wide = view_vector(func, &axis, view, boundary).min(run) * elem.bytes() as u64 >= MIN_COPY_BYTES;
         if !wide || elem == DType::Bool || !depends_on_scalars(func, region, view) {
             continue;
         }
@@ -109,7 +113,8 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
         let held = alloc.is_some_and(|alloc| read_longer(func, region, func.result(alloc)));
         found.push(Candidate { load, alloc, in_registers: users > 0, buffer, held, bulk: false });
     }
-    if found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
+    let asked = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
+    if asked || found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
 }
 
 /// A buffer (or a view of it) is an operand of a product that starts or ends in the next iteration.

@@ -146,7 +146,8 @@ impl Block<'_> {
             op.rsplit('.').next().and_then(|s| s.strip_prefix('b')).and_then(|b| b.parse::<usize>().ok()).unwrap_or(32)
                 / 8;
         if op.starts_with("ld.global") {
-            let address = operands.split('[').nth(1).map(number).ok_or("no address")?;
+            // What follows the address is the cache's policy.
+            let address = operands.split(['[', ']']).nth(1).map(number).ok_or("no address")?;
             let words: Vec<Value> = if on {
                 let p = self.bits(t, &args[address - n].1)?;
                 let bytes = global.read(p, width * n)?;
@@ -163,7 +164,8 @@ impl Block<'_> {
         if op.starts_with("st.global") {
             if on {
                 let p = self.bits(t, &args[0].1)?;
-                let values = constraints.iter().filter(|c| ["h", "r", "l"].contains(&c.as_str())).count() - 1;
+                let inputs = constraints.iter().filter(|c| ["h", "r", "l"].contains(&c.as_str())).count();
+                let values = inputs - 1 - usize::from(op.contains("cache_hint"));
                 let mut bytes = Vec::new();
                 for (_, v) in &args[1..=values] {
                     bytes.extend_from_slice(&self.bits(t, v)?.to_le_bytes()[..width]);
@@ -220,6 +222,9 @@ impl Block<'_> {
             "ex2.approx.ftz.f32" => {
                 let x = float(0)?.exp2();
                 out(if x.is_subnormal() { 0.0 } else { x })
+            }
+            "createpolicy.fractional.L2::evict_first.b64" | "createpolicy.fractional.L2::evict_last.b64" => {
+                Ok(Some(Value::Bits(0)))
             }
             "rsqrt.approx.f32" => out((1.0 / f64::from(float(0)?).sqrt()) as f32),
             "div.full.f32" => out(float(0)? / float(1)?),

@@ -254,14 +254,16 @@ impl<'f> Lowering<'f> {
         let outputs: Vec<String> = (0..word.count).map(|i| format!("${i}")).collect();
         let list = if word.count == 1 { outputs[0].clone() } else { format!("{{{}}}", outputs.join(",")) };
         let at = word.count;
-        let hint = eviction_suffix(eviction);
         let suffix = word.suffix();
         let (guard, predicate_constraint) = match predicate {
             Some(_) => (format!("@${} ", at + 1 + word.count), ",b"),
             None => (String::new(), ""),
         };
-        // Inputs: the address, the fills tied to the outputs, the predicate.
-        let text = format!("{guard}ld.global{hint}.{suffix} {list}, [${at}];");
+        let policy = self.cache_policy(eviction);
+        let (hint, policy_operand, policy_constraint) =
+            policy_parts(eviction, at + 1 + word.count + usize::from(predicate.is_some()));
+        // Inputs: the address, the fills tied to the outputs, the predicate, the policy of the L2 cache.
+        let text = format!("{guard}ld.global{hint}.{suffix} {list}, [${at}]{policy_operand};");
         let ties: Vec<String> = (0..word.count).map(|i| i.to_string()).collect();
         let out = vec![format!("={}", word.constraint); word.count].join(",");
         let mut args = vec![format!("ptr addrspace(1) {address}")];
@@ -269,8 +271,9 @@ impl<'f> Lowering<'f> {
         if let Some(p) = &predicate {
             args.push(format!("i1 {p}"));
         }
+        args.extend(policy.map(|p| format!("i64 {p}")));
         let v = self.e.inst(format!(
-            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}\"({}) #3",
+            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}{policy_constraint}\"({}) #3",
             escape_asm(&text),
             ties.join(","),
             args.join(", ")
@@ -283,6 +286,18 @@ impl<'f> Lowering<'f> {
             elements.extend(self.unpack_elements(&part, packed, memory_type(elem), per_word));
         }
         elements
+    }
+
+    /// The L2 cache's policy for an eviction that is not the normal one. What is read once and evicted first leaves room for
+    /// what is written, which the next kernel reads. LLVM makes one of all that are equal.
+    fn cache_policy(&mut self, eviction: Eviction) -> Option<Val> {
+        let priority = match eviction {
+            Eviction::Normal => return None,
+            Eviction::First => "evict_first",
+            Eviction::Last => "evict_last",
+        };
+        let text = format!("createpolicy.fractional.L2::{priority}.b64 $0, 1.0;");
+        Some(self.e.inst(format!("call i64 asm \"{text}\", \"=l\"() #2")))
     }
 
     /// Elements side by side in one machine word; asm has no bytes, they travel in 16 bits.
@@ -326,14 +341,18 @@ impl<'f> Lowering<'f> {
             Some(_) => (format!("@${} ", word.count + 1), ",b"),
             None => (String::new(), ""),
         };
-        let text = format!("{guard}st.global{}.{} [$0], {list};", eviction_suffix(eviction), word.suffix());
+        let policy = self.cache_policy(eviction);
+        let (hint, policy_operand, policy_constraint) =
+            policy_parts(eviction, word.count + 1 + usize::from(predicate.is_some()));
+        let text = format!("{guard}st.global{hint}.{} [$0], {list}{policy_operand};", word.suffix());
         let mut args = vec![format!("ptr addrspace(1) {address}")];
         args.extend(words.iter().map(|w| format!("{} {w}", word.ty)));
         if let Some(p) = &predicate {
             args.push(format!("i1 {p}"));
         }
+        args.extend(policy.map(|p| format!("i64 {p}")));
         self.e.void(format!(
-            "call void asm sideeffect \"{}\", \"l,{}{constraint},~{{memory}}\"({})",
+            "call void asm sideeffect \"{}\", \"l,{}{constraint}{policy_constraint},~{{memory}}\"({})",
             escape_asm(&text),
             vec![word.constraint; word.count].join(","),
             args.join(", ")
@@ -447,11 +466,13 @@ fn signed_literal(bits: u64, bytes: usize) -> Val {
     }
 }
 
-fn eviction_suffix(eviction: Eviction) -> &'static str {
+/// What an access with this eviction has after `ld.global` and after its address, and the constraint of the policy, which
+/// is operand `index` of the assembly.
+fn policy_parts(eviction: Eviction, index: usize) -> (&'static str, String, &'static str) {
     match eviction {
-        Eviction::Normal => "",
-        Eviction::First => ".L1::evict_first",
-        Eviction::Last => ".L1::evict_last",
+        Eviction::Normal => ("", String::new(), ""),
+        Eviction::First => (".L1::evict_first.L2::cache_hint", format!(", ${index}"), ",l"),
+        Eviction::Last => (".L1::evict_last.L2::cache_hint", format!(", ${index}"), ",l"),
     }
 }
 

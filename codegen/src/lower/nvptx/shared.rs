@@ -6,7 +6,7 @@ use super::threads::offsets;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
-use crate::passes::assign_layouts::{coalesced, view_vector};
+use crate::passes::assign_layouts::view_vector;
 use std::collections::HashMap;
 
 /// Widest access of one thread, in bytes.
@@ -170,7 +170,11 @@ impl Lowering<'_> {
         let view = data.operands[0];
         let order = crate::passes::assign_layouts::view_parts(self.func, view).order.to_vec();
         let vector = view_vector(self.func, &self.axis, view, boundary);
-        let layout = coalesced(self.func.ty(view).shape(), &order, vector, self.num_warps);
+        let extents: Vec<u32> = self.func.ty(view).shape().iter().map(|&n| n as u32).collect();
+        // Wide even where some threads have nothing to copy then: fewer than four bytes cannot be copied.
+        let mut size = vec![1; extents.len()];
+        size[order[0]] = extents[order[0]].min(vector as u32);
+        let layout = LinearLayout::blocked_filling(&extents, &size, self.num_warps, &order);
         let (memory, elem, base) = self.buffer(data.operands[1]);
         let memory = memory.clone();
         let predicate = data.operands.get(2).map(|&p| self.scalar(p));

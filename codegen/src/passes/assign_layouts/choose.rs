@@ -5,7 +5,7 @@ use crate::ir::{Func, Op, OpData, Value};
 use crate::layout::LinearLayout;
 
 /// Widest access of one thread, in bytes.
-const MAX_VECTOR_BYTES: u64 = 16;
+pub const MAX_VECTOR_BYTES: u64 = 16;
 
 /// Extents as layouts count them.
 pub fn extents(shape: &[usize]) -> Vec<u32> {
@@ -93,12 +93,18 @@ pub fn pointer_vector(func: &Func, axis: &AxisAnalysis, pointers: Value, mask: O
     (order, vector.max(1))
 }
 
-/// The coalesced layout of a memory op's tile; `None` for scalars and other ops.
-pub fn memory_layout(func: &Func, axis: &AxisAnalysis, data: &OpData, num_warps: u32) -> Option<LinearLayout> {
+/// The coalesced layout of a memory op's tile, whose threads have at most `most` neighbours; `None` for scalars and other ops.
+pub fn memory_layout(
+    func: &Func,
+    axis: &AxisAnalysis,
+    data: &OpData,
+    num_warps: u32,
+    most: u64,
+) -> Option<LinearLayout> {
     match &data.op {
         Op::LoadView { boundary, .. } | Op::StoreView { boundary, .. } | Op::AtomicView { boundary, .. } => {
             let view = data.operands[0];
-            let vector = view_vector(func, axis, view, boundary);
+            let vector = view_vector(func, axis, view, boundary).min(most);
             let parts = view_parts(func, view);
             Some(coalesced(func.ty(view).shape(), parts.order, vector, num_warps))
         }
@@ -113,7 +119,7 @@ pub fn memory_layout(func: &Func, axis: &AxisAnalysis, data: &OpData, num_warps:
                 _ => None,
             };
             let (order, vector) = pointer_vector(func, axis, pointers, mask.copied());
-            Some(coalesced(func.ty(pointers).shape(), &order, vector, num_warps))
+            Some(coalesced(func.ty(pointers).shape(), &order, vector.min(most), num_warps))
         }
         _ => None,
     }

@@ -1,6 +1,6 @@
 //! Where each tile lives: the decisions, without any rewriting.
 
-use super::choose::{default_layout, extents, memory_layout};
+use super::choose::{MAX_VECTOR_BYTES, default_layout, extents, memory_layout};
 use super::dot::{DotPlan, DotShape, plan_dot};
 use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{BlockId, DType, Func, Op, OpId, Type, UnaryOp, Value};
@@ -67,7 +67,40 @@ impl<'f> Homes<'f> {
 
     /// The coalesced layout of a memory op's tile.
     pub fn memory_layout(&self, id: OpId) -> Option<LinearLayout> {
-        memory_layout(self.func, &self.axis, self.func.op(id), self.num_warps)
+        let data = self.func.op(id);
+        let most = match (&data.op, data.results.first()) {
+            (Op::LoadView { .. } | Op::Load { .. }, Some(&loaded)) => self.stored_neighbours(loaded),
+            _ => u64::MAX,
+        };
+        memory_layout(self.func, &self.axis, data, self.num_warps, most)
+    }
+
+    /// How many neighbours of a loaded tile a thread may hold so that stores of what is computed from it, element by element,
+    /// leave no gaps between threads: those of one store of the widest element type. Half-written sectors cost twice, where
+    /// the gaps of loads are the L1 cache's.
+    fn stored_neighbours(&self, loaded: Value) -> u64 {
+        let mut widest = 0;
+        let mut reached = vec![loaded];
+        let mut next = 0;
+        while let Some(&v) = reached.get(next) {
+            next += 1;
+            for &(id, index) in &self.uses[v.0 as usize] {
+                let data = self.func.op(id);
+                match data.op {
+                    Op::StoreView { .. } | Op::Store { .. } if index == 1 => {
+                        widest = widest.max(self.func.ty(v).elem().map_or(0, |e| (e.bits() / 8) as u64));
+                    }
+                    _ if is_elementwise(&data.op)
+                        && self.func.ty(data.results[0]).shape() == self.func.ty(loaded).shape()
+                        && !reached.contains(&data.results[0]) =>
+                    {
+                        reached.push(data.results[0]);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        MAX_VECTOR_BYTES.checked_div(widest).unwrap_or(u64::MAX)
     }
 
     /// Shape and instruction of a `dot`.
@@ -384,11 +417,7 @@ impl<'f> Homes<'f> {
             if memory {
                 return self.memory_layout(id);
             }
-            let elementwise = matches!(
-                data.op,
-                Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd
-            );
-            if elementwise
+            if is_elementwise(&data.op)
                 && self.func.ty(data.results[0]).shape() == ty.shape()
                 && let Some(layout) = self.wanted_by_memory(data.results[0], ty, visited)
             {
@@ -397,6 +426,11 @@ impl<'f> Homes<'f> {
         }
         None
     }
+}
+
+/// Whether each element of the result is computed from the same element of the operands.
+fn is_elementwise(op: &Op) -> bool {
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd)
 }
 
 /// Functions of many instructions, or of the slow special-function units.
