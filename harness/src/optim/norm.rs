@@ -188,6 +188,7 @@ mod tests {
         let expected: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         let consts = [("tile", ConstValue::Int(1024)), ("tiles", ConstValue::Int(2))];
         let func = SUM_SQUARES.record(&[DType::F32], &consts, &Specialization::default()).unwrap();
+        let short = SUM_SQUARES.record(&[DType::BF16], &consts, &Specialization::default()).unwrap();
         for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
             let options = CompileOptions::default();
             let laid = pipeline::gpu_ir(&func, arch, &options, &mut ());
@@ -200,7 +201,9 @@ mod tests {
             let partials = memory.bytes(output).as_chunks::<4>().0;
             let found: f64 = partials.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).sum();
             assert!((found - expected).abs() <= 1e-6 * expected, "{arch:?}: {found} for {expected}");
-            assert!(pipeline::compile_gpu(&func, arch, &options, &mut ()).is_ok(), "{arch:?}");
+            for func in [&func, &short] {
+                assert!(pipeline::compile_gpu(func, arch, &options, &mut ()).is_ok(), "{arch:?}");
+            }
         }
     }
 }
