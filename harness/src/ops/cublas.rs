@@ -210,7 +210,13 @@ impl Plan {
         limits.extend(
             names.into_iter().zip(product.alignments).map(|(name, bytes)| (name, bytes.into(), size_of::<u32>())),
         );
-        // SAFETY: everything was made above. The limit of the workspace is a size_t and alignments are u32, of which a little-endian
+        if product.result != sys::cudaDataType_t::CUDA_R_32F {
+            // Parts of a sum that is split up would be added in the result's type: they are to be added in f32.
+            let mask = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u64;
+            let name = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+            limits.push((name, mask, size_of::<u32>()));
+        }
+        // SAFETY: everything was made above. The limit of the workspace is a size_t, the others are u32, of which a little-endian
         // u64 begins with the bytes.
         unsafe {
             for (name, number, bytes) in limits {
