@@ -174,6 +174,11 @@ mod cpu {
             {
                 return Operand::Same(same, strides);
             }
+            // What is viewed may go on behind the matrix, as far as all parameters do.
+            let [m, n] = matrix.shape();
+            let last =
+                m.saturating_sub(1) * strides[0].unsigned_abs() + n.saturating_sub(1) * strides[1].unsigned_abs();
+            let elements = &elements[..elements.len().min(last + 1)];
             let mut converted = vec![0.0_f32; elements.len()];
             converted.par_chunks_mut(CHUNK).zip(elements.par_chunks(CHUNK)).for_each(|(to, from)| {
                 T::to_f32s(from, to);
