@@ -207,8 +207,9 @@ ranks() {
 }
 
 dist() {
-    # With AdamW's usual ε the step of a weight whose gradient is rounding noise is noise too.
-    local form common=(train --steps 20 --batch 16 --eps 1e-4 --evaluate-windows 4 --save-every 0 --precision f32)
+    # With AdamW's usual ε the step of a weight whose gradient is rounding noise is noise too. Without clipping, parameters are updated
+    # while gradients travel.
+    local form common=(train --steps 20 --batch 16 --eps 1e-4 --clip 0 --evaluate-windows 4 --save-every 0 --precision f32)
     ranks comm 60 bench comm --sizes 0.512,1,10,50,100,500,1000 --commit "$commit" --json "$logs/comm.json"
     show comm 16
     ours alone 60 "${common[@]}" --device cuda:0 --out "$logs/alone"
