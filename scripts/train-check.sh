@@ -248,14 +248,18 @@ dist-bench() {
 
 # How many multiprocessors NCCL should take, how large buckets should be, and what gradients in bf16 bring.
 dist-sweep() {
-    local common=(--size xl --batch 4 --context 128 --commit "$commit")
-    ranks sweep-f32 150 bench ddp "${common[@]}" --precision f32 --form bucketed --buckets 100,300 --ctas 0,4,8,12,16 \
-        --warmup 4 --repeat 6 --json "$logs/sweep-f32.json"
-    ranks sweep-bf16 150 bench ddp "${common[@]}" --precision bf16 --form bucketed --buckets 100,300 --ctas 0,8,16 \
-        --wires f32,bf16 --warmup 4 --repeat 6 --json "$logs/sweep-bf16.json"
-    local ctas
+    local ctas xl=(--size xl --batch 4 --context 128 --warmup 4 --repeat 6 --commit "$commit")
+    local common=("${xl[@]}" --form bucketed)
+    ranks sweep-f32 150 bench ddp "${common[@]}" --precision f32 --buckets 100,300 --ctas 0,4,8,12,16,24 --json "$logs/sweep-f32.json"
+    ranks sweep-bf16 150 bench ddp "${common[@]}" --precision bf16 --buckets 100,300 --ctas 0,8,16 --wires f32,bf16 \
+        --json "$logs/sweep-bf16.json"
+    # NCCL's kernels in clusters, as they are by default on Hopper.
+    NCCL_CGA_CLUSTER_SIZE=4 ranks sweep-f32-clusters 60 bench ddp "${common[@]}" --precision f32 --buckets 300 --ctas 8,16 \
+        --json "$logs/sweep-f32-clusters.json"
+    NCCL_CGA_CLUSTER_SIZE=4 ranks sweep-bf16-clusters 60 bench ddp "${common[@]}" --precision bf16 --buckets 300 --ctas 8,16 \
+        --wires f32,bf16 --json "$logs/sweep-bf16-clusters.json"
     for ctas in 0 8; do
-        ranks "shard-$ctas" 60 bench shard "${common[@]}" --nccl-ctas "$ctas" --warmup 4 --repeat 6 --json "$logs/shard-$ctas.json"
+        ranks "shard-$ctas" 60 bench shard "${xl[@]}" --nccl-ctas "$ctas" --json "$logs/shard-$ctas.json"
     done
     check sweep-table 30 dist "$logs"/sweep-*.json "$logs"/shard-*.json
 }

@@ -130,7 +130,8 @@ pub fn limited(
             magic: MAGIC,
             version: 21_700,
             blocking: UNDEFINED,
-            cga_cluster_size: UNDEFINED,
+            // Without clusters, which would wait for several multiprocessors of one group to be free at once.
+            cga_cluster_size: 0,
             min_ctas: 1,
             max_ctas: i32::try_from(blocks).unwrap_or(i32::MAX),
             net_name: std::ptr::null(),
