@@ -28,6 +28,9 @@ pub struct RankOptions {
     /// Most multiprocessors that NCCL takes while backward goes on
     #[arg(long, value_name = "N")]
     pub nccl_ctas: Option<u32>,
+    /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes
+    #[arg(long, value_name = "N", value_parser = leave_sms)]
+    pub leave_sms: Option<LeaveSms>,
     /// Give each rank a part of the optimizer's state only
     #[arg(long, value_enum, value_name = "MODE")]
     pub shard: Option<Mode>,
@@ -53,6 +56,18 @@ pub fn wire(word: &str) -> Result<Dtype, String> {
     }
 }
 
+/// A value of `--leave-sms`: as many as NCCL takes, or a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LeaveSms(pub Option<u32>);
+
+/// `auto` or a number.
+pub fn leave_sms(word: &str) -> Result<LeaveSms, String> {
+    match word {
+        "auto" => Ok(LeaveSms(None)),
+        _ => word.parse().map(|number| LeaveSms(Some(number))).map_err(|_| "expected auto or a number".into()),
+    }
+}
+
 impl RankOptions {
     /// What a [`dist::ddp::Ddp`] does.
     ///
@@ -62,7 +77,8 @@ impl RankOptions {
         let bucket_bytes = self.bucket_mb.map(bytes_of).transpose()?;
         let form = self.ddp.unwrap_or(Form::Bucketed);
         let nccl_ctas = self.nccl_ctas.unwrap_or(NCCL_CTAS);
-        Ok(DdpOptions { form, bucket_bytes, wire: self.wire, nccl_ctas, ..DdpOptions::default() })
+        let leave_sms = self.leave_sms.and_then(|leave| leave.0);
+        Ok(DdpOptions { form, bucket_bytes, wire: self.wire, nccl_ctas, leave_sms, ..DdpOptions::default() })
     }
 
     /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.

@@ -36,7 +36,7 @@ use super::buckets::{Bucket, buckets};
 use super::comm::handle::wait_all;
 use super::comm::{Call, CommError, Communicator, Dtype, Handle, Lap, Op, Reduce};
 use super::error::{Error, Result};
-use crate::ops::memory;
+use crate::ops::{leave_multiprocessors, memory};
 use crate::params::{ParamId, Params, ReadyHook};
 
 /// How gradients get to the other ranks.
@@ -83,6 +83,22 @@ pub struct DdpOptions {
     pub exchange: Exchange,
     /// Most multiprocessors of a GPU that collectives take while backward goes on (overlap and bucketed); 0 is as many as NCCL likes.
     pub nccl_ctas: u32,
+    /// For how many of a GPU's multiprocessors less the products of backward are made while gradients travel (overlap and bucketed);
+    /// `None` is as many as collectives take.
+    pub leave_sms: Option<u32>,
+}
+
+impl DdpOptions {
+    /// Multiprocessors that products leave to collectives while gradients travel.
+    pub fn left_multiprocessors(&self) -> u32 {
+        let taken = if self.nccl_ctas > 0 { self.nccl_ctas } else { NCCL_OWN_CTAS };
+        self.leave_sms.unwrap_or(taken)
+    }
+
+    /// Whether gradients leave while backward goes on.
+    pub fn is_eager(&self) -> bool {
+        matches!(self.form, Form::Overlap | Form::Bucketed)
+    }
 }
 
 /// The least of [`bucket_bytes`], and PyTorch's size too: large enough for the bandwidth, small enough to begin early.
@@ -98,8 +114,11 @@ pub fn bucket_bytes(gradients: usize, between_gpus: bool) -> usize {
     }
 }
 
-/// [`DdpOptions::nccl_ctas`] where nobody says otherwise: NCCL's own choice.
-pub const NCCL_CTAS: u32 = 0;
+/// [`DdpOptions::nccl_ctas`] where nobody says otherwise: what NCCL takes by itself between GPUs of one host with NVLink.
+pub const NCCL_CTAS: u32 = NCCL_OWN_CTAS;
+
+/// Blocks of NCCL's all-reduce where nothing limits them: the channels that it reports between Hopper GPUs of one host.
+const NCCL_OWN_CTAS: u32 = 24;
 
 impl Default for DdpOptions {
     fn default() -> DdpOptions {
@@ -109,6 +128,7 @@ impl Default for DdpOptions {
             wire: None,
             exchange: Exchange::AllReduce,
             nccl_ctas: NCCL_CTAS,
+            leave_sms: None,
         }
     }
 }
@@ -185,7 +205,7 @@ impl Ddp {
     /// Ranks with other parameters, and those of communication.
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
         check_same(params, &comm, &options)?;
-        if matches!(options.form, Form::Overlap | Form::Bucketed) {
+        if options.is_eager() {
             comm.limit_beside(options.nccl_ctas)?;
         }
         let (form, world) = (options.form, comm.world());
@@ -280,6 +300,8 @@ impl Ddp {
         wait: impl FnOnce(&[(usize, Vec<Handle>)], &mut Waits<'_>) -> Result<(), E>,
     ) -> Result<Synchronized, E> {
         let inner = &self.inner;
+        // Backward is over.
+        leave_multiprocessors(0);
         let mut waits = Waits { comm: &inner.comm, laps: Vec::new(), waited: Duration::ZERO };
         let mut pass = inner.lock();
         let eager = inner.is_eager();
@@ -345,6 +367,7 @@ impl Waits<'_> {
 
 impl Drop for Ddp {
     fn drop(&mut self) {
+        leave_multiprocessors(0);
         // Collectives that a failed step left behind still use the gradients.
         let sent = std::mem::take(&mut self.inner.lock().sent);
         drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
@@ -357,7 +380,7 @@ impl Inner {
     }
 
     fn is_eager(&self) -> bool {
-        matches!(self.options.form, Form::Overlap | Form::Bucketed)
+        self.options.is_eager()
     }
 
     /// A gradient of this backward is complete.
@@ -380,6 +403,8 @@ impl Inner {
         }
         while pass.order.get(pass.next).is_some_and(|&next| pass.missing[next] == 0) {
             self.send_next(&mut pass)?;
+            // This is the thread that walks backward.
+            leave_multiprocessors(self.options.left_multiprocessors());
         }
         Ok(())
     }

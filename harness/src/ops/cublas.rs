@@ -2,18 +2,21 @@
 //!
 //! cublasLt rather than cuBLAS: it adds to one matrix and writes another, so that a residual stream is read and written once; and what
 //! it works with is given to it, so that a recording allocates nothing of its own. What it chooses for a product depends on the
-//! product alone: the same numbers have the same bits in every run.
+//! product and on how many multiprocessors are left to others ([`leave_multiprocessors`](super::leave_multiprocessors)): the same numbers
+//! have the same bits in every run.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::cuda::cudarc::cublaslt::{result, sys};
+use candle_core::cuda::cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use candle_core::{CudaDevice, DType, Result, WithDType};
 use tilewright::{View, ViewMut, kernels};
 
 use super::memory::Elem;
+use super::product::left_multiprocessors;
 
 /// What a product is added to.
 #[derive(Clone, Copy)]
@@ -68,6 +71,7 @@ pub fn multiply<T: Elem, C: Elem>(
         tf32: <T as WithDType>::DTYPE == DType::F32 && candle_core::cuda::gemm_reduced_precision_f32(),
         adds: beta != 0.0,
         alignments: addresses.map(alignment),
+        left: left_multiprocessors(),
     };
     let stream = device.cuda_stream();
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +86,7 @@ pub fn multiply<T: Elem, C: Elem>(
     let plan = match lt.plans.get(&product) {
         Some(plan) => plan,
         None => {
-            let plan = Plan::new(lt.handle, &product).map_err(failed)?;
+            let plan = Plan::new(lt.handle, lt.multiprocessors, &product).map_err(failed)?;
             lt.plans.entry(product).or_insert(plan)
         }
     };
@@ -125,6 +129,8 @@ struct Lt {
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
     workspace: CudaSlice<u8>,
+    /// Of the GPU.
+    multiprocessors: i32,
     plans: HashMap<Product, Plan>,
 }
 
@@ -137,12 +143,14 @@ impl Lt {
         let handle = result::create_handle().map_err(|error| failed(&error))?;
         // SAFETY: cuBLAS writes it before it reads it.
         let workspace = unsafe { stream.alloc::<u8>(WORKSPACE) }.map_err(|error| failed(&error))?;
-        Ok(Lt { stream: stream.clone(), handle, workspace, plans: HashMap::new() })
+        let multiprocessors = stream.context().attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let multiprocessors = multiprocessors.map_err(|error| failed(&error))?;
+        Ok(Lt { stream: stream.clone(), handle, workspace, multiprocessors, plans: HashMap::new() })
     }
 }
 
 /// All that the choice of an algorithm depends on, as cuBLAS counts: by columns.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Product {
     /// Rows of the result, its columns, and what is summed over.
     sizes: [c_int; 3],
@@ -155,6 +163,8 @@ struct Product {
     adds: bool,
     /// Bytes, of both operands, what is added, and the result.
     alignments: [u32; 4],
+    /// Multiprocessors that others use.
+    left: u32,
 }
 
 /// What cuBLAS wants to know again at each call.
@@ -166,7 +176,12 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(handle: sys::cublasLtHandle_t, product: &Product) -> std::result::Result<Plan, result::CublasError> {
+    /// For a GPU of so many multiprocessors.
+    fn new(
+        handle: sys::cublasLtHandle_t,
+        multiprocessors: i32,
+        product: &Product,
+    ) -> std::result::Result<Plan, result::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Description;
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
 
@@ -184,6 +199,18 @@ impl Plan {
                     attribute,
                     std::ptr::from_ref(op).cast(),
                     size_of::<Op>(),
+                )?;
+            }
+        }
+        if product.left > 0 {
+            let target = target(multiprocessors, product.left);
+            // SAFETY: as above.
+            unsafe {
+                result::set_matmul_desc_attribute(
+                    description,
+                    Description::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+                    (&raw const target).cast(),
+                    size_of::<i32>(),
                 )?;
             }
         }
@@ -225,9 +252,15 @@ impl Plan {
             let [a, b, d] = layouts;
             let found = result::get_matmul_algo_heuristic(handle, description, a, b, d, d, preference)?;
             result::destroy_matmul_pref(preference)?;
+            tracing::debug!("{product:?}: {:.2} waves, {} bytes to work with", found.wavesCount, found.workspaceSize);
             Ok(Plan { description, layouts, algorithm: found.algo })
         }
     }
+}
+
+/// How many of so many multiprocessors a product is made for if others use `left` of them: one at least.
+fn target(multiprocessors: i32, left: u32) -> i32 {
+    multiprocessors.saturating_sub_unsigned(left).max(1)
 }
 
 /// Largest power of two, up to 256, that divides an address.

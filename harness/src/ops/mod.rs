@@ -32,5 +32,5 @@ pub use embedding::embedding;
 pub use linear::linear;
 pub use loss::{cross_entropy, cross_entropy_rows, cross_entropy_unfused};
 pub use norm::{layer_norm, rms_norm};
-pub use product::{add_product, product};
+pub use product::{add_product, leave_multiprocessors, left_multiprocessors, product};
 pub use rope::Rope;

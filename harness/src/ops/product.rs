@@ -3,10 +3,28 @@
 //! On the CPU they are those of the `gemm` crate, on a GPU those of cuBLAS: both take operands in any order of rows and columns,
 //! so that no product copies a transposed matrix. Half types multiply exactly and sum in f32; the result is rounded once.
 
+use std::cell::Cell;
+
 use candle_core::{DType, Result, Tensor};
 
 use super::memory::{Elem, Fresh, Read, for_float_type, write};
 use crate::profile::span;
+
+thread_local! {
+    static LEFT: Cell<u32> = const { Cell::new(0) };
+}
+
+/// From now on products of this thread are made for a GPU of which `count` multiprocessors do something else, such as carrying gradients
+/// to other ranks; 0 for all of them. A product whose blocks fill the GPU just once takes twice as long where some have no room. The bits
+/// of sums may depend on it. The CPU's do not.
+pub fn leave_multiprocessors(count: u32) {
+    LEFT.set(count);
+}
+
+/// What [`leave_multiprocessors`] said last on this thread.
+pub fn left_multiprocessors() -> u32 {
+    LEFT.get()
+}
 
 /// a·b of a [m, k] and b [k, n], both of one float type, which is that of the result [m, n].
 ///

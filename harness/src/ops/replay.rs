@@ -37,7 +37,7 @@ impl Replay {
     /// Runs `work` on `inputs`.
     ///
     /// The work must depend on nothing but the inputs' elements, memory that it always uses, and `key` with the inputs' shapes and
-    /// types: a change of those is a new recording. It must not wait for the device, and what it allocates it must free: results go
+    /// types: a change of those, or of what products leave to others ([`super::leave_multiprocessors`]), is a new recording. It must not wait for the device, and what it allocates it must free: results go
     /// into memory of the caller. In a replay it does not run: only what it queued on the device happens again.
     ///
     /// # Errors
@@ -73,12 +73,15 @@ mod cuda {
     use candle_core::{DType, Error, Result, Tensor};
 
     use super::contiguous;
+    use crate::ops::left_multiprocessors;
     use crate::ops::memory::{kernel_device, kernel_error};
 
     /// What a recording depends on.
     #[derive(Clone, PartialEq)]
     pub struct Key {
         of_work: Vec<u64>,
+        /// Multiprocessors that products leave to others.
+        left: u32,
         inputs: Vec<(Vec<usize>, DType)>,
     }
 
@@ -114,7 +117,7 @@ mod cuda {
                 return Ok(Outcome::CannotRecord("work without inputs is not recorded".into()));
             };
             let shapes = inputs.iter().map(|input| (input.dims().to_vec(), input.dtype())).collect();
-            let key = Key { of_work: key.to_vec(), inputs: shapes };
+            let key = Key { of_work: key.to_vec(), left: left_multiprocessors(), inputs: shapes };
             // Candle uploads shapes for some kernels: it keeps those of the warm run for the recording.
             let _uploads = first.device().as_cuda_device()?.enable_cuda_graph_htod_cache();
             match self {

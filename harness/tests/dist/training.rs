@@ -1,6 +1,6 @@
 //! Training on many ranks is training on one: the same weights, whatever form the gradients travel in.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use candle_core::Device;
 use tilewright_harness::dist::comm::{Communicator, Dtype};
@@ -18,9 +18,9 @@ const FORMS: [Form; 4] = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed
 /// Between training on one and on many ranks: sums in another order.
 const TOLERANCE: f64 = 1e-6;
 
-/// Buckets of about three parameters.
+/// Buckets of about three parameters. On a GPU, products are those of one rank.
 fn ddp_options(form: Form) -> DdpOptions {
-    DdpOptions { form, bucket_bytes: Some(8000), ..DdpOptions::default() }
+    DdpOptions { form, bucket_bytes: Some(8000), leave_sms: Some(0), ..DdpOptions::default() }
 }
 
 /// This rank's rows.
@@ -77,6 +77,12 @@ pub fn check(device: &Device, comm: Communicator) {
     let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(Form::Bucketed) });
     let distance = model::distance(&limited[STEPS - 1], &whole[STEPS - 1]);
     assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 multiprocessors: {distance:e}");
+    // Products for some of a GPU's multiprocessors, in the place of all: sums in another order at most.
+    for leave_sms in [None, Some(100), Some(100_000)] {
+        let left = train_with(device, comm.clone(), DdpOptions { leave_sms, ..ddp_options(Form::Bucketed) });
+        let distance = model::distance(&left[STEPS - 1], &expected[STEPS - 1]);
+        assert!(distance <= TOLERANCE, "products leave {leave_sms:?} multiprocessors: {distance:e}");
+    }
     crate::update::check(device, &comm);
     // The last one of the forms was bucketed.
     let (shared, ..) = train_sharded(device, comm.clone(), Exchange::AllReduce);
@@ -161,6 +167,49 @@ fn the_order_is_learnt_from_the_first_step() {
             assert_eq!(found.iter().map(|step| step.0).collect::<Vec<_>>(), early, "{form:?}");
             assert!(found.iter().all(|step| step.1 <= TOLERANCE), "{form:?}: {found:?}");
         }
+    }
+}
+
+/// From the first bucket's way to the end of backward, and no longer.
+#[test]
+fn products_leave_multiprocessors_while_gradients_travel() {
+    use tilewright_harness::ops::left_multiprocessors;
+
+    let left = |form, nccl_ctas, leave_sms| {
+        let found = ranks(Kind::Threads, 2, options(), |comm| {
+            let params = model::params(1);
+            let comm = Arc::new(comm);
+            let options = DdpOptions { nccl_ctas, leave_sms, ..ddp_options(form) };
+            let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
+            // It hears of a gradient after `ddp` has.
+            let heard = Arc::new(Mutex::new(Vec::new()));
+            let hears = heard.clone();
+            let _hook = params.on_grad_ready(move |_| {
+                hears.lock().unwrap().push(left_multiprocessors());
+                Ok(())
+            });
+            for step in 0..2 {
+                heard.lock().unwrap().clear();
+                assert_eq!(left_multiprocessors(), 0);
+                model::loss(&params, step, rows(&comm)).unwrap().backward().unwrap();
+                ddp.finish_gradient_synchronization().unwrap();
+                assert_eq!(left_multiprocessors(), 0);
+            }
+            // One that fails is not gone on with.
+            model::loss(&params, 2, rows(&comm)).unwrap().backward().unwrap();
+            drop(ddp);
+            assert_eq!(left_multiprocessors(), 0);
+            std::mem::take(&mut *heard.lock().unwrap())
+        });
+        assert_eq!(found[0], found[1]);
+        found.into_iter().next().unwrap()
+    };
+    for (nccl_ctas, leave_sms, expected) in [(8, None, 8), (0, None, 24), (8, Some(12), 12), (8, Some(0), 0)] {
+        assert!(left(Form::Naive, nccl_ctas, leave_sms).iter().all(|&left| left == 0));
+        // In the order in which they are ready the output layer is first, and leaves at once.
+        assert_eq!(left(Form::Overlap, nccl_ctas, leave_sms)[..4], [expected; 4]);
+        let bucketed = left(Form::Bucketed, nccl_ctas, leave_sms);
+        assert_eq!((bucketed[0], *bucketed.last().unwrap()), (0, expected));
     }
 }
 

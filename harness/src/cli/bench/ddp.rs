@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::world::{Carrier, each_world};
 use crate::cli::model_options::{ModelOptions, model_device};
-use crate::cli::ranks;
+use crate::cli::ranks::{self, LeaveSms, leave_sms};
 use crate::cli::run::{Choice, device};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
@@ -39,6 +39,9 @@ pub struct Arguments {
     /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 0 is NCCL's own choice
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [NCCL_CTAS])]
     ctas: Vec<u32>,
+    /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "auto", value_parser = leave_sms)]
+    leave_sms: Vec<LeaveSms>,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -273,6 +276,8 @@ struct Found {
     wire: Option<&'static str>,
     /// Where it runs beside a GPU's computing.
     ctas: Option<u32>,
+    /// Multiprocessors that products leave to it.
+    left: Option<u32>,
     calls: Option<usize>,
     steps: Vec<Step>,
 }
@@ -311,7 +316,7 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             Way::Together(ddp, _) => Some(ddp),
         };
         let bucketed = ddp.filter(|ddp| ddp.form == Form::Bucketed);
-        let eager = ddp.filter(|ddp| matches!(ddp.form, Form::Overlap | Form::Bucketed) && comm.is_on_device());
+        let eager = ddp.filter(|ddp| ddp.is_eager() && comm.is_on_device());
         found.push(Found {
             size: size.clone(),
             form: ddp.map_or("none", |ddp| ddp.form.name()),
@@ -319,6 +324,7 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             bucket_mb: bucketed.and_then(|ddp| ddp.bucket_bytes).map(|bytes| bytes as f64 / 1e6),
             wire: ddp.map(|ddp| ddp.wire.unwrap_or(Dtype::F32).name()),
             ctas: eager.map(|ddp| ddp.nccl_ctas),
+            left: eager.map(|ddp| ddp.left_multiprocessors()),
             calls,
             steps,
         });
@@ -333,14 +339,14 @@ fn ways(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Way> {
     let exact = arguments.wires.iter().any(|wire| !is_kept(&wire)).then_some(None);
     let mut ways: Vec<Way> = exact.into_iter().chain(kept).map(Way::Alone).collect();
     for &form in &arguments.form {
-        let (buckets, ctas) = match form {
-            Form::Bucketed => (arguments.buckets.as_slice(), arguments.ctas.as_slice()),
-            Form::Overlap => (&[0.0][..], arguments.ctas.as_slice()),
-            Form::Naive | Form::Flat => (&[0.0][..], &[0][..]),
+        let buckets = if form == Form::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
+        let shared: Vec<(u32, LeaveSms)> = match form {
+            Form::Naive | Form::Flat => vec![(0, LeaveSms(None))],
+            _ => arguments.ctas.iter().flat_map(|&ctas| arguments.leave_sms.iter().map(move |&n| (ctas, n))).collect(),
         };
-        for (&wire, &mb, &nccl_ctas) in triples(&arguments.wires, buckets, ctas) {
+        for (&wire, &mb, &(nccl_ctas, LeaveSms(leave_sms))) in triples(&arguments.wires, buckets, &shared) {
             let bucket_bytes = Some((mb * 1e6) as usize);
-            let options = DdpOptions { form, bucket_bytes, wire, nccl_ctas, ..DdpOptions::default() };
+            let options = DdpOptions { form, bucket_bytes, wire, nccl_ctas, leave_sms, ..DdpOptions::default() };
             ways.push(Way::Together(options, None));
         }
     }
@@ -366,6 +372,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
         Column::number("bucket").unit("MB"),
         Column::text("wire"),
         Column::integer("CTAs"),
+        Column::integer("left to them").key("left_sms"),
         Column::integer("calls"),
         Column::number("step").unit("ms"),
         Column::number("of none").decimals(3),
@@ -396,6 +403,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 found.bucket_mb.into(),
                 found.wire.map_or(Cell::Empty, Cell::from),
                 found.ctas.map_or(Cell::Empty, |ctas| Cell::from(u64::from(ctas))),
+                found.left.map_or(Cell::Empty, |left| Cell::from(u64::from(left))),
                 found.calls.into(),
                 Cell::statistics(&times),
                 number(whole / base),
@@ -407,6 +415,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
             let mut size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
             size += &found.wire.filter(|wire| *wire != "f32").map(|wire| format!(" {wire}")).unwrap_or_default();
             size += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
+            size += &found.left.map(|left| format!(", {left} left")).unwrap_or_default();
             let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.back_end);
             bars.push(Bar { name: format!("{}{size}", found.form), group, value: whole * 1e3, error: None });
         }
@@ -414,7 +423,8 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     let table = table
         .note(models_note(models, work) + " Every number is the slowest rank's, on average.")
         .note("Left over is what computing waits for after backward; hidden is the rest of the communication. `none` sends nothing; of none \
-             is the step by that one with gradients of the same type. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes.")
+             is the step by that one with gradients of the same type. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes; \
+             left to them is for how many less matrix products are made meanwhile.")
         .without_empty_columns();
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
     Report::new("ddp", "Data-parallel training").table(table).plot(plot)

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use tilewright::cudarc::driver::result::stream::get_priority_range;
-use tilewright::cudarc::driver::sys::CUevent_flags;
+use tilewright::cudarc::driver::sys::{CUevent_flags, cuStreamGetPriority};
 use tilewright::cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use tilewright::cudarc::nccl::result::{self, NcclError};
 use tilewright::cudarc::nccl::sys;
@@ -155,6 +155,13 @@ struct Nccl {
     start_timeout: Duration,
 }
 
+/// The GPU's number for what goes first.
+fn priority(stream: &CudaStream) -> std::result::Result<i32, DriverError> {
+    let mut priority = 0;
+    // SAFETY: the stream lives, and `priority` is a place for the answer.
+    unsafe { cuStreamGetPriority(stream.cu_stream(), &raw mut priority) }.result().map(|()| priority)
+}
+
 /// What the GPU has been given and has not ended.
 struct UnderWay {
     span: Arc<Span>,
@@ -203,6 +210,8 @@ impl Nccl {
         // Collectives are few blocks that others wait for: they go first wherever a multiprocessor has room.
         let (_, first) = get_priority_range().map_err(failed)?;
         let stream = context.new_stream_with_priority(first).map_err(failed)?;
+        let [ours, other] = [&stream, &compute].map(|stream| priority(stream));
+        tracing::debug!("priorities: {:?} of collectives, {:?} of what computes; lower numbers go first", ours, other);
         let device = Device::from_cuda_stream(stream.clone())
             .map_err(|error| CommError::Setup(format!("no stream for collectives: {error}")))?;
         let comm = Some(initialize(rank, world, id, &mut guard, &context, options.start_timeout)?);
