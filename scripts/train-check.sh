@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and measures training on a GPU machine, from the package that lies beside this script; builds nothing.
 #
-#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-sweep dist-profile;
+#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-sweep dist-sms dist-profile;
 #                             each takes less than 9 minutes
 #
 # OUT      where results go (./out): STEP.tar.gz with all logs and files, summary.txt. Both are there from the first command on, and
@@ -14,7 +14,7 @@
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
 
-steps=(smoke curves model profile norm attention-kinds fused dist dist-tests dist-bench dist-sweep dist-profile)
+steps=(smoke curves model profile norm attention-kinds fused dist dist-tests dist-bench dist-sweep dist-sms dist-profile)
 out=${OUT:-out}
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
@@ -262,6 +262,20 @@ dist-sweep() {
         ranks "shard-$ctas" 60 bench shard "${xl[@]}" --nccl-ctas "$ctas" --json "$logs/shard-$ctas.json"
     done
     check sweep-table 30 dist "$logs"/sweep-*.json "$logs"/shard-*.json
+}
+
+# What it brings that products leave multiprocessors to NCCL, and blocks of NCCL's that leave room for others on theirs.
+dist-sms() {
+    local xl=(--size xl --batch 4 --context 128 --commit "$commit" --form bucketed --buckets 300)
+    local common=("${xl[@]}" --warmup 4 --repeat 6)
+    ranks sms-f32 60 bench ddp "${common[@]}" --precision f32 --ctas 8,16 --leave-sms 0,auto,32 --json "$logs/sms-f32.json"
+    ranks sms-bf16 60 bench ddp "${common[@]}" --precision bf16 --wires bf16 --ctas 16,24 --leave-sms 0,auto --json "$logs/sms-bf16.json"
+    NCCL_NTHREADS=256 ranks sms-f32-threads 30 bench ddp "${common[@]}" --precision f32 --ctas 8,16 --leave-sms 0 --json "$logs/sms-f32-threads.json"
+    # What cuBLAS chooses, and which stream goes first.
+    TILEWRIGHT_LOG=tilewright_harness::ops=debug,tilewright_harness::dist=debug ranks sms-plans 30 bench ddp "${xl[@]}" --precision f32 \
+        --warmup 1 --repeat 1 --ctas 16 --leave-sms 0,auto
+    grep -m 2 'priorities:' "$logs/sms-plans.log" | short | noted
+    check sms-table 30 dist "$logs"/sms-*.json
 }
 
 # What lies under computing, on one trace: nothing with naive and flat, nearly all with bucketed.

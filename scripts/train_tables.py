@@ -103,9 +103,9 @@ def sums(*folders):
 
 
 def dist_ddp(name, rows):
-    print(f"{name}: form, bucket (MB), wire, CTAs, calls | step, communication, left over (ms) | by the step without")
+    print(f"{name}: form, bucket (MB), wire, CTAs, left to them, calls | step, communication, left over (ms) | by the step without")
     for row in rows:
-        setting = [row["form"], row.get("bucket_mb"), row.get("wire"), row.get("ctas"), row["calls"]]
+        setting = [row["form"], row.get("bucket_mb"), row.get("wire"), row.get("ctas"), row.get("left_sms"), row["calls"]]
         times = [f"{row[key]:8.2f}" if row[key] is not None else " " * 8 for key in ("step_ms", "communication_ms", "left_over_ms")]
         by = f"{row['of_none']:.3f}" if row["of_none"] is not None else ""
         print("  " + " ".join(f"{'' if x is None else x:>8}" for x in setting), *times, by)
