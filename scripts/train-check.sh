@@ -264,17 +264,18 @@ dist-sweep() {
     check sweep-table 30 dist "$logs"/sweep-*.json "$logs"/shard-*.json
 }
 
-# What it brings that products leave multiprocessors to NCCL, and blocks of NCCL's that leave room for others on theirs.
+# What it brings that products leave multiprocessors to NCCL; and NCCL's blocks half as large, beside which one of a product has room.
 dist-sms() {
-    local xl=(--size xl --batch 4 --context 128 --commit "$commit" --form bucketed --buckets 300)
-    local common=("${xl[@]}" --warmup 4 --repeat 6)
-    ranks sms-f32 60 bench ddp "${common[@]}" --precision f32 --ctas 8,16 --leave-sms 0,auto,32 --json "$logs/sms-f32.json"
-    ranks sms-bf16 60 bench ddp "${common[@]}" --precision bf16 --wires bf16 --ctas 16,24 --leave-sms 0,auto --json "$logs/sms-bf16.json"
-    NCCL_NTHREADS=256 ranks sms-f32-threads 30 bench ddp "${common[@]}" --precision f32 --ctas 8,16 --leave-sms 0 --json "$logs/sms-f32-threads.json"
-    # What cuBLAS chooses, and which stream goes first.
-    TILEWRIGHT_LOG=tilewright_harness::ops=debug,tilewright_harness::dist=debug ranks sms-plans 30 bench ddp "${xl[@]}" --precision f32 \
-        --warmup 1 --repeat 1 --ctas 16 --leave-sms 0,auto
-    grep -m 2 'priorities:' "$logs/sms-plans.log" | short | noted
+    local xl=(--size xl --batch 4 --context 128 --commit "$commit")
+    local common=("${xl[@]}" --form bucketed --buckets 300 --warmup 4 --repeat 6)
+    ranks sms-f32 60 bench ddp "${common[@]}" --precision f32 --ctas 8,12,16 --leave-sms 0,auto,32 --json "$logs/sms-f32.json"
+    ranks sms-bf16 40 bench ddp "${common[@]}" --precision bf16 --wires bf16 --ctas 16,24 --leave-sms 0,auto --json "$logs/sms-bf16.json"
+    NCCL_NTHREADS=256 ranks sms-f32-threads 40 bench ddp "${common[@]}" --precision f32 --ctas 16,24 --leave-sms 0,8 --json "$logs/sms-f32-threads.json"
+    # Which stream goes first; what cuBLAS chooses, and in the trace the blocks of its kernels.
+    TILEWRIGHT_LOG=tilewright_harness::ops=debug,tilewright_harness::dist=debug ranks sms-profile 40 profile "${xl[@]}" --ddp bucketed \
+        --bucket-mb 300 --nccl-ctas 12 --steps 3 --out "$logs/sms-profile"
+    grep -m 2 'priorities:' "$logs/sms-profile.log" | short | noted
+    grep -A 12 'Communication under computing' "$logs/sms-profile.log" | short | noted
     check sms-table 30 dist "$logs"/sms-*.json
 }
 
