@@ -24,11 +24,7 @@ pub fn cast<T: Float, U: Float>(
     let (row, col) = tile_start(d, tile);
     let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, col]);
     let y_block = row_block(y, shape, (y_stride_row, y_stride_d), row, tile).advance([0, col]);
-    store(
-        y_block,
-        load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<U>(),
-        boundary_check = [0, 1],
-    );
+    store(y_block, load(x_block, boundary_check = [0, 1], padding = zero).to::<U>(), boundary_check = [0, 1]);
 }
 
 /// y = x, both [rows, d]; a dense tensor of another shape is one row.

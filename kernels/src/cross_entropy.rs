@@ -65,11 +65,7 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     let mut total = zeros::<f32>([rows_tile, slots]);
     for start in range(0, d, d_tile) {
         let inside = (arange(0, d_tile) + start < d).expand_dims(0);
-        let x = where_(
-            inside,
-            load(block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>(),
-            f32::NEG_INFINITY,
-        );
+        let x = where_(inside, load(block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
         let x = x.reshape([rows_tile, d_tile / (slots * neighbours), slots, neighbours]);
         let new_largest = maximum(largest, max(max(x, axis = 3), axis = 1));
         let shift = shift_of(new_largest);
@@ -138,7 +134,7 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     let exists = (target >= 0) && (target < d.to::<i64>());
     let factor = where_(exists, g, f32::NAN).expand_dims(1);
 
-    let x = load(block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+    let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
     let columns = (col + arange(0, d_tile)).to::<i64>().expand_dims(0);
     let hit = where_(columns == target.expand_dims(1), 1.0, 0.0);
     let grad = factor * (exp_below(x - log_sum) - hit);

@@ -69,7 +69,7 @@ pub fn layer_norm_fwd<T: Float>(
     let mean_block = vector_block(mean, rows, mean_stride, first_row, rows_tile);
     let rstd_block = vector_block(rstd, rows, rstd_stride, first_row, rows_tile);
     if whole_rows {
-        let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+        let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         let bt = load(b_block, boundary_check = [0], padding = zero).to::<f32>();
         let mu = sum(xt, axis = 1) / d.to::<f32>();
@@ -197,9 +197,8 @@ pub fn layer_norm_bwd<T: Float>(
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-            let normed =
-                (load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() - mu) * s;
-            let g = load(g_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+            let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             total_w += g * normed;
             total_b += g;
             let gw = g * wt;

@@ -81,7 +81,7 @@ pub fn rms_norm_fwd<T: Float>(
         order = [0],
     );
     if whole_rows {
-        let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+        let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         let s = rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps);
         store(rstd_block, s, boundary_check = [0]);
@@ -98,7 +98,7 @@ pub fn rms_norm_fwd<T: Float>(
         store(rstd_block, s, boundary_check = [0]);
         x_block = first_block;
         for _ in range(0, d, d_tile) {
-            let xt = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
             store(y_block, (xt * s.expand_dims(1) * wt.expand_dims(0)).to::<T>(), boundary_check = [0, 1]);
             x_block = x_block.advance([0, d_tile]);
@@ -184,8 +184,8 @@ pub fn rms_norm_bwd<T: Float>(
             let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-            let normed = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() * s;
-            let g = load(g_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+            let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             total += g * normed;
             let gw = g * wt;
             let mean = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();

@@ -58,8 +58,7 @@ pub fn softmax_rows<T: Float>(
         order = [1, 0],
     );
     let inside = (arange(0, d_tile) < d).expand_dims(0);
-    let loaded = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
-    let xt = where_(inside, loaded, f32::NEG_INFINITY);
+    let xt = where_(inside, load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
     let e = exp_below(xt - max(xt, axis = 1, keep_dims = true));
     let scale = 1.0 / sum(e, axis = 1, keep_dims = true);
     store(y_block, (e * scale).to::<T>(), boundary_check = [0, 1]);
@@ -114,7 +113,7 @@ pub fn softmax_wide_rows<T: Float>(
     let scale = (1.0 / total).expand_dims(1);
     x_block = first_block;
     for _ in range(0, d, d_tile) {
-        let xt = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+        let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         store(y_block, (exp_below(xt - largest.expand_dims(1)) * scale).to::<T>(), boundary_check = [0, 1]);
         x_block = x_block.advance([0, d_tile]);
         y_block = y_block.advance([0, d_tile]);

@@ -73,7 +73,7 @@ pub fn weighted_sum_fwd<T: Float>(
     );
     let mut total = zeros::<f32>([rows_tile]);
     for _ in range(0, cdiv(d, d_tile)) {
-        let xt = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+        let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         total += sum(xt * wt.expand_dims(0), axis = 1);
         x_block = x_block.advance([0, d_tile]);
@@ -148,7 +148,7 @@ pub fn weighted_sum_bwd<T: Float>(
         let grad_x_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile);
         let g_block = vector_block(grad_y, rows, grad_y_stride, row, rows_tile);
         let g = load(g_block, boundary_check = [0], padding = zero).expand_dims(1);
-        total += load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() * g;
+        total += load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * g;
         store(grad_x_block.advance([0, column]), (g * wt).to::<T>(), boundary_check = [0, 1]);
     }
     let partial_strides = (partial_stride_program, partial_stride_d);

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use tilewright::autotune::Config;
 use tilewright::codegen::ir::{DType, Func, Stage};
 use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::llvm::{self, Opt};
@@ -63,6 +64,37 @@ pub struct Options {
     /// Leave `device_assert`s out
     #[arg(long)]
     no_asserts: bool,
+    #[command(flatten)]
+    schedule: Schedule,
+}
+
+/// How loops with products run on a GPU; what is left out is the compiler's choice.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Schedule {
+    /// Whether the bulk copy engine (TMA) makes the copies of pipelines, where it can (sm_90a)
+    #[arg(long, value_name = "BOOL")]
+    pub bulk_copies: Option<bool>,
+    /// Whether loads are the work of warps of their own (sm_90a)
+    #[arg(long, value_name = "BOOL")]
+    pub warp_specialize: Option<bool>,
+    /// Whether products run under the arithmetic of the next iteration (sm_90a)
+    #[arg(long, value_name = "BOOL")]
+    pub overlap: Option<bool>,
+    /// Whether the warp groups that compute take turns at the tensor cores, where loads are the work of others (sm_90a)
+    #[arg(long, value_name = "BOOL")]
+    pub take_turns: Option<bool>,
+}
+
+impl Schedule {
+    /// What a tuned configuration says, but for what this one does.
+    pub fn or(self, config: &Config) -> Schedule {
+        Schedule {
+            bulk_copies: self.bulk_copies.or(config.bulk_copies),
+            warp_specialize: self.warp_specialize.or(config.warp_specialize),
+            overlap: self.overlap.or(config.overlap),
+            take_turns: self.take_turns.or(config.take_turns),
+        }
+    }
 }
 
 /// What can be written.
@@ -141,8 +173,8 @@ fn ptx_version(text: &str) -> Result<u32, String> {
 
 impl Options {
     /// These choices, and checks of assertions.
-    pub fn new(num_warps: u32, num_stages: u32, max_registers: Option<u32>) -> Options {
-        Options { num_warps, num_stages, max_registers, no_asserts: false }
+    pub fn new(num_warps: u32, num_stages: u32, max_registers: Option<u32>, schedule: Schedule) -> Options {
+        Options { num_warps, num_stages, max_registers, no_asserts: false, schedule }
     }
 
     /// The compiler's options.
@@ -175,6 +207,10 @@ impl Options {
             num_stages: self.num_stages,
             debug_asserts: !self.no_asserts,
             max_registers: self.max_registers,
+            bulk_copies: self.schedule.bulk_copies,
+            warp_specialize: self.schedule.warp_specialize,
+            overlap: self.schedule.overlap,
+            take_turns: self.schedule.take_turns,
             ..CompileOptions::default()
         })
     }

@@ -32,6 +32,22 @@ fn without_tools_the_ptx_is_explained_and_what_is_missing_is_said() {
 }
 
 #[test]
+fn schedules_are_the_shipped_ones_unless_the_command_line_says_otherwise() {
+    let dir = TempDir::new().unwrap();
+    let explain = |more: &[&str]| {
+        let arguments = ["explain", "flash_attention_fwd", "--set", "d=128,causal=true"];
+        tilewright_with(dir.path(), &[&arguments[..], more].concat(), &BARE).ok()
+    };
+    // Warps of their own for the loads: 128 threads more than the 8 warps that compute.
+    let shipped = explain(&[]);
+    assert!(shipped.contains("warp_specialize=true") && shipped.contains("│ 384 "), "{shipped}");
+    assert!(shipped.contains("bulk copy (TMA)"), "{shipped}");
+    let other = explain(&["--warp-specialize", "false", "--bulk-copies", "false"]);
+    assert!(other.contains("warp_specialize=false") && other.contains("│ 256 "), "{other}");
+    assert!(!other.contains("bulk copy (TMA)"), "{other}");
+}
+
+#[test]
 fn the_assembler_tells_registers_and_the_disassembler_instructions() {
     let dir = TempDir::new().unwrap();
     let found = std::env::var("TILEWRIGHT_PTXAS").ok().filter(|path| !path.is_empty());

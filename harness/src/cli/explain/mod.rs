@@ -17,6 +17,7 @@ use self::code::{Code, Counts, classes, products};
 use self::floors::{Peaks, Work, data_sheet};
 use self::occupancy::occupancy;
 use self::subject::Subject;
+use super::compile::Schedule;
 use super::{CliError, Result};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 
@@ -45,6 +46,8 @@ pub struct Arguments {
     /// Upper bound of registers per thread
     #[arg(long, value_name = "N")]
     max_registers: Option<u32>,
+    #[command(flatten)]
+    schedule: Schedule,
     /// Shape of a tensor, for the floors: `q=1,16,16384,64`; others follow from the names of dimensions
     #[arg(long, value_name = "NAME=X,Y,…")]
     shape: Vec<String>,

@@ -65,6 +65,7 @@ impl Subject {
             arguments.num_warps.unwrap_or(config.num_warps),
             arguments.num_stages.unwrap_or(config.num_stages),
             arguments.max_registers.or(config.max_registers),
+            arguments.schedule.or(&config),
         );
         let specialization = match arguments.assume.is_empty() {
             true => dense(def),
@@ -89,6 +90,13 @@ impl Subject {
         words.push(format!("num_warps={}", options.num_warps));
         words.push(format!("num_stages={}", options.num_stages));
         words.extend(options.max_registers.map(|registers| format!("max_registers={registers}")));
+        let schedule = [
+            ("bulk_copies", options.bulk_copies),
+            ("warp_specialize", options.warp_specialize),
+            ("overlap", options.overlap),
+            ("take_turns", options.take_turns),
+        ];
+        words.extend(schedule.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))));
         words.join(" ")
     }
 
