@@ -185,7 +185,9 @@ pub struct Unset;
 
 /// The axis of a reduction: a dimension, or left out for all of them.
 #[diagnostic::on_unimplemented(
-    message = "an axis is an `i32` that is known when the kernel is specialised, found `{Self}`"
+    message = "an axis is an `i32` that is known when the kernel is specialised, found `{Self}`",
+    label = "expected an axis",
+    note = "the larger of two values is `maximum(a, b)`, the smaller `minimum(a, b)`"
 )]
 pub trait AxisArg {
     /// A tile for one axis, a scalar for all.

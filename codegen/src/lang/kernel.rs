@@ -275,6 +275,7 @@ macro_rules! constexpr_enum {
         }
 
         $crate::compare_host!(eq: $name);
+        $crate::rust_numbers!($name);
     };
 }
 

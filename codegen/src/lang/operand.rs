@@ -45,6 +45,42 @@ macro_rules! host_ints {
 }
 host_ints!(i8, i16, i32, i64, u8, u16, u32, u64, usize);
 
+/// A number of Rust's own, which `as` converts to `To`.
+#[diagnostic::on_unimplemented(
+    message = "`as` does not convert a `{Self}`",
+    label = "write `.to::<{To}>()`",
+    note = "`as` is for Rust's own numbers, which are known when the kernel is specialised"
+)]
+pub trait RustNumber<To> {
+    #[doc(hidden)]
+    type This;
+    #[doc(hidden)]
+    fn this(self) -> Self::This;
+}
+
+/// Makes a type one that `as` may convert in a kernel.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! rust_numbers {
+    ($($ty:ty),*) => { $(
+        // No list of numbers in messages.
+        #[diagnostic::do_not_recommend]
+        impl<To> $crate::lang::operand::RustNumber<To> for $ty {
+            type This = $ty;
+            fn this(self) -> $ty {
+                self
+            }
+        }
+    )* };
+}
+rust_numbers!(bool, char, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize, f32, f64);
+
+/// The left side of `value as To`.
+#[doc(hidden)]
+pub fn rust_number<To, N: RustNumber<To>>(value: N) -> N::This {
+    value.this()
+}
+
 impl<T: Num> HostNum<T> for IntLit {
     fn number(self) -> Number {
         Number::Int(self.0)

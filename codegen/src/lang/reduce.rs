@@ -196,11 +196,29 @@ fn reduce_named<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
     R::reduced::<A>(&results)
 }
 
+/// A tile: what a reduction is over.
+#[diagnostic::on_unimplemented(
+    message = "a reduction is over a tile, found `{Self}`",
+    label = "expected a tile",
+    note = "the larger of two numbers is `maximum(a, b)`, the smaller `minimum(a, b)`"
+)]
+pub trait OneTile<T: Dtype> {
+    #[doc(hidden)]
+    fn tile(self) -> Tile<T>;
+}
+
+impl<T: Dtype> OneTile<T> for Tile<T> {
+    fn tile(self) -> Tile<T> {
+        self
+    }
+}
+
 macro_rules! simple_reductions {
     ($($(#[$meta:meta])* $name:ident, $op:ident, $class:ident;)*) => { $(
         $(#[$meta])*
         #[track_caller]
-        pub fn $name<T: $class, A: AxisArg>(x: Tile<T>, axis: A, keep_dims: bool) -> A::Reduced<T> {
+        pub fn $name<T: $class, A: AxisArg>(x: impl OneTile<T>, axis: A, keep_dims: bool) -> A::Reduced<T> {
+            let x = x.tile();
             let combine = |a: Scalar<T>, b: Scalar<T>| -> Scalar<T> {
                 Scalar::from_value(binary(BinaryOp::$op, Raw::Value(a.value()), Raw::Value(b.value()), T::dtype()))
             };

@@ -10,12 +10,9 @@ use quote::{format_ident, quote};
 use syn::{Error, ItemFn};
 
 pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
-    let f: ItemFn = match syn::parse2(item.clone()) {
-        Ok(f) => f,
-        Err(e) => {
-            let e = e.into_compile_error();
-            return quote!(#e #item);
-        }
+    let (f, syntax) = crate::parse::item::parse(item.clone());
+    let Some(f) = f else {
+        return syntax.into_iter().map(Error::into_compile_error).collect();
     };
     let is_kernel = |a: &syn::Attribute| a.path().segments.last().is_some_and(|s| s.ident == "kernel");
     if !f.attrs.iter().any(is_kernel) {
@@ -24,7 +21,7 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
         return quote!(#error #item);
     }
     let (signature, mistakes) = signature::parse(&f);
-    // `#[kernel]` tells about its signature.
+    // `#[kernel]` tells about its signature, and about syntax.
     if !mistakes.is_empty() {
         return item;
     }

@@ -3,15 +3,22 @@
 use super::{lang, returns};
 use crate::parse::assigned::{assigned_in_expr, bound_names, is_compound};
 use crate::parse::literal::{self, Kind as LiteralKind};
+use crate::parse::triton;
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
+use std::collections::HashSet;
 use syn::spanned::Spanned;
-use syn::{BinOp, Block, Error, Expr, ExprArray, ExprBinary, ExprClosure, Local, Macro, Pat, Stmt, Type, UnOp};
+use syn::{
+    BinOp, Block, Error, Expr, ExprArray, ExprBinary, ExprCast, ExprClosure, ExprField, ItemFn, Local, Macro, Member,
+    Pat, Stmt, Type, UnOp,
+};
 
 /// Rewrites one body; collects what cannot be translated.
 #[derive(Default)]
 pub struct Body {
     pub errors: Vec<Error>,
+    /// Names that the function's patterns bind: a `tl` of its own is no module of Triton's.
+    bound: HashSet<String>,
 }
 
 /// A name that the user's code cannot see.
@@ -20,6 +27,16 @@ pub fn hidden(name: &str) -> Ident {
 }
 
 impl Body {
+    /// For the body of this function.
+    pub fn of(f: &ItemFn) -> Body {
+        Body { errors: Vec::new(), bound: triton::bound(&f.block, f.sig.inputs.iter().cloned()) }
+    }
+
+    /// The `tl` that an expression starts with.
+    pub fn triton_module<'a>(&self, expr: &'a Expr) -> Option<&'a Ident> {
+        triton::module(expr).filter(|name| !self.bound.contains(&name.to_string()))
+    }
+
     pub fn reject(&mut self, span: Span, message: impl std::fmt::Display) -> TokenStream {
         self.errors.push(Error::new(span, message));
         // Of any type, so that rustc reports nothing on top.
@@ -184,7 +201,14 @@ impl Body {
 
     pub fn expr(&mut self, expr: &Expr) -> TokenStream {
         match expr {
-            Expr::Lit(_) | Expr::Path(_) | Expr::Infer(_) => expr.to_token_stream(),
+            Expr::Path(path) => {
+                let name = path.path.get_ident().filter(|name| !self.bound.contains(&name.to_string()));
+                if let Some(name @ ("True" | "False")) = name.map(Ident::to_string).as_deref() {
+                    return self.reject(path.span(), format!("Rust writes `{}`", name.to_lowercase()));
+                }
+                expr.to_token_stream()
+            }
+            Expr::Lit(_) | Expr::Infer(_) => expr.to_token_stream(),
             Expr::Paren(p) => {
                 let inner = self.expr(&p.expr);
                 let span = p.paren_token.span.join();
@@ -227,18 +251,13 @@ impl Body {
                 let (value, len) = (self.expr(&r.expr), &r.len);
                 quote!([#value; #len])
             }
-            Expr::Field(f) => {
-                let (base, member) = (self.expr(&f.base), &f.member);
-                quote!(#base.#member)
-            }
+            Expr::Field(field) => self.field(field),
             Expr::Index(i) => {
                 let (base, index) = (self.expr(&i.expr), self.expr(&i.index));
-                quote!(#base[#index])
+                let list = i.bracket_token.span.join();
+                quote_spanned!(list=> #base[#index])
             }
-            Expr::Cast(c) => {
-                let (value, ty) = (self.expr(&c.expr), &c.ty);
-                quote!((#value as #ty))
-            }
+            Expr::Cast(cast) => self.cast(cast),
             Expr::Struct(s) => {
                 if let Some(rest) = &s.rest {
                     return self.reject(rest.span(), "name every field: `..` cannot be translated");
@@ -259,6 +278,34 @@ impl Body {
             Expr::Macro(m) => self.macro_call(&m.mac),
             other => self.untranslatable(other),
         }
+    }
+
+    fn field(&mut self, field: &ExprField) -> TokenStream {
+        if let Some(module) = self.triton_module(&field.base) {
+            return self.reject(module.span(), triton::name(&field.member));
+        }
+        let (base, member) = (self.expr(&field.base), &field.member);
+        if matches!(member, Member::Named(name) if name == "T") {
+            return self.reject(member.span(), "write `.t()`, or `trans(x)`");
+        }
+        quote!(#base.#member)
+    }
+
+    /// `as`, which is for Rust's own numbers.
+    fn cast(&mut self, cast: &ExprCast) -> TokenStream {
+        let (value, ty, token) = (self.expr(&cast.expr), &cast.ty, &cast.as_token);
+        if literal::kind(&cast.expr).is_some() {
+            return quote!((#value #token #ty));
+        }
+        let to = match &**ty {
+            Type::Infer(_) => quote!(()),
+            ty => ty.to_token_stream(),
+        };
+        let span = token.span;
+        let lang = lang(span);
+        // A name at `as`, so that rustc marks that where the value is no number.
+        let name = Ident::new("value", Span::mixed_site().located_at(span));
+        quote_spanned!(span=> ({ let #name = #value; #lang::operand::rust_number::<#to, _>(#name) } #token #ty))
     }
 
     /// A list. Literals take the type of the elements that are none.
@@ -338,6 +385,9 @@ impl Body {
     fn binary(&mut self, binary: &ExprBinary) -> TokenStream {
         let span = binary.op.span();
         let lang = lang(span);
+        if let (BinOp::Mul(_), Expr::Unary(syn::ExprUnary { op: UnOp::Deref(_), .. })) = (&binary.op, &*binary.right) {
+            return self.reject(span, "there is no `**`: write `x * x`, or `exp2(log2(x) * y)` where `x` is positive");
+        }
         let left = self.operand(&binary.left);
         let right = self.operand(&binary.right);
         let name = match &binary.op {

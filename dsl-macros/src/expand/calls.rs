@@ -4,6 +4,7 @@ use super::body::Body;
 use super::lang;
 use crate::parse::calls::{Function, Kind, Missing, Words, canonical, function, method_kinds, named_argument};
 use crate::parse::literal::{self, Kind as LiteralKind};
+use crate::parse::triton;
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
@@ -20,6 +21,17 @@ impl Body {
             let segment = &path.path.segments[0];
             let args: Vec<&Expr> = call.args.iter().collect();
             return self.bound_call(f, &segment.ident, &segment.arguments, &args);
+        }
+        if let (Expr::Path(path), Some(Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }))) =
+            (&*call.func, call.args.first())
+            && path.path.is_ident("float")
+        {
+            let constant = match text.value().trim_start_matches('+') {
+                "-inf" | "-infinity" => "f32::NEG_INFINITY",
+                "nan" => "f32::NAN",
+                _ => "f32::INFINITY",
+            };
+            return self.reject(path.span(), format!("write `{constant}`"));
         }
         let func = self.expr(&call.func);
         let args = self.plain_arguments(call.args.iter());
@@ -40,6 +52,19 @@ impl Body {
     }
 
     pub fn method_call(&mut self, call: &ExprMethodCall) -> TokenStream {
+        if let Some(module) = self.triton_module(&call.receiver) {
+            let args: Vec<&Expr> = call.args.iter().collect();
+            let source = call.paren_token.span.join().source_text();
+            return self.reject(module.span(), triton::call(&call.method, &args, source));
+        }
+        if let ("to", Some(arg)) = (call.method.to_string().as_str(), call.args.first()) {
+            let bits = call.args.iter().any(|arg| named_argument(arg).is_some_and(|(name, _)| name == "bitcast"));
+            let method = if bits { "bitcast" } else { "to" };
+            let ty = triton::type_name(named_argument(arg).map_or(arg, |(_, value)| value));
+            let message = format!("write the type as `.{method}::<{}>()`", ty.as_deref().unwrap_or("f32"));
+            self.expr(&call.receiver);
+            return self.reject(call.method.span(), message);
+        }
         let named = call.args.iter().any(|arg| named_argument(arg).is_some());
         if named && let Some(f) = function(&call.method) {
             let generics = match &call.turbofish {
@@ -90,7 +115,10 @@ impl Body {
             if given[i].is_some() {
                 self.reject(arg_name.span(), format!("`{text}` is given twice"));
             }
-            given[i] = Some(self.argument(f.params[i].kind, value));
+            given[i] = Some(match is_none(value) {
+                true => self.reject(value.span(), format!("there is no `None`: leave `{text}` out")),
+                false => self.argument(f.params[i].kind, value),
+            });
         }
         let mut next = 0;
         // `range(n)` counts from zero, as in Python.
@@ -113,6 +141,11 @@ impl Body {
                     let value = self.expr(arg);
                     let so_far = given[next].take();
                     given[next] = Some(quote!(#so_far #value,));
+                }
+                Some(_) if is_none(arg) => {
+                    let message =
+                        format!("there is no `None`: leave `{}` out, and name what follows", f.params[next].name);
+                    given[next] = Some(self.reject(arg.span(), message));
                 }
                 // A closure goes to the parameter that takes one, over optional ones that are left out.
                 Some(_) => {
@@ -160,6 +193,12 @@ impl Body {
                 Expr::Array(_) => {
                     let list = self.expr(value);
                     quote_spanned!(span=> &#list)
+                }
+                // `(0)` is no tuple.
+                number if literal::kind(number) == Some(LiteralKind::Int) => quote_spanned!(span=> &[#number]),
+                Expr::Tuple(tuple) => {
+                    let list: Vec<TokenStream> = tuple.elems.iter().map(|e| self.expr(e)).collect();
+                    quote_spanned!(span=> &[#(#list),*])
                 }
                 other => {
                     let list = self.expr(other);
@@ -216,12 +255,21 @@ impl Body {
             return quote_spanned!(span=> #lang::#of::#variant);
         }
         if let Expr::Lit(lit) = value {
+            if let syn::Lit::Str(text) = &lit.lit
+                && words.words.iter().any(|(word, _)| *word == text.value())
+            {
+                return self.reject(span, format!("write `{}` without quotes", text.value()));
+            }
             let list: Vec<&str> = words.words.iter().map(|(word, _)| *word).collect();
             let found = lit.to_token_stream();
             return self.reject(span, format!("expected one of {}, found {found}", list.join(", ")));
         }
         self.expr(value)
     }
+}
+
+fn is_none(value: &Expr) -> bool {
+    matches!(value, Expr::Path(path) if path.path.is_ident("None"))
 }
 
 fn unknown_argument(f: &Function, name: &str) -> String {

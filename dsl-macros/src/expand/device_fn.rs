@@ -3,18 +3,16 @@
 use super::body::Body;
 use proc_macro2::TokenStream;
 use quote::{ToTokens, quote};
+use syn::Error;
 use syn::spanned::Spanned;
-use syn::{Error, ItemFn};
 
 pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
-    let mut f: ItemFn = match syn::parse2(item.clone()) {
-        Ok(f) => f,
-        Err(e) => {
-            let e = e.into_compile_error();
-            return quote!(#e #item);
-        }
+    let (f, syntax) = crate::parse::item::parse(item);
+    let Some(mut f) = f else {
+        return syntax.into_iter().map(Error::into_compile_error).collect();
     };
-    let mut body = Body::default();
+    let mut body = Body::of(&f);
+    body.errors = syntax;
     if !attribute.is_empty() {
         body.errors.push(Error::new(attribute.span(), "`#[device_fn]` takes no arguments"));
     }

@@ -9,12 +9,9 @@ use syn::spanned::Spanned;
 use syn::{Error, ItemFn};
 
 pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
-    let f: ItemFn = match syn::parse2(item.clone()) {
-        Ok(f) => f,
-        Err(e) => {
-            let e = e.into_compile_error();
-            return quote!(#e #item);
-        }
+    let (f, syntax) = crate::parse::item::parse(item);
+    let Some(f) = f else {
+        return syntax.into_iter().map(Error::into_compile_error).collect();
     };
     let (signature, mut errors) = signature::parse(&f);
     if !attribute.is_empty() {
@@ -24,8 +21,9 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
         errors.push(Error::new(a.span(), "`#[autotune]` goes above `#[kernel]`"));
     }
     let signature_failed = !errors.is_empty();
-    let mut body = Body::default();
+    let mut body = Body::of(&f);
     let inner = body.function(&f.block);
+    errors.extend(syntax);
     errors.extend(body.errors);
     let failed = !errors.is_empty();
     let errors: Vec<TokenStream> = errors.into_iter().map(Error::into_compile_error).collect();

@@ -1,0 +1,31 @@
+//! The function under an attribute.
+
+use super::triton;
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use syn::{Error, ItemFn};
+
+/// The function, and what is wrong with its syntax. Where that lies in the body, the function has an empty one: callers and
+/// the editor still see it. `None` where the signature is no Rust.
+pub fn parse(item: TokenStream) -> (Option<ItemFn>, Vec<Error>) {
+    let error = match syn::parse2(item.clone()) {
+        Ok(f) => return (Some(f), Vec::new()),
+        Err(error) => error,
+    };
+    let mut errors = triton::in_tokens(item.clone());
+    if errors.is_empty() {
+        errors.push(error);
+    }
+    (syn::parse2(without_body(item)).ok(), errors)
+}
+
+fn without_body(item: TokenStream) -> TokenStream {
+    let mut tokens: Vec<TokenTree> = item.into_iter().collect();
+    if let Some(TokenTree::Group(body)) = tokens.last_mut()
+        && body.delimiter() == Delimiter::Brace
+    {
+        let span = body.span();
+        *body = Group::new(Delimiter::Brace, TokenStream::new());
+        body.set_span(span);
+    }
+    tokens.into_iter().collect()
+}
