@@ -1,5 +1,6 @@
 //! The compiler: one function per target, a pass a line.
 
+use crate::analysis::registers;
 use crate::ir::{Func, Op, Stage, Value};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
@@ -130,6 +131,24 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.func
 }
 
+/// Refuses options that no GPU can have. A CPU has no use for them: it refuses them all the same, so that what runs there can
+/// run on a GPU.
+fn check_options(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
+    let refuse =
+        |message: String, help: &str| Err(Unsupported { loc: func.loc.clone(), message, help: Some(help.into()) });
+    let warps = options.num_warps;
+    if !warps.is_power_of_two() || warps > 32 {
+        let message = format!("num_warps is {warps}: expected a power of two from 1 to 32");
+        return refuse(message, "a block has 32 threads per warp, and at most 1024");
+    }
+    match options.max_registers {
+        Some(registers) if !(1..=255).contains(&registers) => {
+            refuse(format!("max_registers is {registers}: expected 1 to 255"), "a thread has 255 registers at most")
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Elements of one tile that a thread can hold: four times its registers. Beyond that, code would spill most of the tile,
 /// and compiling it takes minutes.
 const MAX_ELEMENTS_PER_THREAD: usize = 1024;
@@ -157,6 +176,52 @@ fn check_tiles(func: &Func, options: &CompileOptions) -> Result<(), Unsupported>
     Ok(())
 }
 
+/// What a kernel asks of each thread of an NVIDIA GPU, from its IR alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Registers that its tiles take, an estimate.
+    pub registers: u32,
+    /// Registers that a thread can have.
+    pub available: u32,
+    /// Multiply-adds in the text of its code, which are not in loops of their own.
+    pub multiply_adds: u64,
+}
+
+/// Multiply-adds in the text of a thread's code beyond which it is far longer than any instruction cache, and the driver takes
+/// many seconds over it.
+const MAX_MULTIPLY_ADDS: u64 = 16384;
+
+impl Demand {
+    /// Why the kernel is not worth what the driver needs to make code of it; `None` where it may be. Errs on the side of the
+    /// kernel: FlashAttention's tiles are up to 260 of 255 registers by the estimate, norms' up to 330, and ptxas finds room for
+    /// all or nearly all. At half as many again as there are, what it spills is tens of kilobytes.
+    pub fn excess(&self) -> Option<String> {
+        let Demand { registers, available, multiply_adds } = *self;
+        if registers > available + available / 2 {
+            return Some(format!("its tiles need about {registers} registers a thread, which can have {available}"));
+        }
+        (multiply_adds > MAX_MULTIPLY_ADDS).then(|| {
+            format!("its code has {multiply_adds} multiply-adds a thread without a loop, above {MAX_MULTIPLY_ADDS}")
+        })
+    }
+}
+
+/// What a kernel asks of an NVIDIA GPU: much faster than compiling it.
+///
+/// # Errors
+/// What the target does not have.
+pub fn demand(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Demand, CompileError> {
+    check_options(func, options)?;
+    check_tiles(func, options)?;
+    let laid = gpu_ir(func, arch, options, &mut ());
+    let available = registers::available(32 * options.num_warps);
+    Ok(Demand {
+        registers: registers::most_alive(&laid),
+        available: options.max_registers.map_or(available, |most| most.min(available)),
+        multiply_adds: registers::multiply_adds(&laid),
+    })
+}
+
 /// Compiles for an NVIDIA GPU.
 pub fn compile_gpu(
     func: &Func,
@@ -164,6 +229,7 @@ pub fn compile_gpu(
     options: &CompileOptions,
     observer: &mut dyn Observer,
 ) -> Result<Artifact, CompileError> {
+    check_options(func, options)?;
     check_tiles(func, options)?;
     let laid = gpu_ir(func, arch, options, observer);
     let module = lower::nvptx::lower(&laid, arch, options)?;
@@ -190,6 +256,7 @@ pub fn compile_host(
     options: &CompileOptions,
     observer: &mut dyn Observer,
 ) -> Result<Artifact, CompileError> {
+    check_options(func, options)?;
     let mut p = Pipeline { func: func.clone(), observer };
     p.pass("carried_offsets", Stage::Tile, |f| {
         carried_offsets::run(f);

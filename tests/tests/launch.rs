@@ -114,6 +114,25 @@ fn mistakes_show_the_source_line() {
 }
 
 #[test]
+fn warps_that_no_gpu_has_are_refused_on_the_cpu_too() {
+    let device = Device::cpu();
+    let x = Buffer::<f32>::zeros(&device, 64).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 64).unwrap();
+    let mut launch = |config: LaunchConfig| {
+        Axpy { x: &x, y: &mut y, a: 1.0, n: 64, tile: 64 }.launch_with(&device, &config).map_err(|e| e.to_string())
+    };
+    for warps in [0, 7, 64] {
+        let message = launch(LaunchConfig::new(1).num_warps(warps)).unwrap_err();
+        assert!(message.contains(&format!("num_warps is {warps}: expected a power of two from 1 to 32")), "{message}");
+        assert!(message.contains("tests/launch.rs"), "{message}");
+    }
+    for warps in [1, 32] {
+        launch(LaunchConfig::new(1).num_warps(warps)).unwrap();
+    }
+    assert!(launch(LaunchConfig::new(1).max_registers(256)).unwrap_err().contains("max_registers is 256"));
+}
+
+#[test]
 fn numbers_that_lead_out_of_a_buffer_are_refused() {
     let device = Device::cpu();
     let x = Buffer::<f32>::zeros(&device, 1000).unwrap();

@@ -2,11 +2,12 @@
 
 use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem};
 use tilewright::kernels::{AUTOTUNED, attention};
-use tilewright_codegen::ir::DType;
-use tilewright_codegen::lang::kernel::ConstValue;
+use tilewright::prelude::*;
+use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Target};
-use tilewright_tests::configurations::{PTX_VERSION, well_aligned};
+use tilewright_tests::configurations::{PTX_VERSION, configurations, well_aligned};
 use tilewright_tests::ptxas;
 
 /// A variant of an attention kernel.
@@ -23,8 +24,8 @@ impl Variant {
         format!("{} {} d={} causal={}: {}", self.autotune.def.name, self.dtype, self.d, self.causal, self.config)
     }
 
-    /// As a launch on dense tensors of large, even lengths compiles it.
-    fn ptx(&self) -> Result<String, String> {
+    /// As a launch on dense tensors of large, even lengths records it.
+    fn record(&self) -> Result<(Func, CompileOptions), String> {
         let def = self.autotune.def;
         let even = def
             .params
@@ -49,6 +50,11 @@ impl Variant {
             ptx_version: PTX_VERSION,
             ..CompileOptions::default()
         };
+        Ok((func, options))
+    }
+
+    fn ptx(&self) -> Result<String, String> {
+        let (func, options) = self.record()?;
         let artifact =
             pipeline::compile(&func, &Target::Nvptx(GpuArch::Sm90a), &options, &mut ()).map_err(|e| e.to_string())?;
         match artifact.code {
@@ -71,25 +77,75 @@ fn read_key(key: &str) -> (DType, i64, bool) {
     (DType::from_name(value("T")).unwrap(), value("d").parse().unwrap(), value("causal").parse().unwrap())
 }
 
-/// What the tables have, and the defaults of the assignment's head dimensions.
-fn variants() -> Vec<Variant> {
+/// What the tables have, and the defaults of these types and head dimensions.
+fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
     let mut variants = Vec::new();
     for autotune in attention_kernels() {
         for (key, config) in autotune.shipped() {
             let (dtype, d, causal) = read_key(&key);
             variants.push(Variant { autotune, dtype, d, causal, config });
         }
-        for d in [64, 128] {
+        for (&dtype, &d) in dtypes.iter().flat_map(|dtype| dims.iter().map(move |d| (dtype, d))) {
             for causal in [false, true] {
-                let parts = vec![KeyPart { name: "d", value: KeyValue::Exact(ConstValue::Int(d)) }];
-                let target = Target::Nvptx(GpuArch::Sm90a);
-                let problem = Problem { target, def: autotune.def, dtypes: &[DType::BF16], parts };
-                let config = autotune.default_config(&problem);
-                variants.push(Variant { autotune, dtype: DType::BF16, d, causal, config });
+                let config = autotune.default_config(&problem(autotune, &[dtype], d, arch));
+                variants.push(Variant { autotune, dtype, d, causal, config });
             }
         }
     }
     variants
+}
+
+fn problem<'a>(autotune: &'static Autotune, dtypes: &'a [DType], d: i64, arch: GpuArch) -> Problem<'a> {
+    let parts = vec![KeyPart { name: "d", value: KeyValue::Exact(ConstValue::Int(d)) }];
+    Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts }
+}
+
+/// What speaks against loading a variant, before anybody compiles it.
+fn excess(variant: &Variant, arch: GpuArch) -> Option<String> {
+    let (func, options) = variant.record().unwrap_or_else(|why| panic!("{}: {why}", variant.what()));
+    let demand = pipeline::demand(&func, arch, &options).unwrap_or_else(|e| panic!("{}: {e}", variant.what()));
+    demand.excess()
+}
+
+/// The tuner never leaves out, for what its tiles would need, a configuration that ships or a default.
+#[test]
+fn nothing_that_ships_is_left_out_by_an_estimate() {
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        for variant in variants(&[DType::F32, DType::BF16], &[32, 64, 80, 128, 256], arch) {
+            assert_eq!(excess(&variant, arch), None, "{} on {arch:?}", variant.what());
+        }
+        for kernel in [DType::F32, DType::BF16].into_iter().flat_map(configurations) {
+            let func = kernel.record(&well_aligned(kernel.def));
+            let demand = pipeline::demand(&func, arch, &kernel.options).unwrap();
+            assert_eq!(demand.excess(), None, "{} on {arch:?}", kernel.def.name);
+        }
+    }
+}
+
+/// What takes the driver seconds or minutes and spills is left out, in numbers.
+#[test]
+fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
+    let [forward, keys, queries] = ["fwd", "bwd_dkdv", "bwd_dq"].map(|name| {
+        attention_kernels().find(|autotune| autotune.def.name.ends_with(name)).unwrap_or_else(|| panic!("no {name}"))
+    });
+    let tiles = |q: usize, k: usize, warps| Config::default().set("q_tile", q).set("k_tile", k).num_warps(warps);
+    let found =
+        |autotune, dtype, d, config| excess(&Variant { autotune, dtype, d, causal: true, config }, GpuArch::Sm90a);
+    for (autotune, dtype, d, config) in [
+        (keys, DType::F32, 128, tiles(64, 128, 4)),
+        (keys, DType::F32, 256, tiles(64, 128, 4)),
+        (keys, DType::BF16, 256, tiles(128, 128, 8)),
+        (queries, DType::F32, 256, tiles(128, 64, 4)),
+    ] {
+        let why = found(autotune, dtype, d, config.clone()).unwrap_or_else(|| panic!("{config} is kept"));
+        assert!(why.contains("registers a thread, which can have 255"), "{config}: {why}");
+    }
+    // Enough registers, but every product is written out.
+    let why = found(forward, DType::F32, 128, tiles(128, 128, 8)).unwrap_or_default();
+    assert!(why.contains("its code has 32768 multiply-adds a thread"), "{why}");
+    // Tensor cores need no such code.
+    assert_eq!(found(forward, DType::BF16, 128, tiles(128, 128, 8)), None);
+    assert_eq!(found(forward, DType::F32, 128, tiles(64, 64, 4)), None);
 }
 
 #[test]
@@ -113,7 +169,7 @@ fn tables_are_read_and_have_entries_of_their_kernels() {
 fn shipped_attention_neither_spills_nor_waits_for_its_products() {
     let Some(ptxas) = ptxas::find() else { return };
     let mut failures = Vec::new();
-    for variant in variants() {
+    for variant in variants(&[DType::BF16], &[64, 128], GpuArch::Sm90a) {
         match variant.ptx().and_then(|ptx| ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name())) {
             Err(why) => failures.push(format!("{}: {why}", variant.what())),
             Ok(found) if found.spills > 0 || found.serialised => {
@@ -123,4 +179,47 @@ fn shipped_attention_neither_spills_nor_waits_for_its_products() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[kernel]
+fn centred(x: In<f32>, y: Out<f32>, #[constexpr] tile: usize) {
+    let i = arange(0, tile);
+    let v = load(x + i);
+    store(y + i, v - max(v));
+}
+
+#[kernel]
+fn doubled(x: In<f32>, y: Out<f32>, #[constexpr] tile: usize) {
+    let i = arange(0, tile);
+    store(y + i, load(x + i) * 2.0);
+}
+
+#[kernel]
+fn summed(x: In<f32>, y: Out<f32>, n: i32, #[constexpr] tile: usize) {
+    let i = arange(0, tile);
+    let w = load(x + i);
+    let mut total = zeros::<f32>([tile]);
+    for step in range(0, n) {
+        total += exp(load(x + step * tile + i) * w);
+    }
+    store(y + i, total);
+}
+
+/// Tiles of 4096 f32 are 128 registers of each thread of a warp.
+#[test]
+fn registers_are_those_of_tiles_that_are_alive_as_a_whole() {
+    let registers = |def: &'static KernelDef, num_warps: u32| {
+        let func = def.record(&[], &[("tile", ConstValue::Int(4096))], &well_aligned(def)).unwrap();
+        let options = CompileOptions { num_warps, ..CompileOptions::default() };
+        let demand = pipeline::demand(&func, GpuArch::Sm80, &options).unwrap();
+        (demand.registers, demand.available)
+    };
+    // The tile stays until its largest element is known.
+    assert_eq!(registers(&CENTRED, 1), (128, 255));
+    assert_eq!(registers(&CENTRED, 4), (32, 255));
+    assert_eq!(registers(&CENTRED, 16), (8, 128));
+    // Element by element.
+    assert_eq!(registers(&DOUBLED, 1).0, 0);
+    // The sum, and what every iteration needs again.
+    assert_eq!(registers(&SUMMED, 1).0, 256);
 }

@@ -2,4 +2,5 @@
 
 pub mod axis;
 pub mod reach;
+pub mod registers;
 pub mod tensor_map;

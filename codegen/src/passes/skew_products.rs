@@ -12,16 +12,14 @@
 
 use super::edit::{terminator, uses};
 use super::late;
-use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};
+use crate::analysis::registers;
+use crate::ir::{BlockId, Def, Func, Op, OpId, Type, Value};
 use crate::target::CompileOptions;
 use std::collections::{HashMap, HashSet};
 
 /// Registers of a thread that addresses, counters and ptxas's alignment take beside the tiles: between 25 and 70 in the
 /// attention kernels.
 const RESERVED_REGISTERS: u32 = 52;
-/// Registers of a multiprocessor, and the most that one thread can name.
-const ALL_REGISTERS: u32 = 65536;
-const MAX_REGISTERS: u32 = 255;
 
 /// See the module's page.
 pub fn run(func: &mut Func, options: &CompileOptions) {
@@ -52,8 +50,8 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
 
 /// Registers of a thread that the tiles of a loop may take.
 fn limit(options: &CompileOptions) -> u32 {
-    let share = ALL_REGISTERS / (options.num_warps * 32);
-    share.min(options.max_registers.unwrap_or(MAX_REGISTERS)).min(MAX_REGISTERS).saturating_sub(RESERVED_REGISTERS)
+    let share = registers::available(options.num_warps * 32);
+    share.min(options.max_registers.unwrap_or(share)).saturating_sub(RESERVED_REGISTERS)
 }
 
 /// The products to start late.
@@ -160,7 +158,7 @@ fn pressure(func: &Func, region: BlockId, late: &HashSet<OpId>) -> u32 {
         .collect();
     let mut weigh = |l: &Live| {
         let (Live::This(v) | Live::Before(v)) = *l;
-        *weights.entry(*l).or_insert_with(|| registers(func, v))
+        *weights.entry(*l).or_insert_with(|| registers::of_tile(func, v))
     };
     let mut alive: HashSet<Live> = at_end.union(&invariant).copied().collect();
     let mut most = alive.iter().map(&mut weigh).sum::<u32>();
@@ -177,28 +175,9 @@ fn pressure(func: &Func, region: BlockId, late: &HashSet<OpId>) -> u32 {
 
 /// What an op reads from registers; through ops that only give another shape to the same numbers.
 fn sources(func: &Func, id: OpId) -> Vec<Value> {
-    fn source(func: &Func, v: Value) -> Value {
-        match func.def_op(v) {
-            Some(id) if func.op(id).op == Op::Broadcast || matches!(func.op(id).op, Op::ExpandDims { .. }) => {
-                source(func, func.op(id).operands[0])
-            }
-            _ => v,
-        }
-    }
     // Shapes are given where they are used.
-    if func.op(id).op == Op::Broadcast || matches!(func.op(id).op, Op::ExpandDims { .. }) {
+    if registers::is_shape(&func.op(id).op) {
         return Vec::new();
     }
-    uses(func, id).into_iter().map(|v| source(func, v)).collect()
-}
-
-/// Registers of a thread that a tile takes. Constants, masks and repeated scalars are made where they are used.
-fn registers(func: &Func, v: Value) -> u32 {
-    let Type::Tensor { .. } = func.ty(v) else { return 0 };
-    let made = func.def_op(v).is_some_and(|id| {
-        matches!(func.op(id).op, Op::Constant { .. } | Op::Splat | Op::Arange { .. } | Op::Cmp(_))
-            && func.op(id).op.effects() == Effects::Pure
-    });
-    let bits = func.ty(v).elem().map_or(32, |e| e.bits());
-    if made || bits < 8 { 0 } else { (func.layout_of(v).num_registers() * bits).div_ceil(32) as u32 }
+    uses(func, id).into_iter().map(|v| registers::source(func, v)).collect()
 }

@@ -78,7 +78,7 @@ impl ReachCheck {
 #[derive(Clone)]
 pub struct LaunchConfig {
     pub grid: Grid,
-    /// Warps of 32 threads per program instance (GPU): a power of two.
+    /// Warps of 32 threads per program instance (GPU): a power of two, 1 to 32.
     pub num_warps: u32,
     /// Depth of software pipelines in loops that do not name their own (GPU).
     pub num_stages: u32,

@@ -1,0 +1,161 @@
+//! How many registers of a thread a function's tiles take, and how long its products make the code: estimates from Tile IR
+//! whose tiles have layouts, before anybody makes PTX of it.
+//!
+//! A tile takes registers as a whole where all threads have to come to the same point before the next step: at products,
+//! reductions, changes of layout, and where loops begin and end. Between those, code goes through tiles element by element.
+//! Addresses, counters, masks and what the lowering adds do not count, nor do numbers that are cheaper to make again than to
+//! keep.
+
+use crate::ir::{BlockId, DType, Effects, Func, Op, OpId, Type, Value};
+use std::collections::{HashMap, HashSet};
+
+/// Registers of a multiprocessor, all of which one block can have.
+pub const ALL: u32 = 65536;
+/// The most that one thread can name.
+pub const OF_A_THREAD: u32 = 255;
+
+/// Registers that each of this many threads of a block can have.
+pub fn available(threads: u32) -> u32 {
+    (ALL / threads.max(1)).min(OF_A_THREAD)
+}
+
+/// The most registers of a thread that tiles of floats take at any point where they are needed as a whole. Tiles of integers and pointers are
+/// mostly addresses, which are computed where they are used: they do not count.
+pub fn most_alive(func: &Func) -> u32 {
+    let mut pressure = Pressure { func, weights: HashMap::new(), most: 0 };
+    pressure.block(func.body, &HashSet::new());
+    pressure.most
+}
+
+/// Multiply-adds of a thread that the code has one by one: those of products without a tensor core, as often as the text has
+/// them.
+pub fn multiply_adds(func: &Func) -> u64 {
+    let of = |id: OpId| {
+        let data = func.op(id);
+        match data.op {
+            Op::FmaDot => {
+                let depth = func.ty(data.operands[0]).shape().last().copied().unwrap_or(1);
+                (func.layout_of(data.operands[2]).num_registers() * depth) as u64
+            }
+            _ => 0,
+        }
+    };
+    func.walk().into_iter().map(of).sum()
+}
+
+/// Registers of a thread that a tile takes. Constants, masks and repeated scalars are made where they are used.
+pub fn of_tile(func: &Func, v: Value) -> u32 {
+    let Type::Tensor { .. } = func.ty(v) else { return 0 };
+    let made = func.def_op(v).is_some_and(|id| {
+        matches!(func.op(id).op, Op::Constant { .. } | Op::Splat | Op::Arange { .. } | Op::Cmp(_))
+            && func.op(id).op.effects() == Effects::Pure
+    });
+    let bits = func.ty(v).elem().map_or(32, |e| e.bits());
+    if made || bits < 8 { 0 } else { (func.layout_of(v).num_registers() * bits).div_ceil(32) as u32 }
+}
+
+/// Whether an op only gives another shape to the same numbers, which happens where they are used.
+pub fn is_shape(op: &Op) -> bool {
+    matches!(op, Op::Broadcast | Op::ExpandDims { .. })
+}
+
+/// The value whose registers hold the numbers of `v`.
+pub fn source(func: &Func, v: Value) -> Value {
+    match func.def_op(v) {
+        Some(id) if is_shape(&func.op(id).op) => source(func, func.op(id).operands[0]),
+        _ => v,
+    }
+}
+
+fn is_product(op: &Op) -> bool {
+    matches!(op, Op::Dot { .. } | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. } | Op::WgmmaWait { .. })
+}
+
+fn is_loop(op: &Op) -> bool {
+    matches!(op, Op::For { .. } | Op::While)
+}
+
+/// Whether threads wait for each other, or for all elements, in an op: what is alive across it is so as a whole.
+fn is_meeting(op: &Op) -> bool {
+    let memory = matches!(op, Op::ConvertLayout | Op::LocalAlloc | Op::LocalStore | Op::BlockBarrier { .. });
+    memory || matches!(op, Op::Reduce { .. } | Op::Scan { .. }) || is_product(op) || is_loop(op)
+}
+
+struct Pressure<'a> {
+    func: &'a Func,
+    weights: HashMap<Value, u32>,
+    most: u32,
+}
+
+impl Pressure<'_> {
+    /// What is alive before a block, from what is alive after it.
+    fn block(&mut self, block: BlockId, after: &HashSet<Value>) -> HashSet<Value> {
+        let mut alive = after.clone();
+        for &id in self.func.block(block).ops.iter().rev() {
+            let data = self.func.op(id);
+            if is_shape(&data.op) {
+                continue;
+            }
+            // A product's result stands where its sum was, and so does a loop's.
+            if is_product(&data.op) || is_loop(&data.op) {
+                self.weigh(&alive);
+            }
+            for v in &data.results {
+                alive.remove(v);
+            }
+            if is_meeting(&data.op) {
+                self.weigh(&alive);
+            }
+            let inside = self.regions(id, &alive);
+            alive.extend(inside);
+            alive.extend(data.operands.iter().map(|&v| source(self.func, v)));
+        }
+        if !self.func.block(block).params.is_empty() {
+            // What a loop carries is there as a whole between iterations.
+            self.weigh(&alive);
+        }
+        for v in &self.func.block(block).params {
+            alive.remove(v);
+        }
+        alive
+    }
+
+    /// What the regions of an op need from outside.
+    fn regions(&mut self, id: OpId, after: &HashSet<Value>) -> HashSet<Value> {
+        let func = self.func;
+        let data = func.op(id);
+        let mut through = after.clone();
+        if is_loop(&data.op) {
+            // The next iteration needs it again.
+            through.extend(self.needed_inside(id));
+        }
+        data.regions.iter().flat_map(|&region| self.block(region, &through)).collect()
+    }
+
+    /// What the regions of an op use and do not define.
+    fn needed_inside(&self, id: OpId) -> HashSet<Value> {
+        let func = self.func;
+        let (mut used, mut defined) = (HashSet::new(), HashSet::new());
+        for &region in &func.op(id).regions {
+            defined.extend(func.block(region).params.iter().copied());
+            for op in func.walk_from(region) {
+                let data = func.op(op);
+                used.extend(data.operands.iter().map(|&v| source(func, v)));
+                defined.extend(data.results.iter().copied());
+                defined.extend(data.regions.iter().flat_map(|&r| func.block(r).params.iter().copied()));
+            }
+        }
+        used.difference(&defined).copied().collect()
+    }
+
+    fn weigh(&mut self, alive: &HashSet<Value>) {
+        let func = self.func;
+        let weight = |v: &Value| {
+            *self.weights.entry(*v).or_insert_with(|| {
+                let is_float = func.ty(*v).elem().and_then(|e| e.num()).is_some_and(DType::is_float);
+                if is_float { of_tile(func, *v) } else { 0 }
+            })
+        };
+        self.most = self.most.max(alive.iter().map(weight).sum());
+    }
+}
