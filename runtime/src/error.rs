@@ -9,6 +9,10 @@ use tilewright_codegen::llvm::JitError;
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// What to do without a GPU, whether a program names one or leaves the choice to the environment.
+const ON_THE_CPU: &str = "kernels run on the CPU with `Device::cpu()`, and with `Device::best()` where no GPU answers and \
+                          TILEWRIGHT_DEVICE asks for none";
+
 /// What went wrong. Fields named `kernel` hold the kernel's name and source place, as in "`matmul` (src/lib.rs:12)".
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -16,7 +20,7 @@ pub enum Error {
     #[error("the environment variable {name} is `{value}`: expected {expected}")]
     BadVariable { name: &'static str, value: String, expected: &'static str },
 
-    #[error("no CUDA device: {reason}\n  help: set TILEWRIGHT_DEVICE=cpu to run on the CPU")]
+    #[error("no CUDA device: {reason}\n  help: {ON_THE_CPU}")]
     NoDriver { reason: String },
 
     #[error(
@@ -25,7 +29,7 @@ pub enum Error {
     NoSuchGpu { ordinal: usize, count: usize },
 
     #[error(
-        "{device} has compute capability {major}.{minor}: kernels need 8.0 (Ampere) or newer\n  help: set TILEWRIGHT_DEVICE=cpu to run on the CPU"
+        "{device} has compute capability {major}.{minor}: kernels need 8.0 (Ampere) or newer\n  help: {ON_THE_CPU}"
     )]
     UnsupportedGpu { device: String, major: i32, minor: i32 },
 

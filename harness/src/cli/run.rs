@@ -73,7 +73,12 @@ pub fn device(text: &str) -> Result<Choice, String> {
 pub fn open(choice: Option<Choice>) -> Result<Device> {
     Ok(match choice {
         Some(Choice::Cpu) => Device::cpu(),
-        Some(Choice::Cuda(ordinal)) => Device::cuda(ordinal)?,
+        Some(Choice::Cuda(ordinal)) => Device::cuda(ordinal).map_err(|error| match error {
+            Error::NoDriver { reason } => {
+                CliError::Failure(format!("no CUDA device: {reason}\n  help: `--device cpu` runs on the CPU"))
+            }
+            other => other.into(),
+        })?,
         None => Device::best()?,
     })
 }
