@@ -1,5 +1,8 @@
 //! `tilewright tune`: what it finds, remembers and writes.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -34,6 +37,37 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     let written = table(&dir, "t.json");
     let kernels: Vec<&Value> = written["entries"].as_array().unwrap().iter().map(|entry| &entry["kernel"]).collect();
     assert_eq!(kernels, ["flash_attention_bwd_dq", "matmul"]);
+}
+
+/// What is found is in the table, and printed, before the next problem begins.
+#[test]
+fn each_problem_is_written_when_it_is_done() {
+    let dir = TempDir::new().unwrap();
+    let sizes = "40x50x60,512x512x512";
+    let mut program = Command::new(env!("CARGO_BIN_EXE_tilewright"))
+        .args(["tune", "matmul", "--size", sizes, "--budget", "10", "--export", "t.json", "--csv", "t.csv"])
+        .env("TILEWRIGHT_DEVICE", "cpu")
+        .env("TILEWRIGHT_CACHE", dir.path().join("cache"))
+        .env("TILEWRIGHT_LOG", "info")
+        .current_dir(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("Chosen configurations")), "nothing is printed");
+    let written = table(&dir, "t.json");
+    assert_eq!(written["entries"].as_array().map(Vec::len), Some(1), "{written}");
+    assert!(lines.any(|line| line.contains("512×512×512")), "the second problem is not printed");
+    drop(lines.by_ref().collect::<Vec<_>>());
+    let output = program.wait_with_output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{log}");
+    for part in ["candidates, 10 s", "loading m_tile", "checking m_tile", "round 1 of 5"] {
+        assert!(log.contains(part), "`{part}` is missing in the log: {log}");
+    }
+    assert_eq!(table(&dir, "t.json")["entries"].as_array().map(Vec::len), Some(2));
+    assert!(dir.path().join("t.csv").exists());
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! 4. the nearest entry of 1 and 2: all the same but the sizes;
 //! 5. the kernel's default.
 //!
-//! Measuring (`tuner.rs`) compiles the candidates in parallel, drops those that cannot fit, checks each one's outputs against
+//! Measuring (`tuner.rs`) compiles the candidates in parallel (`load.rs`), drops those that cannot fit, checks each one's outputs against
 //! those of the first, on scratch memory so that nothing of the caller's changes, and times what is left in rounds that take
 //! turns, with a cold L2 cache. Every step goes to a log on disk (`journal.rs`): a run that is interrupted goes on where it
 //! was, and a candidate during which the process ended twice is not tried again.
@@ -18,6 +18,7 @@ mod choose;
 mod compare;
 mod config;
 mod journal;
+mod load;
 mod store;
 mod table;
 #[cfg(test)]

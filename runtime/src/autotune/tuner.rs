@@ -1,8 +1,8 @@
 //! Measuring candidates: compile, drop what cannot fit, compare outputs, time.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,12 @@ use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Special
 use super::compare;
 use super::config::Config;
 use super::journal::{Event, Journal};
+use super::load::{Gate, Task, fits, size, spawn};
 use crate::bench::{L2Flush, Timing};
 use crate::buffer::Buffer;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::{Grid, KernelArg, LaunchConfig, compile, specialization};
+use crate::kernel::{Grid, KernelArg, LaunchConfig, specialization};
 use crate::launch::{CompiledKernel, LaunchArg};
 
 /// What a launch with one configuration needs.
@@ -85,6 +86,8 @@ pub(super) struct Job<'a> {
     pub limit: Duration,
 }
 
+/// The part of the budget that compiling and loading may take, where something is loaded: the rest is for timing.
+const LOADING: f64 = 0.7;
 /// Rounds of timing; in each, every candidate that is still in the race runs for [`ROUND_MS`].
 const ROUNDS: usize = 5;
 const ROUND_MS: f64 = 20.0;
@@ -92,11 +95,6 @@ const ROUND_MS: f64 = 20.0;
 const RUNS: (usize, usize) = (3, 200);
 /// A candidate this much slower than the best is out of the race.
 const RACE: f64 = 1.25;
-/// Spills of a thread in bytes beyond which a candidate is not worth a run.
-const MAX_LOCAL_BYTES: u32 = 1024;
-/// Scratch memory of one running program on the CPU beyond which no cache holds its tiles.
-const MAX_ARENA_BYTES: u64 = 4 << 20;
-
 /// A candidate on its way.
 struct Trial {
     config: Config,
@@ -131,7 +129,7 @@ impl From<Error> for Stop {
 /// No candidate runs; the first one disagrees with others that agree; the device is lost to this process.
 pub(super) fn tune(job: &Job, candidates: Vec<(Config, Result<Attempt>)>, journal: &mut Journal) -> Result<Report> {
     let start = Instant::now();
-    let mut run = Run { job, journal, trials: Vec::new(), deadline: start + job.budget, scratch: None };
+    let mut run = Run { job, journal, trials: Vec::new(), start, scratch: None };
     for (config, attempt) in candidates {
         let (name, threads) = (config.to_string(), 32 * config.num_warps);
         let dropped = run.journal.dropped(&name).map(str::to_string);
@@ -143,6 +141,13 @@ pub(super) fn tune(job: &Job, candidates: Vec<(Config, Result<Attempt>)>, journa
             Ok(attempt) => run.trials[last].attempt = Some(attempt),
         }
     }
+    tracing::info!(
+        "{} for {}: {} candidates, {:.0} s",
+        job.def.name,
+        job.key,
+        run.trials.len(),
+        job.budget.as_secs_f64()
+    );
     run.synchronize_caller()?;
     run.compile();
     run.check()?;
@@ -154,7 +159,7 @@ struct Run<'a> {
     job: &'a Job<'a>,
     journal: &'a mut Journal,
     trials: Vec<Trial>,
-    deadline: Instant,
+    start: Instant,
     scratch: Option<Scratch>,
 }
 
@@ -171,7 +176,7 @@ impl Run<'_> {
     }
 
     fn past_deadline(&self) -> bool {
-        Instant::now() >= self.deadline
+        self.start.elapsed() >= self.job.budget
     }
 
     fn error(&self, message: String) -> Error {
@@ -189,44 +194,63 @@ impl Run<'_> {
         self.job.device.synchronize()
     }
 
-    /// Compiles and loads all candidates on all processors. What is not done at the deadline is left behind, as long as
-    /// something is.
+    /// Compiles all candidates on all processors and loads them, the default and small ones first. When its part of the
+    /// budget is over, the default is done and something is loaded, no further load begins, and nobody waits for the one that
+    /// is under way.
     fn compile(&mut self) {
-        let tasks: VecDeque<Task> = (0..self.trials.len()).filter_map(|index| self.task(index)).collect();
+        let mut order: Vec<usize> = (0..self.trials.len()).collect();
+        // The first one is the default. Equal ones stay in their order.
+        order.sort_by_key(|&index| (index != 0, size(&self.trials[index].config)));
+        let until = self.start + self.job.budget.mul_f64(LOADING);
+        let gate = Arc::new(Gate { until, anything: AtomicBool::new(false), loading: Mutex::new(()) });
+        let tasks: VecDeque<Task> = order.into_iter().filter_map(|index| self.task(index, &gate)).collect();
         let mut open = tasks.len();
+        let mut default_is_open = tasks.iter().any(|task| task.index == 0);
         let results = spawn(tasks);
-        let mut loaded = 0;
         while open > 0 {
-            let patience = match loaded {
-                0 => Duration::from_secs(3600),
-                _ => self.deadline.saturating_duration_since(Instant::now()),
+            let patience = match default_is_open || !gate.anything.load(Ordering::Relaxed) {
+                true => Duration::from_secs(3600),
+                false => until.saturating_duration_since(Instant::now()),
             };
             let (index, result) = match results.recv_timeout(patience) {
                 Ok(result) => result,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             };
             open -= 1;
-            match result.and_then(|kernel| fits(&kernel).map(|()| kernel)) {
-                Ok(kernel) => {
-                    loaded += 1;
+            default_is_open &= index != 0;
+            match result.and_then(|kernel| kernel.map(|kernel| fits(&kernel).map(|()| kernel)).transpose()) {
+                Ok(Some(kernel)) => {
+                    gate.anything.store(true, Ordering::Relaxed);
                     self.trials[index].kernel = Some(kernel);
                 }
+                Ok(None) => {}
                 Err(why) => self.drop_trial(index, why),
             }
         }
+        let count = |is: fn(&Trial) -> bool| self.trials.iter().filter(|trial| is(trial)).count();
+        tracing::info!(
+            "{}: after {:.1} s {} candidates are loaded, {} dropped, {} left behind",
+            self.job.def.name,
+            self.start.elapsed().as_secs_f64(),
+            count(|trial| trial.kernel.is_some()),
+            count(|trial| trial.dropped.is_some()),
+            count(|trial| trial.kernel.is_none() && trial.dropped.is_none()),
+        );
     }
 
-    fn task(&self, index: usize) -> Option<Task> {
+    fn task(&self, index: usize, gate: &Arc<Gate>) -> Option<Task> {
         let trial = &self.trials[index];
         let attempt = trial.attempt.clone().filter(|_| trial.dropped.is_none())?;
         let config = trial.config.launch_config(self.job.base, 0);
         Some(Task {
             index,
+            name: trial.name.clone(),
             def: self.job.def,
             device: self.job.device.clone(),
             dtypes: self.job.dtypes.to_vec(),
             attempt,
             config,
+            gate: gate.clone(),
         })
     }
 
@@ -243,6 +267,7 @@ impl Run<'_> {
             if first.is_some() && self.past_deadline() {
                 return Ok(());
             }
+            tracing::info!("{}: checking {}", self.job.def.name, self.trials[index].name);
             self.journal.add(Event::Start(self.trials[index].name.clone()));
             let outputs = match self.run_once(index, &types) {
                 Ok(outputs) => outputs,
@@ -372,7 +397,12 @@ impl Run<'_> {
                     Err(stop) => self.stopped(index, stop)?,
                 }
             }
-            if let Some((_, best)) = self.best() {
+            if let Some((index, best)) = self.best() {
+                let (kernel, name, racing) = (self.job.def.name, &self.trials[index].name, race.len());
+                tracing::info!(
+                    "{kernel}, round {} of {ROUNDS}, {racing} candidates: {best:.4} ms by {name}",
+                    round + 1
+                );
                 race.retain(|&index| self.median(index).is_some_and(|ms| ms <= RACE * best));
             }
         }
@@ -433,74 +463,6 @@ impl Run<'_> {
         }
         let (kernel, key) = (self.job.def.name, self.job.key.clone());
         Ok(Report { kernel, key, candidates, chosen: (chosen, median_ms), seconds: took.as_secs_f64() })
-    }
-}
-
-/// One compilation, without borrows: it may outlive the run.
-struct Task {
-    index: usize,
-    def: &'static KernelDef,
-    device: Device,
-    dtypes: Vec<DType>,
-    attempt: Attempt,
-    config: LaunchConfig,
-}
-
-impl Task {
-    fn run(&self) -> Result<CompiledKernel> {
-        let Attempt { constants, specialization, .. } = &self.attempt;
-        let options = self.device.fit_options(&self.config.options());
-        let artifact = compile(self.def, &self.dtypes, constants, specialization, &self.device.target(), &options)?;
-        let available = self.device.info().max_shared_bytes;
-        if self.device.is_cuda() && artifact.manifest.shared_bytes > available {
-            let needed = artifact.manifest.shared_bytes;
-            return Err(Error::SharedMemory {
-                kernel: format!("`{}`", self.def.name),
-                device: self.device.to_string(),
-                needed,
-                available,
-            });
-        }
-        self.device.load(&artifact)
-    }
-}
-
-/// Runs the tasks on as many threads as there are processors. The threads end by themselves.
-fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<CompiledKernel, String>)> {
-    let (sender, receiver) = channel();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
-    let tasks = Arc::new(Mutex::new(tasks));
-    for _ in 0..threads {
-        let (tasks, sender) = (tasks.clone(), sender.clone());
-        std::thread::spawn(move || {
-            loop {
-                let Some(task) = tasks.lock().unwrap_or_else(|e| e.into_inner()).pop_front() else { return };
-                let outcome = catch_unwind(AssertUnwindSafe(|| task.run().map_err(|error| error.to_string())));
-                let result = outcome.unwrap_or_else(|_| Err("the compiler failed: please report".into()));
-                // Nobody waits any more: neither do the tasks that are left.
-                if sender.send((task.index, result)).is_err() {
-                    return;
-                }
-            }
-        });
-    }
-    receiver
-}
-
-/// Whether a compiled candidate is worth a run.
-fn fits(kernel: &CompiledKernel) -> Result<(), String> {
-    let arena = kernel.manifest().arena_bytes;
-    match kernel.resources() {
-        Some(resources) if resources.blocks_per_processor == 0 => {
-            Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
-        }
-        Some(resources) if resources.local_bytes > MAX_LOCAL_BYTES => {
-            Err(format!("{} bytes of registers spill per thread, above {MAX_LOCAL_BYTES}", resources.local_bytes))
-        }
-        None if arena > MAX_ARENA_BYTES => {
-            Err(format!("a program needs {arena} bytes of scratch memory, above {MAX_ARENA_BYTES}"))
-        }
-        Some(_) | None => Ok(()),
     }
 }
 

@@ -33,7 +33,7 @@ pub fn compile(
 }
 
 /// Records a kernel. Lines of `static_print` go to standard error.
-pub(super) fn record(
+pub(crate) fn record(
     def: &KernelDef,
     dtypes: &[DType],
     consts: &[(&str, ConstValue)],

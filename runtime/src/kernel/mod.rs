@@ -19,6 +19,7 @@ use tilewright_codegen::lang;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
+pub(crate) use compile::record;
 pub use compile::{compile, compile_func, explain, explain_failure};
 pub use config::{Grid, LaunchConfig, ReachCheck};
 use variant::Variant;

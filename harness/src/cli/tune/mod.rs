@@ -87,26 +87,39 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     }
     arguments.outputs.check()?;
     let device = open(arguments.device)?;
-    let table = arguments.export.as_deref().map(|path| read_export(path, &device)).transpose()?;
-    let mut answers = Vec::new();
+    let mut table = arguments.export.as_deref().map(|path| read_export(path, &device)).transpose()?;
+    let mut answers: Vec<Answer> = Vec::new();
     for problem in &problems {
         answers.push(arguments.ask(problem)?);
-    }
-    if let (Some(mut table), Some(path)) = (table, &arguments.export) {
-        for answer in &answers {
-            let entry = answer.entry();
-            table.entries.retain(|other| (&other.kernel, &other.key) != (&entry.kernel, &entry.key));
-            table.entries.push(entry);
+        // What is found is kept and shown at once: the next problem may be stopped.
+        let last = &answers[answers.len() - 1];
+        if let (Some(table), Some(path)) = (&mut table, &arguments.export) {
+            add(table, last.entry());
+            crate::files::replace(path, |file| file.write_all(table.text().as_bytes()))
+                .map_err(|error| CliError::file("write", path, error))?;
         }
-        table.entries.sort_by(|a, b| (&a.kernel, &a.key).cmp(&(&b.kernel, &b.key)));
-        crate::files::replace(path, |file| file.write_all(table.text().as_bytes()))
-            .map_err(|error| CliError::file("write", path, error))?;
+        write!(out, "{}", report(std::slice::from_ref(last)).to_text())?;
+        out.flush()?;
+        arguments.outputs.write_files(&arguments.outputs.with_machine(report(&answers)))?;
     }
-    arguments.outputs.write(report(&answers), out)?;
+    if answers.len() > 1 {
+        let all = Report::new("tune", "Tuning").table(chosen(&answers));
+        write!(out, "\n{}", arguments.outputs.with_machine(all).to_text())?;
+    }
+    for path in arguments.outputs.write_files(&arguments.outputs.with_machine(report(&answers)))? {
+        writeln!(out, "wrote {}", path.display())?;
+    }
     if let Some(path) = &arguments.export {
         writeln!(out, "wrote {}", path.display())?;
     }
     Ok(())
+}
+
+/// Puts an entry into a table, in the place of what it has for the same problem.
+fn add(table: &mut Choices, entry: Entry) {
+    table.entries.retain(|other| (&other.kernel, &other.key) != (&entry.kernel, &entry.key));
+    table.entries.push(entry);
+    table.entries.sort_by(|a, b| (&a.kernel, &a.key).cmp(&(&b.kernel, &b.key)));
 }
 
 /// The table that `--export` adds to; a new one where there is none.
@@ -245,8 +258,18 @@ fn device_word(choice: Option<Choice>, device: &tilewright::Device) -> String {
     }
 }
 
-/// A table of what was chosen, and one of the candidates of each problem.
+/// A table of the candidates of each problem, and one of what was chosen.
 fn report(answers: &[Answer]) -> Report {
+    let mut report = Report::new("tune", "Tuning");
+    for answer in answers.iter().filter(|answer| !answer.candidates.is_empty()) {
+        let name = format!("candidates-{}", report.parts.len() + 1);
+        report = report.table(candidates(answer, &name));
+    }
+    report.table(chosen(answers))
+}
+
+/// What was chosen, a row per problem.
+fn chosen(answers: &[Answer]) -> Table {
     let columns = [
         Column::text("kernel"),
         Column::text("problem"),
@@ -254,42 +277,42 @@ fn report(answers: &[Answer]) -> Report {
         Column::number("median").unit("ms"),
         Column::text("remark"),
     ];
-    let mut chosen = Table::new("tuned", "Chosen configurations", columns);
-    let mut report = Report::new("tune", "Tuning");
+    let mut table = Table::new("tuned", "Chosen configurations", columns);
     for answer in answers {
         let remark = match answer.candidates.is_empty() {
             true => "known before".to_string(),
             false => format!("of {} candidates in {:.1} s", answer.candidates.len(), answer.seconds),
         };
-        chosen.push([
+        table.push([
             Cell::from(answer.kernel.as_str()),
             Cell::from(answer.key.as_str()),
             Cell::from(answer.config.as_str()),
             Cell::from(answer.median_ms),
             Cell::from(remark),
         ]);
-        if answer.candidates.is_empty() {
-            continue;
-        }
-        let columns = [
-            Column::text("candidate"),
-            Column::number("median").unit("ms"),
-            Column::integer("runs"),
-            Column::text("left out because"),
-        ];
-        let mut table = Table::new(&format!("candidates-{}", report.parts.len() + 1), &answer.title, columns);
-        for candidate in &answer.candidates {
-            let why = candidate.dropped.as_deref().map(|why| why.lines().next().unwrap_or_default());
-            table.push([
-                Cell::from(candidate.config.as_str()),
-                Cell::from(candidate.median_ms),
-                Cell::from(candidate.runs),
-                Cell::from(why),
-            ]);
-        }
-        report = report.table(table);
     }
-    report.table(chosen)
+    table
+}
+
+/// What became of every candidate.
+fn candidates(answer: &Answer, name: &str) -> Table {
+    let columns = [
+        Column::text("candidate"),
+        Column::number("median").unit("ms"),
+        Column::integer("runs"),
+        Column::text("left out because"),
+    ];
+    let mut table = Table::new(name, &answer.title, columns);
+    for candidate in &answer.candidates {
+        let why = candidate.dropped.as_deref().map(|why| why.lines().next().unwrap_or_default());
+        table.push([
+            Cell::from(candidate.config.as_str()),
+            Cell::from(candidate.median_ms),
+            Cell::from(candidate.runs),
+            Cell::from(why),
+        ]);
+    }
+    table
 }
 
 impl Answer {

@@ -1,5 +1,6 @@
 //! Workers that may die: starts one, watches its log, and starts the next where it ended.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,8 +38,10 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
             .spawn()
             .map_err(|error| CliError::Failure(format!("no worker starts for {}: {error}", watch.what)))?;
         // Read while it runs: a pipe holds little.
-        let output = worker.stdout.take().map(reader);
-        let messages = worker.stderr.take().map(reader);
+        let output = worker.stdout.take().map(|pipe| reader(pipe, false));
+        // Whoever asked for a log sees what the worker does while it does it.
+        let logs = std::env::var_os("TILEWRIGHT_LOG").is_some();
+        let messages = worker.stderr.take().map(|pipe| reader(pipe, logs));
         let ended = wait(&mut worker, watch);
         let text =
             |thread: Option<std::thread::JoinHandle<String>>| thread.and_then(|t| t.join().ok()).unwrap_or_default();
@@ -65,12 +68,22 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
     }
 }
 
-fn reader(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<String> {
+/// Reads to the end; passes the lines on to standard error as they come, where they are a log.
+fn reader(pipe: impl std::io::Read + Send + 'static, pass_on: bool) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
-        let mut bytes = Vec::new();
+        let mut text = String::new();
+        let mut lines = BufReader::new(pipe);
+        let mut line = Vec::new();
         // What came before an error is worth having.
-        let _ = pipe.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
+        while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
+            let read = String::from_utf8_lossy(&line);
+            if pass_on {
+                eprint!("{read}");
+            }
+            text.push_str(&read);
+            line.clear();
+        }
+        text
     })
 }
 

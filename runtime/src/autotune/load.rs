@@ -1,0 +1,142 @@
+//! Compiling and loading candidates, beside the thread that measures them.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::pipeline;
+use tilewright_codegen::target::Target;
+
+use super::config::Config;
+use super::tuner::Attempt;
+use crate::device::Device;
+use crate::error::Error;
+use crate::kernel::{LaunchConfig, compile_func, explain_failure, record};
+use crate::launch::CompiledKernel;
+
+/// Spills of a thread in bytes beyond which a candidate is not worth a run.
+const MAX_LOCAL_BYTES: u32 = 1024;
+/// Scratch memory of one running program on the CPU beyond which no cache holds its tiles.
+const MAX_ARENA_BYTES: u64 = 4 << 20;
+
+/// How large a candidate's code is, against others of its kernel: the elements of its tiles for each warp.
+pub(super) fn size(config: &Config) -> u64 {
+    let extents = config.constants.iter().filter_map(|(_, value)| match value {
+        ConstValue::Int(n) => u64::try_from(*n).ok().filter(|&n| n > 0),
+        ConstValue::Float(_) | ConstValue::Bool(_) | ConstValue::Word(_) => None,
+    });
+    extents.fold(1, u64::saturating_mul) / u64::from(config.num_warps.max(1))
+}
+
+/// Where compiled candidates wait to be loaded: one at a time, as the driver has it anyway, so that at most one is under way
+/// when time is over.
+pub(super) struct Gate {
+    pub until: Instant,
+    /// Whether a candidate is loaded: until then time is not over.
+    pub anything: AtomicBool,
+    pub loading: Mutex<()>,
+}
+
+impl Gate {
+    /// Whether a candidate comes too late. The default never does: who launches the kernel loads it anyway.
+    fn is_closed(&self, index: usize) -> bool {
+        index != 0 && self.anything.load(Ordering::Relaxed) && Instant::now() >= self.until
+    }
+}
+
+/// One compilation, without borrows: it may outlive the run.
+pub(super) struct Task {
+    pub index: usize,
+    pub name: String,
+    pub def: &'static KernelDef,
+    pub device: Device,
+    pub dtypes: Vec<DType>,
+    pub attempt: Attempt,
+    pub config: LaunchConfig,
+    pub gate: Arc<Gate>,
+}
+
+impl Task {
+    /// The loaded kernel; `None` where time is over.
+    fn run(&self) -> Result<Option<CompiledKernel>, String> {
+        if self.gate.is_closed(self.index) {
+            return Ok(None);
+        }
+        let words = |error: Error| error.to_string();
+        let Attempt { constants, specialization, .. } = &self.attempt;
+        let options = self.device.fit_options(&self.config.options());
+        let func = record(self.def, &self.dtypes, constants, specialization).map_err(words)?;
+        if let Target::Nvptx(arch) = self.device.target() {
+            // What no thread can hold takes the driver minutes, in which it loads nothing else.
+            let demand = pipeline::demand(&func, arch, &options);
+            let demand = demand.map_err(|error| explain_failure(&func, error).to_string())?;
+            if let Some(why) = demand.excess() {
+                return Err(why);
+            }
+        }
+        let artifact = compile_func(&func, &self.device.target(), &options).map_err(words)?;
+        let available = self.device.info().max_shared_bytes;
+        if self.device.is_cuda() && artifact.manifest.shared_bytes > available {
+            let needed = artifact.manifest.shared_bytes;
+            return Err(words(Error::SharedMemory {
+                kernel: format!("`{}`", self.def.name),
+                device: self.device.to_string(),
+                needed,
+                available,
+            }));
+        }
+        let _alone = self.gate.loading.lock().unwrap_or_else(|e| e.into_inner());
+        if self.gate.is_closed(self.index) {
+            return Ok(None);
+        }
+        tracing::info!("{}: loading {}", self.def.name, self.name);
+        let start = Instant::now();
+        let kernel = self.device.load(&artifact).map_err(words)?;
+        tracing::info!("{}: loaded in {:.1} s", self.def.name, start.elapsed().as_secs_f64());
+        Ok(Some(kernel))
+    }
+}
+
+/// Runs the tasks on as many threads as there are processors. The threads end by themselves.
+pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<CompiledKernel>, String>)> {
+    let (sender, receiver) = channel();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
+    let tasks = Arc::new(Mutex::new(tasks));
+    for _ in 0..threads {
+        let (tasks, sender) = (tasks.clone(), sender.clone());
+        std::thread::spawn(move || {
+            loop {
+                let Some(task) = tasks.lock().unwrap_or_else(|e| e.into_inner()).pop_front() else { return };
+                let outcome = catch_unwind(AssertUnwindSafe(|| task.run()));
+                let result = outcome.unwrap_or_else(|_| Err("the compiler failed: please report".into()));
+                // Nobody waits any more: neither do the tasks that are left.
+                if sender.send((task.index, result)).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    receiver
+}
+
+/// Whether a compiled candidate is worth a run.
+pub(super) fn fits(kernel: &CompiledKernel) -> Result<(), String> {
+    let arena = kernel.manifest().arena_bytes;
+    match kernel.resources() {
+        Some(resources) if resources.blocks_per_processor == 0 => {
+            Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
+        }
+        Some(resources) if resources.local_bytes > MAX_LOCAL_BYTES => {
+            Err(format!("{} bytes of registers spill per thread, above {MAX_LOCAL_BYTES}", resources.local_bytes))
+        }
+        None if arena > MAX_ARENA_BYTES => {
+            Err(format!("a program needs {arena} bytes of scratch memory, above {MAX_ARENA_BYTES}"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
