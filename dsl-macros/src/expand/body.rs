@@ -164,6 +164,12 @@ impl Body {
     /// The left side of an assignment.
     fn place(&mut self, expr: &Expr) -> TokenStream {
         match expr {
+            Expr::Path(path) if path.path.get_ident().is_some_and(|name| !self.bound.contains(&name.to_string())) => {
+                let name = path.to_token_stream();
+                let message =
+                    format!("`{name}` is new: `let {name} = …`, or `let mut {name} = …` where it changes later");
+                self.reject(path.span(), message)
+            }
             Expr::Path(_) | Expr::Infer(_) => expr.to_token_stream(),
             Expr::Paren(p) => self.place(&p.expr),
             Expr::Group(g) => self.place(&g.expr),

@@ -282,6 +282,10 @@ fn unknown_argument(f: &Function, name: &str) -> String {
             ": the result has the accumulator's type, f32 for floats and i32 for integers without one"
         }
         ("dot", "allow_tf32") => ": write `input_precision = tf32`",
+        (atomic, "sem" | "scope") if atomic.starts_with("atomic") => {
+            ": atomics are relaxed and of the whole device, but `atomic_cas`, which acquires and releases"
+        }
+        ("arange" | "sum" | "cumsum", "dtype") => ": convert with `.to::<f32>()`",
         ("max" | "min", "return_indices") => ": use `max_with_indices` or `min_with_indices`",
         ("zeros" | "full" | "ones", "dtype") => ": write the type as `zeros::<f32>([…])`",
         _ => "",

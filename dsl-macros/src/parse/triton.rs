@@ -35,8 +35,8 @@ const TYPES: &[(&str, &str)] = &[
     ("uint64", "u64"),
 ];
 
-/// Triton's modules.
-const MODULES: &[&str] = &["tl", "triton", "libdevice"];
+/// Triton's modules, and those of Python beside it.
+const MODULES: &[&str] = &["tl", "triton", "libdevice", "math", "torch"];
 
 /// Names that patterns of the code bind.
 pub fn bound(block: &syn::Block, inputs: impl IntoIterator<Item = syn::FnArg>) -> HashSet<String> {
@@ -65,7 +65,11 @@ pub fn module(expr: &Expr) -> Option<&Ident> {
 /// What to write for `tl.name(arguments)`.
 pub fn call(name: &Ident, args: &[&Expr], source: Option<String>) -> String {
     let text = name.to_string();
-    let element = || args.iter().find_map(|arg| type_name(named(arg, "dtype")?)).unwrap_or_else(|| "f32".into());
+    let dtype = |arg: &&Expr| match named(arg, "dtype") {
+        Some(value) => type_name(value),
+        None => matches!(arg, Expr::Field(_)).then(|| type_name(arg)).flatten(),
+    };
+    let element = || args.iter().find_map(dtype).unwrap_or_else(|| "f32".into());
     match text.as_str() {
         "zeros" | "ones" | "empty" => {
             let text = if text == "empty" { "zeros" } else { &text };

@@ -29,6 +29,10 @@ fn values(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] block: usize) {
     let p = v ** 2;
     let m = float("-inf");
     let flag = True;
+    pid = program_id(0);
+    total += 1.0;
+    atomic_add(out, 1.0, sem="relaxed");
+    let h = tl.full((block,), 0.0, tl.float16);
     for k in 0..n {}
 }
 
