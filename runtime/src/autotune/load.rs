@@ -5,12 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::pipeline;
-use tilewright_codegen::target::Target;
+use tilewright_codegen::target::{Code, Target};
 
 use super::config::Config;
 use super::tuner::Attempt;
@@ -39,13 +39,20 @@ pub(super) struct Gate {
     pub until: Instant,
     /// Whether a candidate is loaded: until then time is not over.
     pub anything: AtomicBool,
-    pub loading: Mutex<()>,
+    /// Held during a load. The slowest so far, in seconds for each byte of code: what the next one may take.
+    pub loading: Mutex<f64>,
 }
 
 impl Gate {
     /// Whether a candidate comes too late. The default never does: who launches the kernel loads it anyway.
     fn is_closed(&self, index: usize) -> bool {
-        index != 0 && self.anything.load(Ordering::Relaxed) && Instant::now() >= self.until
+        self.is_too_late(index, 0.0)
+    }
+
+    /// Whether a load of so many seconds would end too late.
+    fn is_too_late(&self, index: usize, seconds: f64) -> bool {
+        let end = Instant::now() + Duration::from_secs_f64(seconds);
+        index != 0 && self.anything.load(Ordering::Relaxed) && end >= self.until
     }
 }
 
@@ -90,14 +97,20 @@ impl Task {
                 available,
             }));
         }
-        let _alone = self.gate.loading.lock().unwrap_or_else(|e| e.into_inner());
-        if self.gate.is_closed(self.index) {
+        let bytes = match &artifact.code {
+            Code::Ptx(text) => text.len(),
+            Code::Object(object) => object.len(),
+        } as f64;
+        let mut slowest = self.gate.loading.lock().unwrap_or_else(|e| e.into_inner());
+        if self.gate.is_too_late(self.index, bytes * *slowest) {
             return Ok(None);
         }
         tracing::info!("{}: loading {}", self.def.name, self.name);
         let start = Instant::now();
         let kernel = self.device.load(&artifact).map_err(words)?;
-        tracing::info!("{}: loaded in {:.1} s", self.def.name, start.elapsed().as_secs_f64());
+        let seconds = start.elapsed().as_secs_f64();
+        *slowest = slowest.max(seconds / bytes);
+        tracing::info!("{}: loaded in {seconds:.1} s", self.def.name);
         Ok(Some(kernel))
     }
 }
@@ -138,5 +151,30 @@ pub(super) fn fits(kernel: &CompiledKernel) -> Result<(), String> {
             Err(format!("a program needs {arena} bytes of scratch memory, above {MAX_ARENA_BYTES}"))
         }
         Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_that_would_end_too_late_do_not_begin() {
+        let until = Instant::now() + Duration::from_secs(1000);
+        let gate = Gate { until, anything: AtomicBool::new(false), loading: Mutex::new(0.0) };
+        assert!(!gate.is_too_late(3, 2000.0), "nothing is loaded yet");
+        gate.anything.store(true, Ordering::Relaxed);
+        assert!(gate.is_too_late(3, 2000.0) && !gate.is_too_late(3, 10.0) && !gate.is_closed(3));
+        assert!(!gate.is_too_late(0, 2000.0), "the default is never too late");
+        let over = Gate { until: Instant::now(), ..gate };
+        assert!(over.is_closed(3) && !over.is_closed(0));
+    }
+
+    #[test]
+    fn small_tiles_come_first() {
+        let config = |tile: usize, warps| Config::default().set("tile", tile).set("even", true).num_warps(warps);
+        assert!(size(&config(64, 4)) < size(&config(128, 4)));
+        assert_eq!(size(&config(64, 4)), size(&config(128, 8)));
+        assert_eq!(size(&Config::default().num_warps(1)), 1);
     }
 }

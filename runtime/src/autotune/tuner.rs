@@ -196,13 +196,13 @@ impl Run<'_> {
 
     /// Compiles all candidates on all processors and loads them, the default and small ones first. When its part of the
     /// budget is over, the default is done and something is loaded, no further load begins, and nobody waits for the one that
-    /// is under way.
+    /// is under way; nor does one begin that would take too long by what others took.
     fn compile(&mut self) {
         let mut order: Vec<usize> = (0..self.trials.len()).collect();
         // The first one is the default. Equal ones stay in their order.
         order.sort_by_key(|&index| (index != 0, size(&self.trials[index].config)));
         let until = self.start + self.job.budget.mul_f64(LOADING);
-        let gate = Arc::new(Gate { until, anything: AtomicBool::new(false), loading: Mutex::new(()) });
+        let gate = Arc::new(Gate { until, anything: AtomicBool::new(false), loading: Mutex::new(0.0) });
         let tasks: VecDeque<Task> = order.into_iter().filter_map(|index| self.task(index, &gate)).collect();
         let mut open = tasks.len();
         let mut default_is_open = tasks.iter().any(|task| task.index == 0);
