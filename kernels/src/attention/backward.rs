@@ -238,6 +238,8 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
         Config(q_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
         Config(q_tile = 32, k_tile = 64, num_warps = 8, num_stages = 2),
         Config(q_tile = 64, k_tile = 32, num_warps = 8, num_stages = 2),
+        Config(q_tile = 16, k_tile = 32, num_warps = 4, num_stages = 2),
+        Config(q_tile = 16, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 16, k_tile = 16, num_warps = 4, num_stages = 2),
     ],
     key = [d, causal, precision, n_q, n_k],

@@ -104,15 +104,17 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         (Target::Host(_), _) => Tiles::new(64, 64, 1, 1),
         // Products of f32 keep their operands in shared memory in twice the room.
         (Target::Nvptx(_), Pass::Forward) if wide => match d_tile(d) {
-            ..=64 => Tiles::new(64, 32, 4, 2),
-            // The checks of a padded dimension need registers too.
-            128 if d < 128 => Tiles::new(64, 16, 4, 2),
-            128 => Tiles::new(64, 32, 4, 2),
+            ..=128 => Tiles::new(32, 64, 8, 2),
             _ => Tiles::new(32, 16, 4, 2),
         },
-        (Target::Nvptx(_), _) if wide => match d_tile(d) {
-            ..=64 => Tiles::new(32, 32, 4, 2),
-            128 => Tiles::new(32, 32, 8, 2),
+        (Target::Nvptx(_), Pass::Keys) if wide => match d_tile(d) {
+            ..=128 => Tiles::new(64, 32, 8, 2),
+            _ => Tiles::new(16, 16, 4, 2),
+        },
+        // Few rows: programs enough even for one head.
+        (Target::Nvptx(_), Pass::Queries) if wide => match d_tile(d) {
+            ..=64 => Tiles::new(16, 64, 4, 2),
+            128 => Tiles::new(16, 32, 4, 2),
             _ => Tiles::new(16, 16, 4, 2),
         },
         // Hopper fetches through the bulk copy engine with warps of their own.
