@@ -193,7 +193,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(optimizer)
     }
 
-    /// Shares every bucket out: those of the [`Ddp`](super::ddp::Ddp) that reduce-scatters the gradients.
+    /// Shares every bucket out: those of the [`Ddp`] that reduce-scatters the gradients.
     ///
     /// # Errors
     /// No memory for this rank's state.
