@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Checks and measures Tilewright on a GPU machine, from the package that lies beside this script; builds nothing.
 #
-#   gpu-check.sh [STEP...]    steps: tests sanitize tune leaderboard bench table; without one all of them, in this order
+#   gpu-check.sh [STEP...]    steps: tests sanitize tune leaderboard bench rows table; without one all of them, in this order
 #
 # OUT     where logs, rows and tables go (./out)
 # PEERS   a Python program that prints rows of other implementations, for the same run (with the step leaderboard)
-# SWEEP_PEERS   the same for the step table
+# SWEEP_PEERS, ROW_PEERS   the same for the steps table and rows
 #
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
@@ -162,6 +162,23 @@ leaderboard() {
     lead 4x4096 60 "$out/peers.jsonl" --batch 4 --length 4096 --warmup-ms 200 --rep-ms 1000
 }
 
+# Kernels over rows, tuned and then timed, beside others.
+rows() {
+    local kernel
+    for kernel in rms_norm_bwd rms_norm_fwd layer_norm_bwd layer_norm_fwd weighted_sum_bwd weighted_sum_fwd softmax_rows; do
+        run "tune-$kernel" 100 "$bin/tilewright" tune "$kernel" --device cuda:0 --dtype f32,bf16 --d 1024,2048,4096,8192 --budget 8 \
+            --export "$out/tuned.json"
+        tables+=("$out/tune-$kernel.log")
+    done
+    run tune-cross_entropy_fwd 60 "$bin/tilewright" tune cross_entropy_fwd --device cuda:0 --dtype bf16 --budget 10 --export "$out/tuned.json"
+    tables+=("$out/tune-cross_entropy_fwd.log")
+    peers row-peers ${ROW_PEERS:+"$ROW_PEERS"}
+    measure copy-rows 60 cuda:0 copy
+    measure rows 200 cuda:0 kernels --only weighted_sum,softmax,rms_norm,layer_norm,cast,adamw --warmup-ms 20 --rep-ms 80
+    measure rows-cross_entropy 60 cuda:0 kernels --only cross_entropy --rows 16384 --d 10000,50257 --warmup-ms 20 --rep-ms 80
+    measure rows-wide 60 cuda:0 kernels --only cross_entropy --rows 8192 --d 131072 --warmup-ms 20 --rep-ms 80
+}
+
 table() {
     peers sweep-peers ${SWEEP_PEERS:+"$SWEEP_PEERS" sweep}
     lead table 560 "$out/sweep-peers.jsonl" --sweep
@@ -172,13 +189,13 @@ commit=$(cat "$bin/commit")
 export TILEWRIGHT_CACHE=$bin/cache
 tables=()
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(tests sanitize tune leaderboard bench table)
+[ ${#steps[@]} -gt 0 ] || steps=(tests sanitize tune leaderboard bench rows table)
 rm -f "$out/aside.txt" "$out/tests.txt" "$out/sanitize.txt" "$out/tune.txt"
 for step in "${steps[@]}"; do
     case $step in
-        tests | sanitize | tune | leaderboard | bench | table) "$step" ;;
+        tests | sanitize | tune | leaderboard | bench | rows | table) "$step" ;;
         *)
-            say "gpu-check: there is no step '$step': the steps are tests, sanitize, tune, leaderboard, bench and table" >&2
+            say "gpu-check: there is no step '$step': the steps are tests, sanitize, tune, leaderboard, bench, rows and table" >&2
             exit 2
             ;;
     esac
