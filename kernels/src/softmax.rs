@@ -13,14 +13,8 @@ use tilewright_runtime::prelude::*;
 /// One program per tile of rows.
 #[autotune(
     configs = [
-        Config(rows_tile = 1, num_warps = 2),
-        Config(rows_tile = 1, num_warps = 4),
-        Config(rows_tile = 1, num_warps = 8),
-        Config(rows_tile = 1, num_warps = 16),
-        Config(rows_tile = 2, num_warps = 4),
-        Config(rows_tile = 2, num_warps = 8),
-        Config(rows_tile = 4, num_warps = 4),
-        Config(rows_tile = 4, num_warps = 8),
+        Config(rows_tile = 1, num_warps = [2, 4, 8, 16]),
+        Config(rows_tile = [2, 4], num_warps = [4, 8]),
         Config(rows_tile = 8, num_warps = 8),
     ],
     key = [d_tile, rows],

@@ -6,7 +6,7 @@ use proc_macro2::{Span, TokenStream};
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Error, Expr, Ident, MetaNameValue, Token};
+use syn::{Error, Expr, ExprArray, ExprCall, Ident, MetaNameValue, Token};
 
 /// What `#[autotune]` says, checked against the kernel's signature.
 pub struct Autotune {
@@ -120,45 +120,100 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
             errors.push(Error::new(call.func.span(), message));
             continue;
         }
-        let mut given = Vec::new();
-        let mut config = Config {
-            constants: Vec::new(),
-            num_warps: None,
-            num_stages: None,
-            max_registers: None,
-            bulk_copies: None,
-            warp_specialize: None,
-            take_turns: None,
-            overlap: None,
-        };
-        for arg in &call.args {
-            match read_argument(arg, signature, &given, &mut config) {
-                Ok(Some(constant)) => given.push(constant),
-                Ok(None) => {}
-                Err(error) => errors.push(error),
-            }
-        }
-        let order = tuned.get_or_insert_with(|| given.iter().map(|(name, _)| name.clone()).collect());
-        if let Some((extra, _)) = given.iter().find(|(name, _)| !order.contains(name)) {
-            let message = format!("the first configuration has no `{extra}`: all choose the same constants");
-            errors.push(Error::new(extra.span(), message));
-        }
-        if let Some(missing) = order.iter().find(|name| !given.iter().any(|(n, _)| n == *name)) {
-            let message = format!("`{missing}` is missing: all configurations choose the same constants");
+        let count = lists(call).map(|(_, list)| list.elems.len()).product::<usize>();
+        if count > MOST_COMBINATIONS {
+            let message = format!("these lists make {count} configurations: {MOST_COMBINATIONS} are the most");
             errors.push(Error::new(call.func.span(), message));
+            continue;
         }
-        for name in order.iter() {
-            let value = given.iter().position(|(n, _)| n == name).map(|place| given.swap_remove(place).1);
-            config.constants.extend(value);
+        for call in combinations(call) {
+            let known = errors.len();
+            let config = read_config(&call, signature, &mut tuned, errors);
+            // The other combinations have the same mistakes.
+            if errors.len() > known {
+                break;
+            }
+            let text = config.text();
+            if texts.contains(&text) {
+                errors.push(Error::new(call.func.span(), "this configuration is there twice"));
+                break;
+            }
+            texts.push(text);
+            configs.push(config);
         }
-        let text = config.text();
-        if texts.contains(&text) {
-            errors.push(Error::new(call.func.span(), "this configuration is there twice"));
-        }
-        texts.push(text);
-        configs.push(config);
     }
     (tuned.unwrap_or_default(), configs)
+}
+
+/// Configurations that one `Config` with lists may make: a slip of the pen should not compile for hours.
+const MOST_COMBINATIONS: usize = 256;
+
+/// Arguments that are lists, with their places. An empty one is told as a value that is none.
+fn lists(call: &ExprCall) -> impl Iterator<Item = (usize, &ExprArray)> {
+    call.args.iter().enumerate().filter_map(|(place, arg)| match named_argument(arg) {
+        Some((_, Expr::Array(list))) if !list.elems.is_empty() => Some((place, list)),
+        _ => None,
+    })
+}
+
+/// The calls that a call with lists stands for, one for each combination of their elements; the last list changes fastest.
+fn combinations(call: &ExprCall) -> Vec<ExprCall> {
+    let with = |call: &ExprCall, place: usize, value: &Expr| {
+        let mut call = call.clone();
+        if let Expr::Assign(assignment) = &mut call.args[place] {
+            *assignment.right = value.clone();
+        }
+        call
+    };
+    lists(call).fold(vec![call.clone()], |calls, (place, list)| {
+        calls.iter().flat_map(|call| list.elems.iter().map(|value| with(call, place, value))).collect()
+    })
+}
+
+/// One configuration; `tuned` are the constants of the first one.
+fn read_config(
+    call: &ExprCall,
+    signature: &Signature,
+    tuned: &mut Option<Vec<Ident>>,
+    errors: &mut Vec<Error>,
+) -> Config {
+    let mut given = Vec::new();
+    let mut config = Config {
+        constants: Vec::new(),
+        num_warps: None,
+        num_stages: None,
+        max_registers: None,
+        bulk_copies: None,
+        warp_specialize: None,
+        take_turns: None,
+        overlap: None,
+    };
+    let known = errors.len();
+    for arg in &call.args {
+        match read_argument(arg, signature, &given, &mut config) {
+            Ok(Some(constant)) => given.push(constant),
+            Ok(None) => {}
+            Err(error) => errors.push(error),
+        }
+    }
+    // What it would have chosen is not known, and no measure for the others.
+    if errors.len() > known {
+        return config;
+    }
+    let order = tuned.get_or_insert_with(|| given.iter().map(|(name, _)| name.clone()).collect());
+    if let Some((extra, _)) = given.iter().find(|(name, _)| !order.contains(name)) {
+        let message = format!("the first configuration has no `{extra}`: all choose the same constants");
+        errors.push(Error::new(extra.span(), message));
+    }
+    if let Some(missing) = order.iter().find(|name| !given.iter().any(|(n, _)| n == *name)) {
+        let message = format!("`{missing}` is missing: all configurations choose the same constants");
+        errors.push(Error::new(call.func.span(), message));
+    }
+    for name in order.iter() {
+        let value = given.iter().position(|(n, _)| n == name).map(|place| given.swap_remove(place).1);
+        config.constants.extend(value);
+    }
+    config
 }
 
 impl Config {

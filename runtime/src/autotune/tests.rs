@@ -44,6 +44,24 @@ fn problem(n: i64) -> Problem<'static> {
 
 use tilewright_codegen::ir::DType;
 
+#[autotune(
+    configs = [Config(tile = [64, 128], num_warps = [1, 2]), Config(tile = 256, num_warps = [4, 8])],
+    key = [n],
+)]
+#[kernel]
+fn negated(x: In<f32>, y: Out<f32>, n: i32, #[constexpr] tile: usize) {
+    let i = program_id(0) * tile + arange(0, tile);
+    store(y + i, -load(x + i, mask = i < n), mask = i < n);
+}
+
+#[test]
+fn lists_stand_for_all_of_their_combinations() {
+    let made: Vec<(Option<usize>, u32)> =
+        NEGATED_AUTOTUNE.configs().map(|config| (config.get("tile"), config.num_warps)).collect();
+    let wanted = [(64, 1), (64, 2), (128, 1), (128, 2), (256, 4), (256, 8)].map(|(tile, warps)| (Some(tile), warps));
+    assert_eq!(made, wanted);
+}
+
 #[test]
 fn configurations_read_as_they_are_written() {
     let autotune = &SCALE_AUTOTUNE;

@@ -43,4 +43,17 @@ fn repeated(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
 #[kernel]
 fn keys(x: In<f32>, n: i32, scale: f32, #[constexpr] tile: usize) {}
 
+#[autotune(
+    configs = [
+        Config(tile = [], num_warps = 4),
+        Config(tile = [32, 64], num_warps = [4, 5]),
+        Config(tile = [32, 64], num_warps = [4, 8]),
+        Config(tile = 64, num_warps = [2, 4]),
+        Config(tile = [1, 2, 4, 8, 16, 32, 64], num_warps = [1, 2, 4, 8, 16, 32], num_stages = [1, 2, 3, 4, 5, 6, 7]),
+    ],
+    key = [n],
+)]
+#[kernel]
+fn lists(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
+
 fn main() {}
