@@ -226,3 +226,124 @@ fn a_kernel_compiles_ahead_of_time() {
     let Code::Ptx(ptx) = artifact.code else { panic!("expected PTX") };
     assert!(ptx.contains(".entry axpy"), "{ptx}");
 }
+
+/// c = a · b, as Triton's tutorial writes it: grouped programs, rows and columns that wrap around, pointers that move, and a
+/// mask that shrinks. `spelling` says how the mask is written, `beyond` is added to it.
+#[kernel]
+fn moving_matmul(
+    a: In<f32>,
+    b: In<f32>,
+    c: Out<f32>,
+    m: i32,
+    n: i32,
+    k: i32,
+    stride_am: i32,
+    stride_ak: i32,
+    stride_bk: i32,
+    stride_bn: i32,
+    beyond: i32,
+    #[constexpr] spelling: usize,
+    #[constexpr = 16] block_m: usize,
+    #[constexpr = 8] block_n: usize,
+    #[constexpr = 4] block_k: usize,
+    #[constexpr = 2] group: usize,
+) {
+    let pid = program_id(0);
+    let tiles_m = cdiv(m, block_m);
+    let tiles_n = cdiv(n, block_n);
+    let in_group = tiles_n * group;
+    let first_m = pid / in_group * group;
+    let group_m = minimum(tiles_m - first_m, group);
+    let pid_m = first_m + pid % in_group % group_m;
+    let pid_n = pid % in_group / group_m;
+    let offs_am = (pid_m * block_m + arange(0, block_m)) % m;
+    let offs_bn = (pid_n * block_n + arange(0, block_n)) % n;
+    let offs_k = arange(0, block_k);
+    let mut a_ptrs = a + (offs_am.expand_dims(1) * stride_am + offs_k.expand_dims(0) * stride_ak);
+    let mut b_ptrs = b + (offs_k.expand_dims(1) * stride_bk + offs_bn.expand_dims(0) * stride_bn);
+    let mut acc = zeros::<f32>([block_m, block_n]);
+    for kk in range(0, cdiv(k, block_k)) {
+        let left = k - kk * block_k + beyond;
+        if spelling == 0 {
+            let at = load(a_ptrs, mask = offs_k.expand_dims(0) < left, other = 0.0);
+            let bt = load(b_ptrs, mask = offs_k.expand_dims(1) < left, other = 0.0);
+            acc = dot(at, bt, acc);
+        } else if spelling == 1 {
+            let at = load(a_ptrs, mask = left > offs_k.expand_dims(0), other = 0.0);
+            let bt = load(b_ptrs, mask = left > offs_k.expand_dims(1), other = 0.0);
+            acc = dot(at, bt, acc);
+        } else if spelling == 2 {
+            let at = load(a_ptrs, mask = kk * block_k + offs_k.expand_dims(0) < k + beyond, other = 0.0);
+            let bt = load(b_ptrs, mask = kk * block_k + offs_k.expand_dims(1) < k + beyond, other = 0.0);
+            acc = dot(at, bt, acc);
+        } else {
+            acc = dot(load(a_ptrs), load(b_ptrs), acc);
+        }
+        a_ptrs += block_k * stride_ak;
+        b_ptrs += block_k * stride_bk;
+    }
+    let offs_cm = pid_m * block_m + arange(0, block_m);
+    let offs_cn = pid_n * block_n + arange(0, block_n);
+    let c_ptrs = c + (offs_cm.expand_dims(1) * n + offs_cn.expand_dims(0));
+    store(c_ptrs, acc, mask = offs_cm.expand_dims(1) < m && offs_cn.expand_dims(0) < n);
+}
+
+/// Launches the product of whole numbers for buffers that just hold the operands, row by row or (`turned`) column by column.
+fn launch_moving_matmul(
+    (m, n, k): (usize, usize, usize),
+    turned: bool,
+    spelling: usize,
+    beyond: i32,
+) -> tilewright::Result<(Vec<f32>, Vec<f32>)> {
+    let device = Device::cpu();
+    let a: Vec<f32> = (0..m * k).map(|i| (i * 7 % 11) as f32 - 5.0).collect();
+    let b: Vec<f32> = (0..k * n).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
+    let strides = |rows: usize, columns: usize| if turned { [1, rows as i32] } else { [columns as i32, 1] };
+    let ([stride_am, stride_ak], [stride_bk, stride_bn]) = (strides(m, k), strides(k, n));
+    let at = |x: &[f32], strides: [i32; 2], i: usize, j: usize| x[i * strides[0] as usize + j * strides[1] as usize];
+    let element = |i: usize, j: usize| -> f32 {
+        (0..k).map(|l| at(&a, [stride_am, stride_ak], i, l) * at(&b, [stride_bk, stride_bn], l, j)).sum()
+    };
+    let expected = (0..m * n).map(|i| element(i / n, i % n)).collect();
+    let (a, b) = (Buffer::from_slice(&device, &a)?, Buffer::from_slice(&device, &b)?);
+    let mut c = Buffer::<f32>::poisoned(&device, m * n)?;
+    let sizes = MovingMatmulRequired {
+        a: &a,
+        b: &b,
+        c: &mut c,
+        m: m as i32,
+        n: n as i32,
+        k: k as i32,
+        stride_am,
+        stride_ak,
+        stride_bk,
+        stride_bn,
+        beyond,
+        spelling,
+    };
+    sizes.with_defaults().launch(&device, m.div_ceil(16) * n.div_ceil(8))?;
+    Ok((c.to_vec()?, expected))
+}
+
+#[test]
+fn moved_pointers_under_a_mask_of_the_rest_are_launched() {
+    for (sizes, turned) in [((33, 19, 10), false), ((33, 19, 10), true), ((5, 3, 1), false), ((16, 40, 12), true)] {
+        for spelling in 0..3 {
+            let (got, expected) = launch_moving_matmul(sizes, turned, spelling, 0).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(got, expected, "{sizes:?}, turned: {turned}, spelling {spelling}");
+        }
+    }
+    // Whole blocks need no mask.
+    let (got, expected) = launch_moving_matmul((33, 19, 12), false, 3, 0).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn moved_pointers_under_a_wrong_mask_are_refused() {
+    for (spelling, beyond, element) in [(0, 1, 330), (1, 1, 330), (2, 1, 330), (0, 2, 331), (3, 0, 331)] {
+        let message = launch_moving_matmul((33, 19, 10), false, spelling, beyond).unwrap_err().to_string();
+        for part in ["kernel `moving_matmul`", "`a` has 330 elements", &format!("may reach element {element}\n")] {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! From a function to its formulas.
 
 use super::linear::Linear;
-use super::{Access, Interval, Node, NodeId, Reach};
+use super::{Access, Formulas, Interval, Node, NodeId, Reach, affine};
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
 use crate::passes::edit::terminator;
 use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
@@ -25,11 +25,23 @@ pub(super) fn build(func: &Func) -> Reach {
     canonicalize::run(&mut func);
     cse::run(&mut func);
     dce::run(&mut func);
+    let elem_bytes = func.block(func.body).params.iter().map(|&v| {
+        let pointee = func.ty(v).elem().and_then(|e| e.pointee());
+        pointee.map(|d| d.bytes() as u64)
+    });
+    let sums = formulas(&func, true);
+    let of_use = sums.nodes.iter().any(|node| matches!(node, Node::Sum(_)));
+    Reach { elem_bytes: elem_bytes.collect(), plain: formulas(&func, false), sums: of_use.then_some(sums) }
+}
+
+fn formulas(func: &Func, sums: bool) -> Formulas {
     let mut builder = Builder {
-        func: &func,
+        func,
+        sums,
         nodes: Vec::new(),
         known: HashMap::new(),
         made: HashMap::new(),
+        of_launch: HashMap::new(),
         under_way: HashSet::new(),
         facts: Vec::new(),
         selections: 0,
@@ -37,41 +49,43 @@ pub(super) fn build(func: &Func) -> Reach {
         accesses: Vec::new(),
     };
     builder.block(func.body);
-    let elem_bytes = func.block(func.body).params.iter().map(|&v| {
-        let pointee = func.ty(v).elem().and_then(|e| e.pointee());
-        pointee.map(|d| d.bytes() as u64)
-    });
-    Reach { elem_bytes: elem_bytes.collect(), nodes: builder.nodes, accesses: builder.accesses }
+    Formulas { nodes: builder.nodes, accesses: builder.accesses }
 }
 
 /// What a comparison says of a value.
 #[derive(Clone)]
-struct Fact {
-    value: Value,
-    axes: Axes,
-    bound: Bound,
+pub(super) struct Fact {
+    pub value: Value,
+    pub axes: Axes,
+    pub bound: Bound,
 }
 
 #[derive(Clone, Copy)]
-enum Bound {
+pub(super) enum Bound {
     /// At most the node plus a number.
     AtMost(NodeId, i8),
     AtLeast(NodeId, i8),
     Not(NodeId),
+    /// With the number added at most the other value, along the same axes: for sums.
+    Below(Value, i8),
     /// The access does not happen.
     Never,
 }
 
 pub(super) struct Builder<'f> {
     pub func: &'f Func,
+    /// Follows addresses as sums.
+    sums: bool,
     nodes: Vec<Node>,
     /// Equal nodes are one.
     known: HashMap<Node, NodeId>,
     /// Nodes of values under the facts of this moment.
     made: HashMap<(Value, Axes), NodeId>,
+    /// Whether values are numbers of the launch.
+    of_launch: HashMap<Value, bool>,
     /// Values whose nodes are being made: those of loops may depend on themselves.
     under_way: HashSet<Value>,
-    facts: Vec<Fact>,
+    pub facts: Vec<Fact>,
     /// Selections whose sides are being looked at.
     selections: usize,
     when: Vec<NodeId>,
@@ -93,6 +107,38 @@ impl Builder<'_> {
         self.push(Node::Known(Interval::point(n)))
     }
 
+    /// The interval of a node that no launch changes.
+    pub fn constant(&self, id: NodeId) -> Option<Interval> {
+        match self.nodes[id as usize] {
+            Node::Known(interval) => Some(interval),
+            _ => None,
+        }
+    }
+
+    /// Whether a value is computed from integer arguments, extents of the grid and constants alone, and so is the same
+    /// number wherever it stands.
+    pub fn is_number_of_launch(&mut self, v: Value) -> bool {
+        let func = self.func;
+        let (v, _) = peel(func, v, &vec![ALONG_NOTHING; func.ty(v).shape().len()]);
+        if let Some(&known) = self.of_launch.get(&v) {
+            return known;
+        }
+        let data = match func.value(v).def {
+            Def::Param(block, _) => return block == func.body && is_int(func, v),
+            Def::Result(id, _) => func.op(id),
+        };
+        let of_launch = match data.op {
+            _ if !is_int(func, v) => false,
+            Op::Constant { .. } | Op::NumPrograms { .. } => true,
+            Op::Binary(_) | Op::Cast | Op::Unary(UnaryOp::Neg) => {
+                data.operands.iter().all(|&part| self.is_number_of_launch(part))
+            }
+            _ => false,
+        };
+        self.of_launch.insert(v, of_launch);
+        of_launch
+    }
+
     /// A sum or product of numbers that do not wrap.
     pub fn exact(&mut self, op: BinaryOp, a: NodeId, b: NodeId) -> NodeId {
         self.push(Node::Binary(op, a, b, None))
@@ -111,10 +157,13 @@ impl Builder<'_> {
                 Op::Store { .. } | Op::AtomicRmw { .. } => self.pointers(data, data.operands.get(2)),
                 Op::AtomicCas => self.pointers(data, None),
                 Op::For { .. } => {
-                    let index = func.block(data.regions[0]).params[0];
-                    let index = self.node(index, &[]);
+                    let value = func.block(data.regions[0]).params[0];
+                    let index = self.node(value, &[]);
                     self.when.push(index);
+                    let before_end = Bound::Below(data.operands[1], 1);
+                    self.facts.extend(self.sums.then_some(Fact { value, axes: Vec::new(), bound: before_end }));
                     self.block(data.regions[0]);
+                    self.facts.truncate(self.facts.len() - usize::from(self.sums));
                     self.when.pop();
                 }
                 Op::If => {
@@ -251,6 +300,17 @@ impl Builder<'_> {
             }
             CmpOp::Ne => (&[Bound::Not(high)], &[Bound::Not(low)]),
         };
+        let below = |value, than, more| Fact { value, axes: axes.to_vec(), bound: Bound::Below(than, more) };
+        if self.sums {
+            match cmp {
+                CmpOp::Lt => found.push(below(a, b, 1)),
+                CmpOp::Le => found.push(below(a, b, 0)),
+                CmpOp::Gt => found.push(below(b, a, 1)),
+                CmpOp::Ge => found.push(below(b, a, 0)),
+                CmpOp::Eq => found.extend([below(a, b, 0), below(b, a, 0)]),
+                CmpOp::Ne => {}
+            }
+        }
         for (value, bounds) in [(a, of_a), (b, of_b)] {
             // A number of the launch is known; what bounds it bounds the other side.
             if self.func.constant_int(value).is_some() {
@@ -275,6 +335,9 @@ impl Builder<'_> {
         let axes: Axes = (0..func.ty(pointer).shape().len()).collect();
         let access = |b: &mut Self| {
             let (arg, elements) = match b.pointer(pointer, &axes) {
+                Some((arg, elements)) if b.sums => {
+                    (Some(arg), affine::bounded(b, pointer, &axes, elements).unwrap_or(elements))
+                }
                 Some((arg, elements)) => (Some(arg), elements),
                 None => (None, b.push(Node::Untold(DType::I64))),
             };
@@ -328,9 +391,8 @@ impl Builder<'_> {
         match func.value(v).def {
             Def::Param(block, i) if block == func.body => Some((i, self.number(0))),
             Def::Param(block, i) => {
-                let (id, data) = loop_of(func, block)?;
-                let (init, by) = step(func, id, i.checked_sub(1)?)?;
-                self.grown_pointer(init, by, data, false)
+                let (id, _) = loop_of(func, block)?;
+                self.grown_pointer(id, i.checked_sub(1)?, false)
             }
             Def::Result(id, i) => {
                 let data = func.op(id);
@@ -353,10 +415,7 @@ impl Builder<'_> {
                         });
                         self.either(sides)
                     }
-                    Op::For { .. } => {
-                        let (init, by) = step(func, id, i)?;
-                        self.grown_pointer(init, by, data, true)
-                    }
+                    Op::For { .. } => self.grown_pointer(id, i, true),
                     _ => None,
                 }
             }
@@ -368,22 +427,46 @@ impl Builder<'_> {
         (a == b).then(|| (a, self.push(Node::Hull(first, second))))
     }
 
-    fn grown_pointer(&mut self, init: Value, by: Step, data: &OpData, after: bool) -> Option<(usize, NodeId)> {
+    fn grown_pointer(&mut self, id: OpId, carried: usize, after: bool) -> Option<(usize, NodeId)> {
+        let (init, by) = step(self.func, id, carried)?;
+        let data = self.func.op(id);
         // An initial pointer of an outer loop cannot depend on this one.
         let (arg, from) = self.pointer(init, &[])?;
-        let by = self.step_node(by);
+        let by = self.step_node(by, id);
         let range = [0, 1, 2].map(|k| self.node(data.operands[k], &[]));
         Some((arg, self.push(Node::Grown { from, by, range, after })))
     }
 
-    fn step_node(&mut self, by: Step) -> NodeId {
+    /// What each iteration of a `for` adds.
+    fn step_node(&mut self, by: Step, id: OpId) -> NodeId {
         let (Step::Plus(v) | Step::Minus(v)) = by;
-        let by_node = self.node(v, &[]);
+        let by_node = match self.made_inside(v, id) {
+            false => self.node(v, &[]),
+            // What holds in this iteration need not have held in those before it.
+            true => {
+                let (facts, made) = (std::mem::take(&mut self.facts), std::mem::take(&mut self.made));
+                let node = self.node(v, &[]);
+                (self.facts, self.made) = (facts, made);
+                node
+            }
+        };
         match by {
             Step::Plus(_) => by_node,
             Step::Minus(_) => {
                 let zero = self.number(0);
                 self.exact(BinaryOp::Sub, zero, by_node)
+            }
+        }
+    }
+
+    /// Whether a value is made inside of a loop.
+    fn made_inside(&self, v: Value, id: OpId) -> bool {
+        let func = self.func;
+        let inside = func.walk_from(func.op(id).regions[0]);
+        match func.value(v).def {
+            Def::Result(op, _) => inside.contains(&op),
+            Def::Param(block, _) => {
+                block == func.op(id).regions[0] || inside.iter().any(|&op| func.op(op).regions.contains(&block))
             }
         }
     }
@@ -406,7 +489,7 @@ impl Builder<'_> {
                     Bound::AtMost(than, more) => self.push(Node::AtMost(id, than, more)),
                     Bound::AtLeast(than, more) => self.push(Node::AtLeast(id, than, more)),
                     Bound::Not(than) => self.push(Node::Not(id, than)),
-                    Bound::Never => id,
+                    Bound::Below(..) | Bound::Never => id,
                 };
             }
         }
@@ -476,7 +559,7 @@ impl Builder<'_> {
     fn grown(&mut self, v: Value, id: OpId, carried: usize, after: bool, dtype: DType) -> NodeId {
         let Some((init, by)) = step(self.func, id, carried) else { return self.push(Node::Untold(dtype)) };
         let from = self.node(init, &[]);
-        let by = self.step_node(by);
+        let by = self.step_node(by, id);
         let range = [0, 1, 2].map(|k| self.node(self.func.op(id).operands[k], &[]));
         let grown = self.push(Node::Grown { from, by, range, after });
         let otherwise = self.push(Node::Cast(grown, dtype));
@@ -538,7 +621,7 @@ fn is_int(func: &Func, v: Value) -> bool {
 }
 
 /// The value behind ops that only move elements, with the dimensions of the access that it runs along.
-fn peel(func: &Func, mut v: Value, axes: &[usize]) -> (Value, Axes) {
+pub(super) fn peel(func: &Func, mut v: Value, axes: &[usize]) -> (Value, Axes) {
     let mut axes = axes.to_vec();
     while let Some(id) = func.def_op(v) {
         let data = func.op(id);

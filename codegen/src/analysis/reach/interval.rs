@@ -95,6 +95,9 @@ impl Interval {
             return Interval::ANY;
         }
         self.bounded(other, |a, b| {
+            if a.low == a.high && b.low == b.high {
+                return Interval::point(a.low % b.low);
+            }
             let largest = b.low.abs().max(b.high.abs()) - 1;
             let smallest = b.low.abs().min(b.high.abs());
             // Dividends below every divisor are their own remainders.
@@ -138,7 +141,11 @@ impl Interval {
     fn bounded(self, other: Interval, f: impl Fn(Interval, Interval) -> Interval) -> Interval {
         match self.is_empty() || other.is_empty() {
             true => Interval::EMPTY,
-            false => f(self, other).meet(Interval::ANY),
+            false => match f(self, other) {
+                // Ends beyond everything that counts would no longer be in order when they are cut.
+                all if all.low > FAR || all.high < -FAR => Interval::ANY,
+                all => all.meet(Interval::ANY),
+            },
         }
     }
 

@@ -11,10 +11,13 @@
 //! - through pointers: what is left of their offsets under the mask, whose comparisons (joined by `&&`) bound the values
 //!   that they compare. Conditions of branches around the access bound values in the same way, `assume` too.
 //!
+//! Where intervals alone cannot tell, addresses are followed as sums, which the mask may bound as a whole (`affine.rs`).
+//!
 //! Whatever is not followed (a number read from memory, say) may be any value of its type, so nothing is overlooked: an
-//! access is inside, or it is reported. The reverse does not hold. Intervals forget what two values have to do with each
-//! other, so an access that is always inside may be reported, too.
+//! access is inside, or it is reported. The reverse does not hold. What two values have to do with each other is
+//! known of sums only, so an access that is always inside may be reported, too.
 
+mod affine;
 mod build;
 mod interval;
 mod linear;
@@ -24,12 +27,13 @@ mod tests;
 pub use interval::Interval;
 
 use crate::ir::{BinaryOp, DType, Func, Loc};
+use affine::Bounded;
 
 /// The ends of an interval, as indices.
 const LOW: usize = 0;
 const HIGH: usize = 1;
 
-/// Index of a node in [`Reach::nodes`]; operands come before what uses them.
+/// Index of a node in [`Formulas::nodes`]; operands come before what uses them.
 type NodeId = u32;
 
 /// One step of a formula: an interval made of earlier ones.
@@ -75,6 +79,8 @@ enum Node {
         block: usize,
         shape: Option<NodeId>,
     },
+    /// A sum of unknowns under conditions.
+    Sum(Box<Bounded>),
 }
 
 /// One load, store or atomic.
@@ -89,11 +95,20 @@ struct Access {
     loc: Loc,
 }
 
-/// Formulas for what a kernel's accesses touch.
+/// Formulas for a kernel's accesses.
 #[derive(Clone, Debug)]
-pub struct Reach {
+struct Formulas {
     nodes: Vec<Node>,
     accesses: Vec<Access>,
+}
+
+/// What a kernel's accesses touch.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    /// By intervals alone: quick, and enough for most launches.
+    plain: Formulas,
+    /// With addresses as sums (`affine.rs`), for launches of which the plain ones cannot tell; `None` where there are none.
+    sums: Option<Formulas>,
     /// Size of an element in bytes, of each argument that is a pointer.
     elem_bytes: Vec<Option<u64>>,
 }
@@ -132,6 +147,15 @@ impl Reach {
         if grid.contains(&0) {
             return Ok(());
         }
+        self.plain.check(launch, grid, &self.elem_bytes).or_else(|beyond| match &self.sums {
+            Some(sums) => sums.check(launch, grid, &self.elem_bytes),
+            None => Err(beyond),
+        })
+    }
+}
+
+impl Formulas {
+    fn check(&self, launch: &impl Launch, grid: [u32; 3], elem_bytes: &[Option<u64>]) -> Result<(), Beyond> {
         let mut values = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
             values.push(evaluate(node, &values, launch, grid));
@@ -142,7 +166,7 @@ impl Reach {
             if elements.is_empty() || access.when.iter().any(|&id| at(id).is_empty()) {
                 continue;
             }
-            let available = access.arg.map_or(0, |arg| launch.bytes(arg) / self.elem_bytes[arg].unwrap_or(1).max(1));
+            let available = access.arg.map_or(0, |arg| launch.bytes(arg) / elem_bytes[arg].unwrap_or(1).max(1));
             if access.arg.is_none() || elements.low < 0 || elements.high >= i128::from(available) {
                 let (end, farthest) = if elements.low < 0 { (LOW, elements.low) } else { (HIGH, elements.high) };
                 let told = access.arg.is_some() && !self.untold(&values)[access.elements as usize][end];
@@ -174,6 +198,10 @@ impl Reach {
                 Node::Index(start, end, step) => [either(start), either(start) || either(end) || either(step)],
                 Node::Grown { from, by, range, .. } => [[from, by].iter().chain(&range).any(|&id| either(id)); 2],
                 Node::If { then, otherwise, .. } => [either(then) || either(otherwise); 2],
+                Node::Sum(ref sum) => match value == at(sum.otherwise) {
+                    true => of(sum.otherwise),
+                    false => [sum.inputs().any(either); 2],
+                },
                 Node::Block { offset, shape, .. } => {
                     let cut = shape.filter(|&shape| value.high == at(shape).high - 1);
                     let low = value.low == at(offset).low && of(offset)[LOW];
@@ -229,6 +257,7 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
             let holds = tests.iter().all(|(test, inside)| inside.contains(at(*test)));
             if holds { at(then) } else { at(otherwise) }
         }
+        Node::Sum(ref sum) => sum.interval(values),
         Node::Block { offset, block, shape } => {
             let touched = at(offset).plus(Interval { low: 0, high: block as i128 - 1 });
             match shape {

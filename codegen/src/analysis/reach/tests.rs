@@ -217,3 +217,171 @@ fn long_chains_take_little_time() {
     assert_eq!(needed(&text, &[0, 1000], [10, 1, 1]), Some(210));
     assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
 }
+
+/// A loop that loads four elements `s` apart in each iteration, `by` farther each time: through pointers, or by a moving
+/// offset. Programs are 3 apart.
+fn moving(how: &str, stride: i32, mask: &str) -> String {
+    let (carried, ty, at, next) = match how {
+        "tile of pointers" => ("%own", "tensor<4xptr<f32>>", "%at = add %zs, %as : tensor<4xi32>", "ptr_add %q, %bys"),
+        "pointer" => ("%from", "ptr<f32>", "%qs = splat %q : tensor<4xptr<f32>>", "ptr_add %q, %by"),
+        _ => ("%as", "tensor<4xi32>", "%fs = splat %from : tensor<4xptr<f32>>", "add %q, %bys"),
+    };
+    let address = match how {
+        "tile of pointers" => "%u = ptr_add %q, %zs",
+        "pointer" => "%u = ptr_add %qs, %as",
+        _ => "%u = ptr_add %fs, %q",
+    };
+    let operand = if mask.is_empty() { "" } else { ", %k" };
+    format!(
+        "kernel @f(%p: ptr<f32>, %n: i32, %s: i32, %first: i32, %last: i32, %by: i32, %m: i32) {{
+  %pid = program_id {{axis = 0}} : i32
+  %three = constant {{value = 3}} : i32
+  %one = constant {{value = 1}} : i32
+  %zero = constant {{value = 0}} : i32
+  %stride = constant {{value = {stride}}} : i32
+  %row = mul %pid, %three : i32
+  %from = ptr_add %p, %row : ptr<f32>
+  %a = arange {{start = 0, end = 4}} : tensor<4xi32>
+  %zs = splat %zero : tensor<4xi32>
+  %ones = splat %one : tensor<4xi32>
+  %ss = splat %s : tensor<4xi32>
+  %as = mul %a, %ss : tensor<4xi32>
+  %ns = splat %n : tensor<4xi32>
+  %bys = splat %by : tensor<4xi32>
+  %froms = splat %from : tensor<4xptr<f32>>
+  %own = ptr_add %froms, %as : tensor<4xptr<f32>>
+  %r = for %first, %last, %stride, {carried} : {ty} (%i: i32, %q: {ty}) {{
+    %im = mul %i, %m : i32
+    %left = sub %n, %im : i32
+    %lefts = splat %left : tensor<4xi32>
+    %ims = splat %im : tensor<4xi32>
+    %sum = add %ims, %a : tensor<4xi32>
+    {mask}
+    {at}
+    {address} : tensor<4xptr<f32>>
+    %v = load %u{operand} {{eviction = normal}} : tensor<4xf32>
+    device_print %v {{prefix = \"v\"}}
+    %next = {next} : {ty}
+    yield %next
+  }}
+  return
+}}"
+    )
+}
+
+/// Masks of [`moving`] and what they let through, of an element of the range, the product of index and `m`, and `n`.
+type Allowed = fn(i32, i32, i32) -> bool;
+const MASKS: [(&str, Allowed); 7] = [
+    ("%k = cmp_lt %a, %lefts : tensor<4xbool>", |a, im, n| a < n.wrapping_sub(im)),
+    ("%k = cmp_gt %lefts, %a : tensor<4xbool>", |a, im, n| n.wrapping_sub(im) > a),
+    ("%k = cmp_lt %sum, %ns : tensor<4xbool>", |a, im, n| im.wrapping_add(a) < n),
+    ("%k = cmp_le %ns, %sum : tensor<4xbool>", |a, im, n| n <= im.wrapping_add(a)),
+    ("%o = cmp_ge %sum, %ns : tensor<4xbool>\n    %k = not %o : tensor<4xbool>", |a, im, n| im.wrapping_add(a) < n),
+    (
+        "%l = cmp_le %a, %lefts : tensor<4xbool>\n    %g = cmp_ge %a, %ones : tensor<4xbool>\n    %k = and %l, %g : tensor<4xbool>",
+        |a, im, n| a <= n.wrapping_sub(im) && a >= 1,
+    ),
+    ("", |_, _, _| true),
+];
+
+/// The lowest and the highest element that [`moving`] touches, counted one by one.
+fn counted(how: &str, stride: i32, allowed: Allowed, args: &[i32; 6]) -> Option<(i64, i64)> {
+    let &[n, s, first, last, by, m] = args;
+    let mut touched: Option<(i64, i64)> = None;
+    for pid in 0..2 {
+        for (turn, i) in (first..last).step_by(stride as usize).enumerate() {
+            for a in (0..4).filter(|&a| allowed(a, i.wrapping_mul(m), n)) {
+                let (own, moved) = (a.wrapping_mul(s), turn as i64 * i64::from(by));
+                let offset = match how {
+                    "offsets" => i64::from(own.wrapping_add(moved as i32)),
+                    _ => i64::from(own) + moved,
+                };
+                let element = pid * 3 + offset;
+                let (low, high) = touched.unwrap_or((element, element));
+                touched = Some((low.min(element), high.max(element)));
+            }
+        }
+    }
+    touched
+}
+
+/// Every launch of small numbers (and of some that wrap): refused wherever it leaves a buffer, by one element already.
+#[test]
+fn moved_pointers_reach_no_less_than_what_they_touch() {
+    let (mut launches, mut let_through) = (0, 0);
+    for how in ["tile of pointers", "pointer", "offsets"] {
+        for (stride, (mask, allowed)) in [1, 2].into_iter().flat_map(|stride| MASKS.map(|mask| (stride, mask))) {
+            let reach = Reach::of(&parse(&moving(how, stride, mask)).unwrap_or_else(|e| panic!("{e}")));
+            let numbers = [
+                [-1, 0, 5, 8, 11],
+                [1, -2, 3, 0, 1 << 30],
+                [0, 1, 0, 2, 0],
+                [0, 1, 2, 3, 4],
+                [4, 8, -3, 1, 1 << 30],
+                [4, 2, 1, 0, 1 << 30],
+            ];
+            for choice in 0..5usize.pow(6) {
+                // Every seventh of them, so that debug builds are quick, too.
+                if choice % 7 != 3 {
+                    continue;
+                }
+                let args: [i32; 6] = std::array::from_fn(|k| numbers[k][choice / 5usize.pow(k as u32) % 5]);
+                let integers: Vec<i128> = [0].into_iter().chain(args.map(i128::from)).collect();
+                let check = |elements: i64| {
+                    reach.check(&Numbers { integers: integers.clone(), bytes: 4 * elements as u64 }, [2, 1, 1])
+                };
+                let Some((low, high)) = counted(how, stride, allowed, &args) else { continue };
+                launches += 1;
+                if low < 0 {
+                    assert!(check(1 << 50).is_err(), "{how}, {mask} with {args:?} touches {low}");
+                } else {
+                    assert!(check(high).is_err(), "{how}, {mask} with {args:?} touches {high}");
+                    let_through += u32::from(check(high + 1).is_ok());
+                }
+            }
+        }
+    }
+    assert!(launches > 40_000 && let_through > launches / 4, "{let_through} of {launches} are let through");
+}
+
+#[test]
+fn masks_of_sums_bound_moved_pointers() {
+    for how in ["tile of pointers", "pointer", "offsets"] {
+        for (mask, allowed) in [0, 1, 2, 4].map(|k| MASKS[k]) {
+            for (n, s) in (1..20).flat_map(|n| [1, 2, 5].map(|s| (n, s))) {
+                // As many iterations as cover n; the pointers go with the index.
+                let args = [n, s, 0, (n + 3) / 4, 4 * s, 4];
+                let integers: Vec<i128> = [0].into_iter().chain(args.map(i128::from)).collect();
+                let touched = counted(how, 1, allowed, &args).map(|(_, high)| high as u64 + 1);
+                assert_eq!(needed(&moving(how, 1, mask), &integers, [2, 1, 1]), touched, "{how}, {mask} with {args:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_holds_in_one_iteration_says_nothing_of_those_before() {
+    // The offset is 10 + 9 + … + 2 where the loop is at 9, where each iteration adds 10 − index, 1 there.
+    let text = "kernel @f(%p: ptr<f32>, %last: i32) {
+  %ten = constant {value = 10} : i32
+  %nine = constant {value = 9} : i32
+  %one = constant {value = 1} : i32
+  %zero = constant {value = 0} : i32
+  %r = for %zero, %last, %one, %zero : i32 (%i: i32, %o: i32) {
+    %b = cmp_eq %i, %nine : bool
+    %by = sub %ten, %i : i32
+    if %b () {
+      %at = ptr_add %p, %o : ptr<f32>
+      %v = load %at {eviction = normal} : f32
+      device_print %v {prefix = \"v\"}
+      yield
+    } () {
+      yield
+    }
+    %next = add %o, %by : i32
+    yield %next
+  }
+  return
+}";
+    assert!(needed(text, &[0, 10], [1, 1, 1]).is_none_or(|elements| elements >= 55));
+}

@@ -1,0 +1,358 @@
+//! Addresses as sums of unknowns, bounded by what comparisons say of sums of the same unknowns.
+//!
+//! Triton's first product moves its pointers by `block · stride` in each iteration and loads where `i < k − n · block`, with n
+//! the iteration. Intervals see that i is small and that n · block is not: nothing bounds their sum. As sums, the address is
+//! row + stride · i + stride · block · n and the comparison i + block · n − k ≤ −1; `stride` times the comparison, taken from the
+//! address, leaves row + stride · (k − 1).
+//!
+//! Unknowns are the elements of ranges, program ids, iterations and every value that is no sum. Coefficients are numbers of
+//! the launch. Wherever arithmetic could wrap there is a *test* that it does not; where one fails, or a coefficient turns out
+//! to be no number, the plain interval remains.
+
+use super::build::{Axes, Bound, Builder, Step, loop_of, peel, step, widened};
+use super::{Interval, Node, NodeId};
+use crate::ir::{BinaryOp, Def, Op, OpId, Value};
+
+/// An interval that has to be inside another one.
+type Test = (NodeId, Interval);
+
+/// Values that are looked into for one address and its comparisons: more than people write, and a bound for what machines do.
+const BUDGET: usize = 400;
+/// Comparisons that count for one address.
+const MAX_LIMITS: usize = 16;
+/// Unknowns that may be beyond this are beyond every address.
+const FAR: i128 = 1 << 64;
+
+/// Σ coefficient · unknown, if the tests hold. Unknowns by their places in [`Bounded::unknowns`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Sum {
+    terms: Vec<(usize, NodeId)>,
+    tests: Vec<Test>,
+}
+
+/// A sum under conditions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Bounded {
+    unknowns: Vec<NodeId>,
+    sum: Sum,
+    /// Each of these sums is at most 0.
+    limits: Vec<Sum>,
+    /// The interval of the same value by other means.
+    pub otherwise: NodeId,
+}
+
+impl Bounded {
+    /// The interval of the sum.
+    pub fn interval(&self, values: &[Interval]) -> Interval {
+        let otherwise = values[self.otherwise as usize];
+        match self.by_sums(values) {
+            Some(interval) => interval.meet(otherwise),
+            None => otherwise,
+        }
+    }
+
+    fn by_sums(&self, values: &[Interval]) -> Option<Interval> {
+        let sum = self.coefficients(&self.sum, values)?;
+        let ranges: Vec<Interval> = self.unknowns.iter().map(|&id| values[id as usize]).collect();
+        if ranges.iter().any(|range| range.is_empty()) {
+            return Some(Interval::EMPTY);
+        }
+        if ranges.iter().any(|range| range.low < -FAR || range.high > FAR) {
+            return None;
+        }
+        let limits: Vec<Vec<i128>> = self.limits.iter().filter_map(|limit| self.coefficients(limit, values)).collect();
+        let negative = sum.iter().map(|&c| -c).collect();
+        Some(Interval { low: -most(negative, &limits, &ranges)?, high: most(sum, &limits, &ranges)? })
+    }
+
+    /// A coefficient for each unknown; `None` where a test fails or a coefficient is not one number.
+    fn coefficients(&self, sum: &Sum, values: &[Interval]) -> Option<Vec<i128>> {
+        if !sum.tests.iter().all(|&(test, inside)| inside.contains(values[test as usize])) {
+            return None;
+        }
+        let mut all = vec![0; self.unknowns.len()];
+        for &(unknown, coefficient) in &sum.terms {
+            let Interval { low, high } = values[coefficient as usize];
+            if low != high || low.abs() > FAR {
+                return None;
+            }
+            all[unknown] = low;
+        }
+        Some(all)
+    }
+
+    /// Every node that the interval depends on.
+    pub fn inputs(&self) -> impl Iterator<Item = NodeId> {
+        let of_terms = |sum: &Sum| sum.terms.iter().map(|&(_, coefficient)| coefficient).collect::<Vec<_>>();
+        let coefficients = std::iter::once(&self.sum).chain(&self.limits).flat_map(of_terms);
+        self.unknowns.iter().copied().chain(coefficients)
+    }
+}
+
+/// An upper bound of Σ sum · unknown where each limit's sum is at most 0.
+///
+/// For every λ ≥ 0, Σ sum · unknown ≤ Σ (sum − λ · limit) · unknown, whose maximum over the unknowns' ranges is easy. The best λ makes
+/// an unknown disappear. Limits are taken one after the other, with a whole λ each: never too low, and exact where each
+/// has unknowns of its own.
+fn most(mut sum: Vec<i128>, limits: &[Vec<i128>], ranges: &[Interval]) -> Option<i128> {
+    let mut best = highest(&sum, ranges)?;
+    for limit in limits {
+        let before = sum.clone();
+        for (&c, &l) in before.iter().zip(limit) {
+            if c.signum() * l.signum() <= 0 {
+                continue;
+            }
+            for lambda in [c / l, c / l + 1] {
+                let less = |(&c, &l): (&i128, &i128)| c.checked_sub(l.checked_mul(lambda)?);
+                let rest: Vec<i128> = before.iter().zip(limit).map(less).collect::<Option<_>>()?;
+                let high = highest(&rest, ranges)?;
+                if high < best {
+                    (best, sum) = (high, rest);
+                }
+            }
+        }
+    }
+    Some(best)
+}
+
+/// The maximum over ranges; `None` if that overflows.
+fn highest(sum: &[i128], ranges: &[Interval]) -> Option<i128> {
+    sum.iter().zip(ranges).try_fold(0i128, |all, (&c, range)| {
+        let end = if c < 0 { range.low } else { range.high };
+        all.checked_add(c.checked_mul(end)?)
+    })
+}
+
+/// What sums are made of.
+#[derive(Clone, PartialEq, Eq)]
+enum Unknown {
+    /// Always 1: its coefficient is the constant part.
+    One,
+    Value(Value, Axes),
+    /// Iterations of a `for` before this one.
+    Before(OpId),
+    /// All iterations of a `for`.
+    All(OpId),
+}
+
+/// A sum while it is made.
+#[derive(Clone, Default)]
+struct Form {
+    terms: Vec<(Unknown, NodeId)>,
+    tests: Vec<Test>,
+}
+
+impl Form {
+    fn of(unknown: Unknown, coefficient: NodeId) -> Form {
+        Form { terms: vec![(unknown, coefficient)], tests: Vec::new() }
+    }
+
+    fn plus(mut self, b: &mut Builder, other: Form) -> Form {
+        for (unknown, coefficient) in other.terms {
+            match self.terms.iter().position(|(own, _)| *own == unknown) {
+                Some(i) => self.terms[i].1 = folded(b, BinaryOp::Add, self.terms[i].1, coefficient),
+                None => self.terms.push((unknown, coefficient)),
+            }
+        }
+        self.tests.extend(other.tests);
+        self
+    }
+
+    fn times(mut self, b: &mut Builder, factor: NodeId) -> Form {
+        for (_, coefficient) in &mut self.terms {
+            *coefficient = folded(b, BinaryOp::Mul, *coefficient, factor);
+        }
+        self
+    }
+
+    fn minus(self, b: &mut Builder, other: Form) -> Form {
+        let less = b.number(-1);
+        let other = other.times(b, less);
+        self.plus(b, other)
+    }
+
+    fn at(&self, unknowns: &mut Vec<Unknown>) -> Sum {
+        let mut place = |unknown: &Unknown| {
+            unknowns.iter().position(|own| own == unknown).unwrap_or_else(|| {
+                unknowns.push(unknown.clone());
+                unknowns.len() - 1
+            })
+        };
+        let terms = self.terms.iter().map(|(unknown, coefficient)| (place(unknown), *coefficient)).collect();
+        Sum { terms, tests: self.tests.clone() }
+    }
+}
+
+/// A sum or product of nodes, at once where both are known.
+fn folded(b: &mut Builder, op: BinaryOp, x: NodeId, y: NodeId) -> NodeId {
+    match (b.constant(x), b.constant(y)) {
+        (Some(x), Some(y)) => b.push(Node::Known(x.binary(op, y))),
+        (Some(one), None) if op == BinaryOp::Mul && one == Interval::point(1) => y,
+        (None, Some(one)) if op == BinaryOp::Mul && one == Interval::point(1) => x,
+        _ => b.exact(op, x, y),
+    }
+}
+
+/// Elements from an argument's start on under the facts of this moment, no worse than `otherwise`.
+pub(super) fn bounded(b: &mut Builder, pointer: Value, axes: &[usize], otherwise: NodeId) -> Option<NodeId> {
+    let mut budget = BUDGET;
+    let sum = address(b, pointer, axes, &mut budget)?;
+    let mut limits = Vec::new();
+    for fact in b.facts.clone() {
+        let Bound::Below(than, more) = fact.bound else { continue };
+        let (small, large) = (form(b, fact.value, &fact.axes, &mut budget), form(b, than, &fact.axes, &mut budget));
+        let one = b.number(more.into());
+        let limit = small.minus(b, large).plus(b, Form::of(Unknown::One, one));
+        let shared = |(unknown, _): &(Unknown, NodeId)| {
+            *unknown != Unknown::One && sum.terms.iter().any(|(own, _)| own == unknown)
+        };
+        if limits.len() < MAX_LIMITS && limit.terms.iter().any(shared) {
+            limits.push(limit);
+        }
+    }
+    let mut unknowns = Vec::new();
+    let sum = sum.at(&mut unknowns);
+    let limits = limits.iter().map(|limit| limit.at(&mut unknowns)).collect();
+    let unknowns = unknowns.into_iter().map(|unknown| range(b, unknown)).collect();
+    Some(b.push(Node::Sum(Box::new(Bounded { unknowns, sum, limits, otherwise }))))
+}
+
+/// Interval of an unknown.
+fn range(b: &mut Builder, unknown: Unknown) -> NodeId {
+    let (id, after) = match unknown {
+        Unknown::One => return b.number(1),
+        Unknown::Value(v, axes) => return b.node(v, &axes),
+        Unknown::Before(id) => (id, false),
+        Unknown::All(id) => (id, true),
+    };
+    let (from, by) = (b.number(0), b.number(1));
+    let func = b.func;
+    let range = [0, 1, 2].map(|k| b.node(func.op(id).operands[k], &[]));
+    b.push(Node::Grown { from, by, range, after })
+}
+
+/// A pointer, in elements from its argument's start on.
+fn address(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Option<Form> {
+    let func = b.func;
+    let (v, axes) = peel(func, v, axes);
+    *budget = budget.checked_sub(1)?;
+    let (id, carried, iterations) = match func.value(v).def {
+        Def::Param(block, _) if block == func.body => return Some(Form::default()),
+        Def::Param(block, i) => {
+            let id = loop_of(func, block)?.0;
+            (id, i.checked_sub(1)?, Unknown::Before(id))
+        }
+        Def::Result(id, i) => match func.op(id).op {
+            Op::PtrAdd => {
+                let [base, offset] = func.op(id).operands[..] else { return None };
+                let base = address(b, base, &axes, budget)?;
+                let offset = form(b, offset, &axes, budget);
+                return Some(base.plus(b, offset));
+            }
+            Op::For { .. } => (id, i, Unknown::All(id)),
+            _ => return None,
+        },
+    };
+    let (init, by) = step(func, id, carried)?;
+    let by = number_of_launch(b, by)?;
+    let init = address(b, init, &[], budget)?;
+    Some(init.plus(b, Form::of(iterations, by)))
+}
+
+/// What each iteration adds, if that is the same number in the whole launch.
+fn number_of_launch(b: &mut Builder, by: Step) -> Option<NodeId> {
+    let (Step::Plus(v) | Step::Minus(v)) = by;
+    if !b.is_number_of_launch(v) {
+        return None;
+    }
+    let node = b.node(v, &[]);
+    Some(match by {
+        Step::Plus(_) => node,
+        Step::Minus(_) => {
+            let less = b.number(-1);
+            folded(b, BinaryOp::Mul, node, less)
+        }
+    })
+}
+
+/// Any integer as a sum; in the worst case of itself alone.
+fn form(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Form {
+    let func = b.func;
+    let (v, axes) = peel(func, v, axes);
+    if let Some(n) = func.constant_int(v) {
+        let n = b.number(n.into());
+        return Form::of(Unknown::One, n);
+    }
+    parts(b, v, &axes, budget).unwrap_or_else(|| {
+        let one = b.number(1);
+        Form::of(Unknown::Value(v, axes), one)
+    })
+}
+
+/// The sum that a value is, with the tests that it is no other one.
+fn parts(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Option<Form> {
+    let func = b.func;
+    let dtype = func.ty(v).dtype().filter(|d| d.is_int())?;
+    *budget = budget.checked_sub(1)?;
+    let (id, i) = match func.value(v).def {
+        Def::Param(block, _) if block == func.body => return None,
+        Def::Param(block, i) => {
+            let (id, data) = loop_of(func, block)?;
+            let Some(carried) = i.checked_sub(1) else {
+                let stride = number_of_launch(b, Step::Plus(data.operands[2]))?;
+                let start = form(b, data.operands[0], &[], budget);
+                return Some(start.plus(b, Form::of(Unknown::Before(id), stride)));
+            };
+            return carries(b, id, carried, Unknown::Before(id), budget);
+        }
+        Def::Result(id, i) => (id, i),
+    };
+    let data = func.op(id);
+    let mut sum = match (&data.op, &data.operands[..]) {
+        (Op::Binary(BinaryOp::Add), &[x, y]) => {
+            let (x, y) = (form(b, x, axes, budget), form(b, y, axes, budget));
+            x.plus(b, y)
+        }
+        (Op::Binary(BinaryOp::Sub), &[x, y]) => {
+            let (x, y) = (form(b, x, axes, budget), form(b, y, axes, budget));
+            x.minus(b, y)
+        }
+        (Op::Binary(BinaryOp::Mul), &[x, y]) => {
+            let (x, y) = if b.is_number_of_launch(y) { (x, y) } else { (y, x) };
+            if !b.is_number_of_launch(y) {
+                return None;
+            }
+            let factor = b.node(y, axes);
+            form(b, x, axes, budget).times(b, factor)
+        }
+        (Op::Cast, &[x]) if func.ty(x).dtype().is_some_and(|d| d.is_int()) => {
+            let mut sum = form(b, x, axes, budget);
+            if widened(func, v).is_none() {
+                sum.tests.push((b.node(x, axes), Interval::of_type(dtype)));
+            }
+            return Some(sum);
+        }
+        (Op::For { .. }, _) => return carries(b, id, i, Unknown::All(id), budget),
+        _ => return None,
+    };
+    if let (Op::Binary(op), &[x, y]) = (&data.op, &data.operands[..]) {
+        let [x, y] = [x, y].map(|part| b.node(part, axes));
+        sum.tests.push((b.exact(*op, x, y), Interval::of_type(dtype)));
+    }
+    Some(sum)
+}
+
+/// A value to which each iteration adds the same number: initial value + number · iterations.
+fn carries(b: &mut Builder, id: OpId, carried: usize, iterations: Unknown, budget: &mut usize) -> Option<Form> {
+    let func = b.func;
+    let (init, by) = step(func, id, carried)?;
+    let dtype = func.ty(init).dtype().filter(|d| d.is_int())?;
+    let by = number_of_launch(b, by)?;
+    let from = b.node(init, &[]);
+    let range = [0, 1, 2].map(|k| b.node(func.op(id).operands[k], &[]));
+    let after = matches!(iterations, Unknown::All(_));
+    let grown = b.push(Node::Grown { from, by, range, after });
+    let mut sum = form(b, init, &[], budget).plus(b, Form::of(iterations, by));
+    sum.tests.push((grown, Interval::of_type(dtype)));
+    Some(sum)
+}
