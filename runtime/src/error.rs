@@ -113,9 +113,9 @@ pub enum Error {
 
     #[error(
         "kernel {kernel}: `{name}` has {elements} elements, and the access at {place} may reach element {reached}\n  \
-         help: do the extents and strides that were passed fit the buffer, and the grid to them? A mask bounds an address that is \
-         computed from what it compares (`p + (first + i)` with `first + i < n`, not `i < n - first`), and none of pointers that a \
-         loop moves: compute them in the loop. What the numbers cannot tell is promised by `LaunchConfig::unchecked`"
+         help: do the extents and strides that were passed fit the buffer, and the grid to them? Does a mask bound the whole sum \
+         that the address is (`p + (first + i) * stride` with `first + i < n`, `i < n - first` too)? A loop that moves pointers has to \
+         move them by as much each time as its mask shrinks. What the numbers cannot tell is promised by `LaunchConfig::unchecked`"
     )]
     OutOfReach { kernel: String, name: String, elements: u64, reached: i128, place: String },
 

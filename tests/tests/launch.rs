@@ -262,6 +262,7 @@ fn moving_matmul(
     let mut a_ptrs = a + (offs_am.expand_dims(1) * stride_am + offs_k.expand_dims(0) * stride_ak);
     let mut b_ptrs = b + (offs_k.expand_dims(1) * stride_bk + offs_bn.expand_dims(0) * stride_bn);
     let mut acc = zeros::<f32>([block_m, block_n]);
+    let mut rest = k + beyond;
     for kk in range(0, cdiv(k, block_k)) {
         let left = k - kk * block_k + beyond;
         if spelling == 0 {
@@ -269,8 +270,8 @@ fn moving_matmul(
             let bt = load(b_ptrs, mask = offs_k.expand_dims(1) < left, other = 0.0);
             acc = dot(at, bt, acc);
         } else if spelling == 1 {
-            let at = load(a_ptrs, mask = left > offs_k.expand_dims(0), other = 0.0);
-            let bt = load(b_ptrs, mask = left > offs_k.expand_dims(1), other = 0.0);
+            let at = load(a_ptrs, mask = rest > offs_k.expand_dims(0), other = 0.0);
+            let bt = load(b_ptrs, mask = rest > offs_k.expand_dims(1), other = 0.0);
             acc = dot(at, bt, acc);
         } else if spelling == 2 {
             let at = load(a_ptrs, mask = kk * block_k + offs_k.expand_dims(0) < k + beyond, other = 0.0);
@@ -281,6 +282,7 @@ fn moving_matmul(
         }
         a_ptrs += block_k * stride_ak;
         b_ptrs += block_k * stride_bk;
+        rest -= block_k;
     }
     let offs_cm = pid_m * block_m + arange(0, block_m);
     let offs_cn = pid_n * block_n + arange(0, block_n);

@@ -24,34 +24,28 @@ const MAX_LIMITS: usize = 16;
 const FAR: i128 = 1 << 64;
 
 /// Σ coefficient · unknown, if the tests hold. Unknowns by their places in [`Bounded::unknowns`].
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 struct Sum {
     terms: Vec<(usize, NodeId)>,
     tests: Vec<Test>,
 }
 
 /// A sum under conditions.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub(super) struct Bounded {
     unknowns: Vec<NodeId>,
     sum: Sum,
     /// Each of these sums is at most 0.
     limits: Vec<Sum>,
-    /// The interval of the same value by other means.
-    pub otherwise: NodeId,
 }
 
 impl Bounded {
-    /// The interval of the sum.
-    pub fn interval(&self, values: &[Interval]) -> Interval {
-        let otherwise = values[self.otherwise as usize];
-        match self.by_sums(values) {
-            Some(interval) => interval.meet(otherwise),
-            None => otherwise,
-        }
+    /// What of an interval around the sum remains by its conditions; only of ends outside of `memory`.
+    pub fn cut(&self, plain: Interval, memory: Interval, values: &[Interval]) -> Interval {
+        self.ends(plain, memory, values).unwrap_or(plain)
     }
 
-    fn by_sums(&self, values: &[Interval]) -> Option<Interval> {
+    fn ends(&self, plain: Interval, memory: Interval, values: &[Interval]) -> Option<Interval> {
         let sum = self.coefficients(&self.sum, values)?;
         let ranges: Vec<Interval> = self.unknowns.iter().map(|&id| values[id as usize]).collect();
         if ranges.iter().any(|range| range.is_empty()) {
@@ -61,8 +55,15 @@ impl Bounded {
             return None;
         }
         let limits: Vec<Vec<i128>> = self.limits.iter().filter_map(|limit| self.coefficients(limit, values)).collect();
-        let negative = sum.iter().map(|&c| -c).collect();
-        Some(Interval { low: -most(negative, &limits, &ranges)?, high: most(sum, &limits, &ranges)? })
+        let mut ends = plain;
+        if plain.low < memory.low {
+            let negative = sum.iter().map(|&c| -c).collect();
+            ends.low = plain.low.max(-most(negative, &limits, &ranges)?);
+        }
+        if plain.high > memory.high {
+            ends.high = plain.high.min(most(sum, &limits, &ranges)?);
+        }
+        Some(ends)
     }
 
     /// A coefficient for each unknown; `None` where a test fails or a coefficient is not one number.
@@ -193,8 +194,8 @@ fn folded(b: &mut Builder, op: BinaryOp, x: NodeId, y: NodeId) -> NodeId {
     }
 }
 
-/// Elements from an argument's start on under the facts of this moment, no worse than `otherwise`.
-pub(super) fn bounded(b: &mut Builder, pointer: Value, axes: &[usize], otherwise: NodeId) -> Option<NodeId> {
+/// Elements from an argument's start on under the facts of this moment.
+pub(super) fn bounded(b: &mut Builder, pointer: Value, axes: &[usize]) -> Option<Bounded> {
     let mut budget = BUDGET;
     let sum = address(b, pointer, axes, &mut budget)?;
     let mut limits = Vec::new();
@@ -214,7 +215,7 @@ pub(super) fn bounded(b: &mut Builder, pointer: Value, axes: &[usize], otherwise
     let sum = sum.at(&mut unknowns);
     let limits = limits.iter().map(|limit| limit.at(&mut unknowns)).collect();
     let unknowns = unknowns.into_iter().map(|unknown| range(b, unknown)).collect();
-    Some(b.push(Node::Sum(Box::new(Bounded { unknowns, sum, limits, otherwise }))))
+    Some(Bounded { unknowns, sum, limits })
 }
 
 /// Interval of an unknown.

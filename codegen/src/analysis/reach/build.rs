@@ -1,7 +1,8 @@
 //! From a function to its formulas.
 
+use super::affine::{self, Bounded};
 use super::linear::Linear;
-use super::{Access, Formulas, Interval, Node, NodeId, Reach, affine};
+use super::{Access, Formulas, Interval, Node, NodeId, Reach};
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
 use crate::passes::edit::terminator;
 use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
@@ -30,7 +31,7 @@ pub(super) fn build(func: &Func) -> Reach {
         pointee.map(|d| d.bytes() as u64)
     });
     let sums = formulas(&func, true);
-    let of_use = sums.nodes.iter().any(|node| matches!(node, Node::Sum(_)));
+    let of_use = sums.accesses.iter().any(|access| access.sum.is_some());
     Reach { elem_bytes: elem_bytes.collect(), plain: formulas(&func, false), sums: of_use.then_some(sums) }
 }
 
@@ -177,8 +178,7 @@ impl Builder<'_> {
                 }
                 Op::Assume => self.add_facts(data.operands[0], &[], true),
                 _ if self.may_touch_memory(data) => {
-                    let anywhere = self.push(Node::Untold(DType::I64));
-                    self.access(None, anywhere, data);
+                    self.access_anywhere(data);
                 }
                 // Regions of reductions and scans hold arithmetic.
                 _ => {}
@@ -333,15 +333,12 @@ impl Builder<'_> {
         let func = self.func;
         let pointer = data.operands[0];
         let axes: Axes = (0..func.ty(pointer).shape().len()).collect();
-        let access = |b: &mut Self| {
-            let (arg, elements) = match b.pointer(pointer, &axes) {
-                Some((arg, elements)) if b.sums => {
-                    (Some(arg), affine::bounded(b, pointer, &axes, elements).unwrap_or(elements))
-                }
-                Some((arg, elements)) => (Some(arg), elements),
-                None => (None, b.push(Node::Untold(DType::I64))),
-            };
-            b.access(arg, elements, data);
+        let access = |b: &mut Self| match b.pointer(pointer, &axes) {
+            Some((arg, elements)) => {
+                let sum = if b.sums { affine::bounded(b, pointer, &axes) } else { None };
+                b.access(Some(arg), elements, sum, data);
+            }
+            None => b.access_anywhere(data),
         };
         match mask {
             Some(&mask) => self.given(mask, &axes, true, access),
@@ -356,8 +353,7 @@ impl Builder<'_> {
         let parts = func.def_op(view).map(|id| func.op(id)).filter(|made| matches!(made.op, Op::MakeView { .. }));
         let base = parts.and_then(|parts| self.pointer(parts.operands[0], &[]));
         let (Some(parts), Some((arg, mut elements))) = (parts, base) else {
-            let anywhere = self.push(Node::Untold(DType::I64));
-            return self.access(None, anywhere, data);
+            return self.access_anywhere(data);
         };
         let block = func.ty(view).shape();
         let rank = block.len();
@@ -368,10 +364,16 @@ impl Builder<'_> {
             let along = self.exact(BinaryOp::Mul, touched, stride);
             elements = self.exact(BinaryOp::Add, elements, along);
         }
-        self.access(Some(arg), elements, data);
+        self.access(Some(arg), elements, None, data);
     }
 
-    fn access(&mut self, arg: Option<usize>, elements: NodeId, data: &OpData) {
+    /// An access of which is not known where it goes.
+    fn access_anywhere(&mut self, data: &OpData) {
+        let anywhere = self.push(Node::Untold(DType::I64));
+        self.access(None, anywhere, None, data);
+    }
+
+    fn access(&mut self, arg: Option<usize>, elements: NodeId, sum: Option<Bounded>, data: &OpData) {
         let mut when = self.when.clone();
         for fact in self.facts.clone() {
             when.push(match fact.bound {
@@ -381,7 +383,7 @@ impl Builder<'_> {
         }
         when.sort_unstable();
         when.dedup();
-        self.accesses.push(Access { arg, elements, when, loc: data.loc.clone() });
+        self.accesses.push(Access { arg, elements, sum, when, loc: data.loc.clone() });
     }
 
     /// The argument that an address belongs to, and elements from its start on.

@@ -79,8 +79,6 @@ enum Node {
         block: usize,
         shape: Option<NodeId>,
     },
-    /// A sum of unknowns under conditions.
-    Sum(Box<Bounded>),
 }
 
 /// One load, store or atomic.
@@ -90,6 +88,8 @@ struct Access {
     arg: Option<usize>,
     /// Elements of the argument, from its start on.
     elements: NodeId,
+    /// The same as a sum of unknowns under conditions.
+    sum: Option<Bounded>,
     /// Happens only if none of these is empty.
     when: Vec<NodeId>,
     loc: Loc,
@@ -147,34 +147,65 @@ impl Reach {
         if grid.contains(&0) {
             return Ok(());
         }
-        self.plain.check(launch, grid, &self.elem_bytes).or_else(|beyond| match &self.sums {
-            Some(sums) => sums.check(launch, grid, &self.elem_bytes),
-            None => Err(beyond),
-        })
+        let values = self.plain.evaluate(launch, grid);
+        let Some(beyond) = self.plain.first_beyond(&values, |access| self.available(access, launch)) else {
+            return Ok(());
+        };
+        let Some(sums) = &self.sums else { return Err(self.plain.explain(&values, beyond)) };
+        let values = sums.evaluate(launch, grid);
+        match sums.first_beyond(&values, |access| self.available(access, launch)) {
+            Some(beyond) => Err(sums.explain(&values, beyond)),
+            None => Ok(()),
+        }
+    }
+
+    /// Elements that an access may touch.
+    fn available(&self, access: &Access, launch: &impl Launch) -> u64 {
+        access.arg.map_or(0, |arg| launch.bytes(arg) / self.elem_bytes[arg].unwrap_or(1).max(1))
     }
 }
 
 impl Formulas {
-    fn check(&self, launch: &impl Launch, grid: [u32; 3], elem_bytes: &[Option<u64>]) -> Result<(), Beyond> {
+    fn evaluate(&self, launch: &impl Launch, grid: [u32; 3]) -> Vec<Interval> {
         let mut values = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
             values.push(evaluate(node, &values, launch, grid));
         }
+        values
+    }
+
+    /// The first access that may leave its memory, with its elements and those there are.
+    fn first_beyond(
+        &self,
+        values: &[Interval],
+        available: impl Fn(&Access) -> u64,
+    ) -> Option<(&Access, Interval, u64)> {
         let at = |id: NodeId| values[id as usize];
-        for access in &self.accesses {
-            let elements = at(access.elements);
+        self.accesses.iter().find_map(|access| {
+            let mut elements = at(access.elements);
             if elements.is_empty() || access.when.iter().any(|&id| at(id).is_empty()) {
-                continue;
+                return None;
             }
-            let available = access.arg.map_or(0, |arg| launch.bytes(arg) / elem_bytes[arg].unwrap_or(1).max(1));
-            if access.arg.is_none() || elements.low < 0 || elements.high >= i128::from(available) {
-                let (end, farthest) = if elements.low < 0 { (LOW, elements.low) } else { (HIGH, elements.high) };
-                let told = access.arg.is_some() && !self.untold(&values)[access.elements as usize][end];
-                let reached = told.then_some(farthest);
-                return Err(Beyond { arg: access.arg, elements: available, reached, loc: access.loc.clone() });
+            let available = available(access);
+            let memory = Interval { low: 0, high: i128::from(available) - 1 };
+            if let (Some(sum), false) = (&access.sum, memory.contains(elements)) {
+                elements = sum.cut(elements, memory, values);
             }
-        }
-        Ok(())
+            (access.arg.is_none() || !memory.contains(elements)).then_some((access, elements, available))
+        })
+    }
+
+    fn explain(&self, values: &[Interval], (access, elements, available): (&Access, Interval, u64)) -> Beyond {
+        let untold = self.untold(values);
+        let (end, farthest) = if elements.low < 0 { (LOW, elements.low) } else { (HIGH, elements.high) };
+        let plain = values[access.elements as usize];
+        let by_sum = farthest != [plain.low, plain.high][end];
+        let unknown = match access.sum.as_ref().filter(|_| by_sum) {
+            Some(sum) => sum.inputs().any(|id| untold[id as usize].contains(&true)),
+            None => untold[access.elements as usize][end],
+        };
+        let reached = (access.arg.is_some() && !unknown).then_some(farthest);
+        Beyond { arg: access.arg, elements: available, reached, loc: access.loc.clone() }
     }
 
     /// For each node, whether its lower and its upper end depend on a number that is not followed, or that wrapped.
@@ -198,10 +229,6 @@ impl Formulas {
                 Node::Index(start, end, step) => [either(start), either(start) || either(end) || either(step)],
                 Node::Grown { from, by, range, .. } => [[from, by].iter().chain(&range).any(|&id| either(id)); 2],
                 Node::If { then, otherwise, .. } => [either(then) || either(otherwise); 2],
-                Node::Sum(ref sum) => match value == at(sum.otherwise) {
-                    true => of(sum.otherwise),
-                    false => [sum.inputs().any(either); 2],
-                },
                 Node::Block { offset, shape, .. } => {
                     let cut = shape.filter(|&shape| value.high == at(shape).high - 1);
                     let low = value.low == at(offset).low && of(offset)[LOW];
@@ -257,7 +284,6 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
             let holds = tests.iter().all(|(test, inside)| inside.contains(at(*test)));
             if holds { at(then) } else { at(otherwise) }
         }
-        Node::Sum(ref sum) => sum.interval(values),
         Node::Block { offset, block, shape } => {
             let touched = at(offset).plus(Interval { low: 0, high: block as i128 - 1 });
             match shape {
