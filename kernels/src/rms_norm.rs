@@ -13,19 +13,22 @@ use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
 use crate::walk::{Walk, default_walk};
+use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
 /// y = x · rstd · w and rstd = 1/√(mean(x²) + eps), computed in f32.
 ///
-/// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d.
+/// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d. With `reread`, whole rows are fetched a second time for
+/// the product instead of held in registers: from the L1 cache, as programs are small then.
 #[autotune(
     configs = [
-        Config(rows_tile = 1, num_warps = [2, 4, 8, 16]),
-        Config(rows_tile = [2, 4], num_warps = [4, 8]),
-        Config(rows_tile = 8, num_warps = 8),
+        Config(rows_tile = 1, reread = false, num_warps = [2, 4, 8, 16]),
+        Config(rows_tile = [2, 4], reread = false, num_warps = [4, 8]),
+        Config(rows_tile = 8, reread = false, num_warps = 8),
+        Config(rows_tile = 1, reread = true, num_warps = [4, 8, 16]),
     ],
     key = [d_tile, rows],
-    default = default_rows,
+    default = default_forward,
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
@@ -46,6 +49,7 @@ pub fn rms_norm_fwd<T: Float>(
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] whole_rows: bool,
+    #[constexpr = false] reread: bool,
 ) {
     let first_row = program_id(0) * rows_tile;
     let first_block = make_block_ptr(
@@ -75,9 +79,16 @@ pub fn rms_norm_fwd<T: Float>(
         order = [0],
     );
     if whole_rows {
-        let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
-        let s = rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps);
+        let (xt, s) = if reread {
+            let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_last).to::<f32>();
+            let s = rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps);
+            // Of no use in the L2 cache from now on, which is left to what is written.
+            (load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>(), s)
+        } else {
+            let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            (xt, rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps))
+        };
         store(rstd_block, s, boundary_check = [0]);
         store(y_block, (xt * s.expand_dims(1) * wt.expand_dims(0)).to::<T>(), boundary_check = [0, 1]);
     } else {
@@ -100,6 +111,10 @@ pub fn rms_norm_fwd<T: Float>(
             y_block = y_block.advance([0, d_tile]);
         }
     }
+}
+
+fn default_forward(problem: &Problem) -> Config {
+    default_rows(problem).set("reread", false)
 }
 
 /// grad_x, and partial_grad_w[p, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of program p.
@@ -253,6 +268,7 @@ pub fn forward<T: FloatElement>(
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
         whole_rows,
+        reread: false,
     };
     if whole_rows {
         kernel.launch_tuned(device, |args| rows.div_ceil(args.rows_tile))

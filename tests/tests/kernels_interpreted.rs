@@ -190,7 +190,8 @@ fn rms_norm_matches() {
         let x = HostTensor::random(dtype, &[rows, d], strides, &mut random);
         let w = HostTensor::random(dtype, &[d], &[2], &mut random);
         let (want_y, want_rstd) = rms_norm::reference::forward(&x.values(), &w.values(), 1e-5);
-        for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
+        let whole = d.next_power_of_two();
+        for (whole_rows, reread, d_tile) in [(true, false, whole), (true, true, whole), (false, false, 8)] {
             for form in forms() {
                 let mut y = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let mut rstd = HostTensor::poisoned(DType::F32, &[rows], &[3]);
@@ -209,7 +210,7 @@ fn rms_norm_matches() {
                     d.into(),
                     Arg::Float(1e-5),
                 ];
-                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
+                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, reread = reread };
                 interpret(form, &rms_norm::RMS_NORM_FWD, &[dtype], consts, programs(rows, 2), args);
                 y.check("y", &want_y, tolerance(dtype));
                 rstd.check("rstd", &want_rstd, 1e-5);

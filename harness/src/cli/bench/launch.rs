@@ -67,6 +67,7 @@ impl Small {
             rows_tile: 1,
             d_tile: D,
             whole_rows: true,
+            reread: false,
         }
         .launch_with(&self.device, &LaunchConfig::new(1))
     }
