@@ -213,13 +213,16 @@ fn fail(rank: Rank, what: &str, who: &str) -> Result<(), CommError> {
     let mut data = Buffer::<f32>::from_slice(&rank.device, &vec![1.0; 10_000]).unwrap();
     let mut load = Buffer::<f32>::zeros(&rank.device, 100_000_000).unwrap();
     let source = Buffer::<f32>::zeros(&rank.device, 100_000_000).unwrap();
+    if what == "kill-late-two" {
+        comm.limit_beside(4)?;
+    }
     for step in 1.. {
         if chosen && step == 5 {
             match what {
                 // SAFETY: ends this very process.
                 "kill" => drop(unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) }),
                 // The others' kernels wait for this rank's when it ends, which comes behind much work.
-                "kill-late" => {
+                "kill-late" | "kill-late-two" => {
                     (0..20_000).for_each(|_| load.copy_from(source.view()).unwrap());
                     let handle = start(comm, &mut data, Op::AllReduce(Reduce::Sum), None)?;
                     handle.wait()?;
@@ -280,7 +283,8 @@ fn ranks_that_disagree_all_hear_what_was_called() {
 
 #[test]
 fn a_killed_rank_ends_all() {
-    for what in ["kill:1", "kill-late:1"] {
+    // The last with two communicators of NCCL's, of which the second one is idle while a kernel of the first one waits for ever.
+    for what in ["kill:1", "kill-late:1", "kill-late-two:1"] {
         let Some(ran) = on_gpus(2, what) else { return };
         others_name(&ran, 2, 1, &[]);
         assert!(ran.text.contains("rank 1 failed first: it ended by signal 9 (SIGKILL)"), "{}", ran.text);

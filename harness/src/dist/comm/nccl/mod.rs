@@ -35,7 +35,7 @@ use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
 use crate::dist::rank::Place;
 use crate::ops::convert;
-use start::{initialize, is_installed, limited, meet};
+use start::{Made, initialize, is_installed, limited, meet};
 
 type Guard = OverLinks<Sockets>;
 
@@ -371,10 +371,29 @@ impl Nccl {
 
     /// Gives NCCL up: its kernels end, and so does whoever waits for the GPU.
     fn abort(&mut self) {
-        for comm in self.limited.drain(..).map(|(_, comm)| comm).chain(self.comm.take()) {
-            // SAFETY: not used again.
-            let _ = unsafe { result::comm_abort(comm) };
+        // SAFETY: not used again.
+        let abort = |Made(comm)| drop(unsafe { result::comm_abort(comm) });
+        let mut all: Vec<Made> =
+            self.limited.drain(..).map(|(_, comm)| comm).chain(self.comm.take()).map(Made).collect();
+        let last = all.pop();
+        if self.under_way.is_empty() {
+            all.into_iter().chain(last).for_each(abort);
+            return;
         }
+        // To free a communicator's memory waits for all of the GPU's kernels, those of the others too, which end when these are given up:
+        // each has a thread of its own.
+        let context = &self.context;
+        std::thread::scope(|scope| {
+            for comm in all {
+                let on_thread = move || {
+                    let _ = context.bind_to_thread();
+                    abort(comm);
+                };
+                // Without a thread it stays, and its kernels go on.
+                drop(std::thread::Builder::new().spawn_scoped(scope, on_thread));
+            }
+            last.into_iter().for_each(abort);
+        });
     }
 }
 
@@ -421,8 +440,14 @@ impl Carrier for Nccl {
             self.look()?;
         }
         let (rank, patience) = (self.rank, self.start_timeout);
-        let comm = limited(all, rank, multiprocessors, &mut self.guard, &self.context, patience)?;
-        self.limited.push((multiprocessors, comm));
+        match limited(all, rank, multiprocessors, &mut self.guard, &self.context, patience) {
+            Ok(comm) => self.limited.push((multiprocessors, comm)),
+            Err(error) => {
+                // A thread that was left behind may still use it. None of its kernels is under way.
+                self.comm = None;
+                return Err(error);
+            }
+        }
         Ok(())
     }
 

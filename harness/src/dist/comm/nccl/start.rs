@@ -68,7 +68,7 @@ fn address_over(host: &Communicator) -> Result<String> {
 }
 
 /// NCCL's handle, for the thread that gets it.
-struct Made(sys::ncclComm_t);
+pub struct Made(pub sys::ncclComm_t);
 
 // SAFETY: NCCL's communicators belong to no thread; one at a time uses this one.
 unsafe impl Send for Made {}
@@ -82,7 +82,8 @@ pub fn initialize(
     context: &Arc<CudaContext>,
     patience: Duration,
 ) -> Result<sys::ncclComm_t> {
-    patiently(rank, guard, context, patience, move || {
+    let help = "every rank needs a GPU of its own";
+    patiently(rank, guard, context, (patience, help), move || {
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
         let mut comm: sys::ncclComm_t = std::ptr::null_mut();
         // SAFETY: the communicator's handle is written by the call; this thread's context is the GPU's.
@@ -111,6 +112,9 @@ struct Config {
 const UNDEFINED: i32 = i32::MIN;
 const MAGIC: u32 = 0xcafe_beef;
 
+/// The first version with `ncclCommSplit`, 2.18.1, as `ncclGetVersion` says it.
+const SPLITS: i32 = 21_801;
+
 /// Another communicator of the ranks of `all`, for the same GPUs, whose kernels have at most `blocks` blocks: each takes a
 /// multiprocessor. Nothing is under way on `all`.
 pub fn limited(
@@ -122,7 +126,14 @@ pub fn limited(
     patience: Duration,
 ) -> Result<sys::ncclComm_t> {
     let all = Made(all);
-    patiently(rank, guard, context, patience, move || {
+    let help = "`--nccl-ctas 0` does without a limit of NCCL's blocks";
+    patiently(rank, guard, context, (patience, help), move || {
+        let version = result::get_nccl_version().map_err(|error| explain(None, &error))?;
+        if version < SPLITS {
+            return Err(format!(
+                "its version is {version}, and the first that limits blocks of some collectives is {SPLITS}"
+            ));
+        }
         // All of it, not the pointer alone, which may not move between threads.
         let all = all;
         let mut config = Config {
@@ -153,7 +164,7 @@ fn patiently(
     rank: usize,
     guard: &mut Guard,
     context: &Arc<CudaContext>,
-    patience: Duration,
+    (patience, help): (Duration, &str),
     make: impl FnOnce() -> Result<Made, String> + Send + 'static,
 ) -> Result<sys::ncclComm_t> {
     let (tell, told) = channel();
@@ -169,9 +180,7 @@ fn patiently(
     loop {
         let error = match told.recv_timeout(PAUSE) {
             Ok(Ok(Made(comm))) => return Ok(comm),
-            Ok(Err(why)) => CommError::Setup(format!(
-                "NCCL cannot connect rank {rank}: {why}\n  help: every rank needs a GPU of its own"
-            )),
+            Ok(Err(why)) => CommError::Setup(format!("NCCL cannot connect rank {rank}: {why}\n  help: {help}")),
             Err(RecvTimeoutError::Disconnected) => CommError::Setup(PANICKED.into()),
             Err(RecvTimeoutError::Timeout) => match guard.links().ended() {
                 Some(lost) => guard.explain(&barrier, deadline, lost),
