@@ -25,7 +25,7 @@ pub struct RankOptions {
     /// Round gradients to this type on their way: bf16 or f16. Sums are f32
     #[arg(long, value_name = "TYPE", value_parser = wire)]
     pub wire: Option<Dtype>,
-    /// Most multiprocessors that NCCL takes while backward goes on
+    /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 24, and 0 is NCCL's own choice
     #[arg(long, value_name = "N")]
     pub nccl_ctas: Option<u32>,
     /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes

@@ -91,7 +91,8 @@ pub struct DdpOptions {
 impl DdpOptions {
     /// Multiprocessors that products leave to collectives while gradients travel.
     pub fn left_multiprocessors(&self) -> u32 {
-        let taken = if self.nccl_ctas > 0 { self.nccl_ctas } else { NCCL_OWN_CTAS };
+        // A limit above what NCCL takes by itself changes nothing.
+        let taken = if self.nccl_ctas > 0 { self.nccl_ctas.min(NCCL_OWN_CTAS) } else { NCCL_OWN_CTAS };
         self.leave_sms.unwrap_or(taken)
     }
 
@@ -403,8 +404,10 @@ impl Inner {
         }
         while pass.order.get(pass.next).is_some_and(|&next| pass.missing[next] == 0) {
             self.send_next(&mut pass)?;
-            // This is the thread that walks backward.
-            leave_multiprocessors(self.options.left_multiprocessors());
+            // This is the thread that walks backward. A rank that is alone sends nothing.
+            if self.comm.world() > 1 {
+                leave_multiprocessors(self.options.left_multiprocessors());
+            }
         }
         Ok(())
     }

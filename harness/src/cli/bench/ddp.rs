@@ -316,7 +316,7 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             Way::Together(ddp, _) => Some(ddp),
         };
         let bucketed = ddp.filter(|ddp| ddp.form == Form::Bucketed);
-        let eager = ddp.filter(|ddp| ddp.is_eager() && comm.is_on_device());
+        let eager = ddp.filter(|ddp| ddp.is_eager() && comm.is_on_device() && comm.world() > 1);
         found.push(Found {
             size: size.clone(),
             form: ddp.map_or("none", |ddp| ddp.form.name()),
