@@ -41,6 +41,8 @@ impl Replay {
             None => self.loss.insert(Tensor::zeros(1, DType::F32, tokens.device())?).clone(),
         };
         let model = &self.model;
+        // A pass writes over blank gradients and adds to others: a recording does always the same, which is to add.
+        model.params().settle_grads()?;
         self.recorded.run(&[factor.to_bits(), model.params.generation()], &[tokens, targets], |inputs| {
             kept.slice_set(&pass(model, &inputs[0], &inputs[1], factor)?.reshape(1)?, 0, 0)
         })?;
