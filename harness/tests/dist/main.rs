@@ -3,6 +3,7 @@
 mod collectives;
 mod commands;
 mod faults;
+mod lend;
 mod model;
 #[cfg(feature = "mpi")]
 mod mpi;
