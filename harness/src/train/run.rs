@@ -396,7 +396,7 @@ impl<'a> Run<'a> {
             return error;
         }
         let gradient = matches!(error, Error::NotFinite { what: "the gradient", .. });
-        if gradient && self.team.is_some() && self.learner.can_update_by_bucket() {
+        if gradient && self.team.as_ref().is_some_and(|team| team.updates_by_bucket(&self.learner)) {
             // Parameters whose gradients came before those have had their step.
             return error;
         }

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::data::{Text, prepare};
 use crate::dist::comm::threads::threads;
-use crate::dist::ddp::DdpOptions;
+use crate::dist::ddp::{DdpOptions, Form};
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::{Init, ParamSpec, Params};
 use crate::train::{Sampling, generate};
@@ -264,4 +264,66 @@ fn a_loss_that_is_no_number_stops_the_run_with_its_state_saved() {
     table.set_value(&(table.value().unwrap() + f64::INFINITY).unwrap()).unwrap();
     let message = Run::begin(&model, &data, options(20), &folder, None).unwrap().step().unwrap_err().to_string();
     assert!(message.contains("step 1") && message.contains("the parameter `table`"), "{message}");
+}
+
+/// A loss that is a number, of which the gradient is none.
+struct Steep(Bigrams);
+
+impl LanguageModel for Steep {
+    fn params(&self) -> &Params {
+        self.0.params()
+    }
+
+    fn hyperparameters(&self) -> Value {
+        self.0.hyperparameters()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.0.vocabulary
+    }
+
+    fn context(&self) -> usize {
+        self.0.context()
+    }
+
+    fn logits(&self, tokens: &Tensor) -> candle_core::Result<Tensor> {
+        self.0.logits(tokens)
+    }
+
+    fn loss(&self, tokens: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
+        // All are zeros at the start.
+        self.0.loss(tokens, targets)? + self.0.params.get("table")?.leaf(DType::F32)?.sum_all()?.sqrt()?
+    }
+
+    fn flop_per_token(&self, context: usize) -> f64 {
+        self.0.flop_per_token(context)
+    }
+}
+
+/// The state before a step is saved unless parameters may have had a part of it.
+#[test]
+fn a_gradient_that_is_no_number_stops_ranks_with_their_state_saved_where_it_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    for (form, clip, saves) in [
+        (Form::Naive, None, true),
+        (Form::Flat, None, true),
+        (Form::Bucketed, Some(1.0), true),
+        (Form::Overlap, None, false),
+        (Form::Bucketed, None, false),
+    ] {
+        let model = Steep(Bigrams::new(data.tokenizer.vocabulary()));
+        let team = TeamOptions {
+            comm: std::sync::Arc::new(threads(1, Default::default()).unwrap().remove(0)),
+            ddp: DdpOptions { form, ..DdpOptions::default() },
+            shard: None,
+        };
+        let options = RunOptions { learner: LearnerOptions { clip, ..options(2).learner }, ..options(2) };
+        let folder = dir.path().join(format!("{form:?} {clip:?}"));
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team)).unwrap();
+        let message = run.step().unwrap_err().to_string();
+        assert!(message.contains("the gradient") && message.contains("`table`"), "{message}");
+        assert_eq!(folder.join(NOT_FINITE).exists(), saves, "{form:?}, {clip:?}: {message}");
+        assert_eq!(message.contains(NOT_FINITE), saves, "{message}");
+    }
 }

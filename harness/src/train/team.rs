@@ -106,12 +106,17 @@ impl Team {
         self.comm.rank() == 0
     }
 
+    /// Whether [`Team::finish`] updates parameters before all gradients are there.
+    pub fn updates_by_bucket(&self, learner: &Learner) -> bool {
+        self.ddp.is_eager() && learner.can_update_by_bucket()
+    }
+
     /// The end of a step after backward: waits for gradients, and updates parameters, where it can while gradients still travel.
     ///
     /// # Errors
     /// Those of communication and of [`Learner::update`].
     pub fn finish(&self, learner: &mut Learner) -> Result<(Synchronized, Update)> {
-        if self.ddp.is_eager() && learner.can_update_by_bucket() {
+        if self.updates_by_bucket(learner) {
             return learner.update_by_bucket(&self.ddp);
         }
         let sent = self.ddp.finish_gradient_synchronization()?;
