@@ -11,7 +11,12 @@ command -v mpirun >/dev/null || missing+=(openmpi-bin)
 # Where bindgen looks: a folder that LIBCLANG_PATH names, llvm-config's, or the system's.
 has_libclang() {
     [ -n "${LIBCLANG_PATH:-}" ] && return
-    ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*-linux-gnu/libclang*.so* >/dev/null 2>&1
+    local file
+    # libclang-cpp is another library; and a package may leave links to files of one that is not installed.
+    for file in /usr/lib/llvm-*/lib/libclang{,-[0-9]*}.so* /usr/lib/*-linux-gnu/libclang{,-[0-9]*}.so*; do
+        [ -e "$file" ] && return
+    done
+    return 1
 }
 has_libclang || missing+=(libclang-dev)
 
