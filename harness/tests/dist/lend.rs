@@ -89,7 +89,7 @@ fn train(comm: Communicator, way: Way, form: Form, lends: bool) -> (Vec<f32>, bo
             lent |= step + micro == 0 && gradient() != before;
             let share = 1.0 / way.micro_batches as f64;
             match micro + 1 < way.micro_batches {
-                true => team.ddp().no_sync(|| learner.backward(&loss, share)).unwrap(),
+                true => team.ddp().no_sync(|| learner.backward(&loss, share).unwrap()),
                 false => learner.backward(&loss, share).unwrap(),
             }
         }
