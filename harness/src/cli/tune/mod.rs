@@ -89,6 +89,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let device = open(arguments.device)?;
     let mut table = arguments.export.as_deref().map(|path| read_export(path, &device)).transpose()?;
     let mut answers: Vec<Answer> = Vec::new();
+    let mut written = Vec::new();
     for problem in &problems {
         answers.push(arguments.ask(problem)?);
         // What is found is kept and shown at once: the next problem may be stopped.
@@ -100,16 +101,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         }
         write!(out, "{}", report(std::slice::from_ref(last)).to_text())?;
         out.flush()?;
-        arguments.outputs.write_files(&arguments.outputs.with_machine(report(&answers)))?;
+        written = arguments.outputs.write_files(&arguments.outputs.with_machine(report(&answers)))?;
     }
     if answers.len() > 1 {
         let all = Report::new("tune", "Tuning").table(chosen(&answers));
         write!(out, "\n{}", arguments.outputs.with_machine(all).to_text())?;
     }
-    for path in arguments.outputs.write_files(&arguments.outputs.with_machine(report(&answers)))? {
-        writeln!(out, "wrote {}", path.display())?;
-    }
-    if let Some(path) = &arguments.export {
+    for path in written.iter().chain(&arguments.export) {
         writeln!(out, "wrote {}", path.display())?;
     }
     Ok(())
@@ -190,11 +188,7 @@ impl Arguments {
                     problems.extend(sizes.iter().map(|size| Problem::matmul(dtype, *size)));
                     continue;
                 }
-                if worker::is_over_rows(kernel) {
-                    let (rows, widths): (usize, &[usize]) = match kernel == "cross_entropy_fwd" {
-                        true => (16384, &[10_000, 50_257, 131_072]),
-                        false => (50_000, &[1024, 2048, 4096, 8192]),
-                    };
+                if let Some((rows, widths)) = worker::usual_rows(kernel) {
                     let rows = self.rows.unwrap_or(if gpu { rows } else { 512 });
                     let shapes = or(&self.d, widths, &[256]).into_iter().map(|d| [rows, d]);
                     problems.extend(shapes.map(|shape| Problem::over_rows(kernel, dtype, shape)));

@@ -19,31 +19,37 @@ use crate::cli::{CliError, Result};
 /// The kernels that `attention` means.
 pub const ATTENTION: [&str; 3] = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
 pub const MATMUL: &str = "matmul";
-/// The kernels over rows, and what launches them.
-const ROWS: [(&str, Op); 8] = [
-    ("cross_entropy_fwd", Op::CrossEntropy),
-    ("layer_norm_bwd", Op::LayerNormBackward),
-    ("layer_norm_fwd", Op::LayerNorm),
-    ("rms_norm_bwd", Op::RmsNormBackward),
-    ("rms_norm_fwd", Op::RmsNorm),
-    ("softmax_rows", Op::Softmax),
-    ("weighted_sum_bwd", Op::WeightedSumBackward),
-    ("weighted_sum_fwd", Op::WeightedSum),
+/// Rows, and elements of a row, several of them.
+type RowShapes = (usize, &'static [usize]);
+
+const TOKENS: RowShapes = (50_000, &[1024, 2048, 4096, 8192]);
+const LOGITS: RowShapes = (16_384, &[10_000, 50_257, 131_072]);
+
+/// The kernels over rows, what launches them, and what they are tuned for on a GPU where nobody says otherwise.
+const ROWS: [(&str, Op, RowShapes); 8] = [
+    ("cross_entropy_fwd", Op::CrossEntropy, LOGITS),
+    ("layer_norm_bwd", Op::LayerNormBackward, TOKENS),
+    ("layer_norm_fwd", Op::LayerNorm, TOKENS),
+    ("rms_norm_bwd", Op::RmsNormBackward, TOKENS),
+    ("rms_norm_fwd", Op::RmsNorm, TOKENS),
+    ("softmax_rows", Op::Softmax, TOKENS),
+    ("weighted_sum_bwd", Op::WeightedSumBackward, TOKENS),
+    ("weighted_sum_fwd", Op::WeightedSum, TOKENS),
 ];
 
 /// Everything that can be tuned.
 pub fn kernels() -> impl Iterator<Item = &'static str> {
-    ATTENTION.into_iter().chain([MATMUL]).chain(ROWS.map(|(name, _)| name))
+    ATTENTION.into_iter().chain([MATMUL]).chain(ROWS.map(|(name, ..)| name))
 }
 
 /// What launches a kernel over rows; `None` for the others.
 fn op_of(kernel: &str) -> Option<Op> {
-    ROWS.iter().find(|(name, _)| *name == kernel).map(|(_, op)| *op)
+    ROWS.iter().find(|(name, ..)| *name == kernel).map(|(_, op, _)| *op)
 }
 
-/// Whether a kernel works on rows.
-pub fn is_over_rows(kernel: &str) -> bool {
-    op_of(kernel).is_some()
+/// Usual shapes of a kernel over rows; `None` for the others.
+pub fn usual_rows(kernel: &str) -> Option<RowShapes> {
+    ROWS.iter().find(|(name, ..)| *name == kernel).map(|(_, _, shapes)| *shapes)
 }
 
 /// A kernel and what it is tuned for.
