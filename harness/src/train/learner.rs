@@ -88,6 +88,19 @@ enum Engine {
     Shared(Box<ShardedOptimizer<AdamW>>),
 }
 
+impl Engine {
+    /// The optimizer where it is whole, for steps that are made in pieces.
+    fn whole(&mut self) -> Result<&mut AdamW> {
+        match self {
+            Engine::Whole(adamw) => Ok(adamw),
+            Engine::Shared(_) => {
+                let message = "an optimizer that ranks share makes its steps with `update`";
+                Err(candle_core::Error::Msg(message.into()).into())
+            }
+        }
+    }
+}
+
 /// First and second moments of all parameters.
 pub enum Moments<'a> {
     /// Where the optimizer keeps them.
@@ -275,10 +288,7 @@ impl Learner {
     /// # Errors
     /// An optimizer of which every rank has a part, and those of the launches.
     pub fn announce(&mut self) -> Result<Announced> {
-        let Engine::Whole(adamw) = &mut self.engine else {
-            let message = "an optimizer that ranks share makes its steps with `update`";
-            return Err(candle_core::Error::Msg(message.into()).into());
-        };
+        let adamw = self.engine.whole()?;
         let _phase = phase(Phase::Optimizer);
         let (step, optimizer_steps) = (self.step + 1, adamw.steps());
         let rate = self.options.schedule.rate(step);
@@ -305,10 +315,7 @@ impl Learner {
         if self.found.elem_count() != wanted {
             self.found = Tensor::zeros(wanted, DType::F64, self.params.device())?;
         }
-        let Engine::Whole(adamw) = &mut self.engine else {
-            let message = "an optimizer that ranks share makes its steps with `update`";
-            return Err(candle_core::Error::Msg(message.into()).into());
-        };
+        let adamw = self.engine.whole()?;
         let of = (&self.params, self.groups.as_slice());
         match self.params.grads().dtype() {
             DType::BF16 => decide_on::<bf16>(of, adamw, losses, [&self.told, &self.found]),
@@ -348,10 +355,7 @@ impl Learner {
     /// The device's part of a step by buckets.
     fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<Synchronized> {
         let _phase = phase(Phase::Optimizer);
-        let Engine::Whole(adamw) = &mut self.engine else {
-            let message = "an optimizer that ranks share makes its steps with `update`";
-            return Err(candle_core::Error::Msg(message.into()).into());
-        };
+        let adamw = self.engine.whole()?;
         let of = (&self.params, self.groups.as_slice());
         match self.params.grads().dtype() {
             DType::BF16 => decide_by_bucket::<bf16>(of, adamw, ddp, [&self.told, &self.found]),
