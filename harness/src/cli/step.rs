@@ -160,8 +160,12 @@ impl Step {
             .map_err(explained)?
         };
         if let Some(learner) = &mut self.learner {
-            learner.backward(&loss, 1.0).map_err(stopped)?;
-            drop(loss);
+            {
+                // What backward kept is given up in it: a measured step has no time outside of its phases.
+                let _phase = phase(Phase::Backward);
+                learner.backward(&loss, 1.0).map_err(stopped)?;
+                drop(loss);
+            }
             match (&self.team, self.work) {
                 (Some(team), Work::TrainStep) => drop(team.finish(learner).map_err(stopped)?),
                 (None, Work::TrainStep) => drop(learner.update().map_err(stopped)?),
