@@ -5,7 +5,8 @@
 #
 # OUT     where logs, rows and tables go (./out)
 # PEERS   a Python program that prints rows of other implementations, for the same run (with the step leaderboard)
-# SWEEP_PEERS, ROW_PEERS   the same for the steps table and rows
+# SWEEP_PEERS, ROW_PEERS   the same for the steps table and rows; for table, where PyTorch is, it is peers_sweep.py unless you say otherwise
+# TUNE_SECONDS   for each problem that the step rows tunes (8)
 #
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
@@ -136,7 +137,7 @@ peers() {
     local name=$1
     shift
     [ -n "${1:-}" ] || return 0
-    run "$name" 280 python3 "$@"
+    run "$name" 400 python3 "$@"
     grep '^{' "$out/$name.log" >"$out/$name.jsonl"
 }
 
@@ -166,7 +167,8 @@ leaderboard() {
 rows() {
     local kernel
     for kernel in rms_norm_bwd rms_norm_fwd layer_norm_bwd layer_norm_fwd weighted_sum_bwd weighted_sum_fwd softmax_rows; do
-        run "tune-$kernel" 100 "$bin/tilewright" tune "$kernel" --device cuda:0 --dtype f32,bf16 --d 1024,2048,4096,8192 --budget 8 \
+        run "tune-$kernel" 100 "$bin/tilewright" tune "$kernel" --device cuda:0 --dtype f32,bf16 --d 1024,2048,4096,8192 \
+            --budget "${TUNE_SECONDS:-8}" \
             --export "$out/tuned.json"
         tables+=("$out/tune-$kernel.log")
     done
@@ -180,7 +182,11 @@ rows() {
 }
 
 table() {
-    peers sweep-peers ${SWEEP_PEERS:+"$SWEEP_PEERS" sweep}
+    local program=${SWEEP_PEERS:-}
+    if [ -z "$program" ] && python3 -c 'import torch, triton' 2>/dev/null; then
+        program=$here/peers_sweep.py
+    fi
+    peers sweep-peers ${program:+"$program" sweep}
     lead table 560 "$out/sweep-peers.jsonl" --sweep
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds what a GPU machine needs to check and measure Tilewright into one file, build/gpu/package.tar.xz, and puts the
-# script that uses it beside it. That machine needs neither Rust nor LLVM nor a CUDA toolkit: docs/gpu-testing.md.
+# scripts that use it beside it. That machine needs neither Rust nor LLVM nor a CUDA toolkit: docs/gpu-testing.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -42,6 +42,6 @@ echo "gpu-package: compressing"
 tar -C "$contents" -cf "$scratch/package.tar" commit gpu gpu_random leaderboard tilewright
 xz --threads=1 --lzma2=preset=6,dict=256MiB -c "$scratch/package.tar" >"$scratch/package.tar.xz"
 mv "$scratch/package.tar.xz" "$out/package.tar.xz"
-cp scripts/gpu-check.sh scripts/check-common.sh "$out/"
-echo "gpu-package: $out has package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit), gpu-check.sh and check-common.sh."
+cp scripts/gpu-check.sh scripts/check-common.sh scripts/peers_sweep.py "$out/"
+echo "gpu-package: $out has package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit), gpu-check.sh, check-common.sh and peers_sweep.py."
 echo "On the machine with the GPU: ./gpu-check.sh"
