@@ -4,3 +4,4 @@ pub mod axis;
 pub mod reach;
 pub mod registers;
 pub mod tensor_map;
+pub mod written;

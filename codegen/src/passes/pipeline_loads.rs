@@ -10,11 +10,12 @@
 //! Requires: stage laid.
 //! Keeps: meaning; barriers of everything but the rings are still to be placed.
 //! Does not: pipeline loads whose address comes from memory, nor loads that `cp.async` cannot express (accesses under four
-//! bytes, padding other than zero).
+//! bytes, padding other than zero), nor loads of memory that the kernel writes: an iteration may need what the one before
+//! has written.
 
 use super::assign_layouts::{view_parts, view_vector};
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::tensor_map;
+use crate::analysis::{tensor_map, written};
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};
 use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
@@ -85,6 +86,7 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
     let region = func.op(id).regions[0];
     let uses = func.use_counts();
     let axis = AxisAnalysis::new(func);
+    let written = written::through(func);
     let ops = func.block(region).ops.clone();
     let mut found = Vec::new();
     for &load in &ops {
@@ -95,6 +97,9 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
         let (elem, run) = (*elem, block[view_parts(func, view).order[0]] as u64);
         let wide = view_vector(func, &axis, view, boundary).min(run) * elem.bytes() as u64 >= MIN_COPY_BYTES;
         if !wide || elem == DType::Bool || !depends_on_scalars(func, region, view) {
+            continue;
+        }
+        if !written.is_disjoint(&written::sources(func, view)) {
             continue;
         }
         let mut allocs = ops.iter().filter(|&&op| func.op(op).op == Op::LocalAlloc && func.op(op).operands == [tile]);

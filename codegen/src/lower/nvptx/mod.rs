@@ -27,6 +27,7 @@ use self::emit::{Emitter, Val};
 use self::plan::SharedPlan;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
+use crate::analysis::written;
 use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::LinearLayout;
 use crate::lower::Unsupported;
@@ -199,7 +200,7 @@ impl<'f> Lowering<'f> {
     /// The kernel's own parameters.
     fn params(&mut self) -> Vec<String> {
         let func = self.func;
-        let written = plan::written_pointers(func);
+        let written = written::through(func);
         let mut params = Vec::new();
         for (i, (arg, &v)) in func.args.iter().zip(&func.block(func.body).params).enumerate() {
             let elem = func.ty(v).elem().expect("internal compiler error: argument type");

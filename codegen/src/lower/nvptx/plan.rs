@@ -8,7 +8,7 @@
 //! Of rings (buffers that asynchronous copies fill) the pass that made them placed the barriers; here they only wait for
 //! what used their memory before.
 
-use crate::ir::{BlockId, Effects, Elem, Func, Op, OpId, Type, Value};
+use crate::ir::{BlockId, Elem, Func, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim};
 use std::collections::{HashMap, HashSet};
 
@@ -363,73 +363,5 @@ fn scratch_bytes(func: &Func, id: OpId) -> u32 {
             }
         }
         _ => 0,
-    }
-}
-
-/// Pointer arguments through which something is written.
-pub(super) fn written_pointers(func: &Func) -> HashSet<Value> {
-    let mut written = HashSet::new();
-    for id in func.walk() {
-        let data = func.op(id);
-        if data.op.effects() == Effects::Write {
-            match data.op {
-                Op::LocalStore | Op::AsyncCopy { .. } | Op::TmaLoad { .. } => {}
-                _ => mark(func, data.operands[0], &mut written, &mut HashSet::new()),
-            }
-        }
-    }
-    written
-}
-
-/// Everything that an address is computed from, as far as pointers and views go.
-fn mark(func: &Func, v: Value, written: &mut HashSet<Value>, seen: &mut HashSet<Value>) {
-    if !seen.insert(v) {
-        return;
-    }
-    written.insert(v);
-    match func.value(v).def {
-        crate::ir::Def::Result(id, index) => {
-            let data = func.op(id);
-            for &o in &data.operands {
-                let pointer =
-                    matches!(func.ty(o).elem(), Some(Elem::Ptr(_))) || matches!(func.ty(o), Type::View { .. });
-                if pointer {
-                    mark(func, o, written, seen);
-                }
-            }
-            for &r in &data.regions {
-                if let Some(&last) = func.block(r).ops.last() {
-                    let operands = &func.op(last).operands;
-                    let skip = usize::from(matches!(func.op(last).op, Op::Condition));
-                    if let Some(&y) = operands.get(index + skip) {
-                        mark(func, y, written, seen);
-                    }
-                }
-            }
-        }
-        crate::ir::Def::Param(block, index) => {
-            // A carried value: the initial value, and what the loop yields.
-            for id in func.walk() {
-                let data = func.op(id);
-                if data.regions.contains(&block) {
-                    let skip = match data.op {
-                        Op::For { .. } => 2,
-                        _ => 0,
-                    };
-                    if let Some(&init) = data.operands.get(index + skip) {
-                        mark(func, init, written, seen);
-                    }
-                    for &r in &data.regions {
-                        if let Some(&last) = func.block(r).ops.last() {
-                            for &y in &func.op(last).operands {
-                                if func.ty(y) == func.ty(v) {
-                                    mark(func, y, written, seen);
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
     }
 }

@@ -1,0 +1,257 @@
+//! Loops that fetch ahead without products (`range(…, num_stages = …)`): on the simulated GPU, which reports races, buffers that are
+//! read before they are filled and accesses outside of memory, against sums in f64.
+
+use tilewright::prelude::*;
+use tilewright_codegen::ir::{DType, Func, Op};
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::pipeline;
+use tilewright_codegen::target::{CompileOptions, GpuArch};
+use tilewright_tests::configurations::well_aligned;
+use tilewright_tests::consts;
+use tilewright_tests::interpret::{Arg, Form, interpret, record};
+use tilewright_tests::numerics::{HostTensor, Random, tolerance};
+
+/// y[j] = Σ of i · x[i, j] over i = first, first + by, … below end, and of w[i] alone; in columns 0 and up.
+#[kernel]
+fn walk<T: Float>(
+    x: In<T>,
+    w: In<f32>,
+    y: Out<f32>,
+    stride: i64,
+    rows: i32,
+    d: i32,
+    first: i32,
+    end: i32,
+    by: i32,
+    #[constexpr] d_tile: usize,
+    #[constexpr] stages: usize,
+) {
+    let mut total = zeros::<f32>([1, d_tile]);
+    for i in range(first, end, by, num_stages = stages) {
+        let block = make_block_ptr(
+            x,
+            shape = [rows, d],
+            strides = [stride, 1],
+            offsets = [i, 0],
+            block_shape = [1, d_tile],
+            order = [1, 0],
+        );
+        let w_block = make_block_ptr(w, shape = [rows], strides = [1], offsets = [i], block_shape = [1], order = [0]);
+        let weights = load(w_block, boundary_check = [0], padding = zero);
+        total += load(block, boundary_check = [0, 1], padding = zero).to::<f32>() * i.to::<f32>();
+        total += weights.expand_dims(1);
+    }
+    let y_block = make_block_ptr(
+        y,
+        shape = [1, d],
+        strides = [d, 1],
+        offsets = [0, 0],
+        block_shape = [1, d_tile],
+        order = [1, 0],
+    );
+    store(y_block, total, boundary_check = [1]);
+}
+
+/// Everything that is odd about a loop: its end, its step, rows beyond the matrix, columns that no vector divides.
+#[test]
+fn walks_of_any_length_and_step() {
+    let mut random = Random::new(1);
+    for (dtype, d, stride) in [
+        (DType::BF16, 48, 48),
+        (DType::BF16, 136, 144),
+        (DType::F16, 64, 64),
+        (DType::F32, 37, 41),
+        (DType::F32, 64, 80),
+        (DType::F64, 5, 5),
+    ] {
+        let rows = 7;
+        let x = HostTensor::random(dtype, &[rows, d], &[stride, 1], &mut random);
+        let w = HostTensor::random(DType::F32, &[rows], &[1], &mut random);
+        for (first, end, by) in
+            [(0, 0, 1), (3, 1, 1), (0, 1, 1), (0, 2, 1), (1, 4, 1), (0, 7, 1), (0, 7, 3), (2, 11, 2)]
+        {
+            let mut want = vec![0.0; d];
+            for i in (first..end).step_by(by) {
+                for (j, sum) in want.iter_mut().enumerate().filter(|_| i < rows) {
+                    *sum += i as f64 * x.values()[i * d + j] + w.values()[i];
+                }
+            }
+            for (stages, num_warps, arch) in [
+                (2usize, 1, GpuArch::Sm80),
+                (2, 4, GpuArch::Sm90a),
+                (3, 2, GpuArch::Sm80),
+                (4, 4, GpuArch::Sm90a),
+                (5, 8, GpuArch::Sm80),
+            ] {
+                let mut y = HostTensor::poisoned(DType::F32, &[d], &[1]);
+                let numbers = [stride, rows, d, first, end, by].map(Arg::from);
+                let args =
+                    &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y)].into_iter().chain(numbers).collect::<Vec<_>>();
+                let consts = consts! { d_tile = d.next_power_of_two(), stages = stages };
+                let form = Form::Simulated { arch, num_warps, num_stages: 1 };
+                interpret(form, &WALK, &[dtype], consts, [1, 1, 1], args);
+                y.check(&format!("{dtype} {d}: {first}..{end} by {by}, {stages} stages"), &want, 1e-5);
+            }
+        }
+        // Each iteration fetches both, and so do those before the loop.
+        let func = laid(&WALK, &[dtype], consts! { d_tile = 64usize, stages = 3usize });
+        assert_eq!(copies(&func), 6, "{dtype}");
+    }
+}
+
+/// A walk inside of a walk, and another one after it: Σᵢ Σₖ x[i, j] · w[k, j] for k < i, then Σᵢ x[i, j] where asked for.
+#[kernel]
+fn nested<T: Float>(
+    x: In<T>,
+    w: In<T>,
+    y: Out<f32>,
+    rows: i32,
+    again: i32,
+    #[constexpr] d: usize,
+    #[constexpr] stages: usize,
+) {
+    let mut total = zeros::<f32>([1, d]);
+    let start =
+        make_block_ptr(x, shape = [rows, d], strides = [d, 1], offsets = [0, 0], block_shape = [1, d], order = [1, 0]);
+    let w_start =
+        make_block_ptr(w, shape = [rows, d], strides = [d, 1], offsets = [0, 0], block_shape = [1, d], order = [1, 0]);
+    let mut x_block = start;
+    for i in range(0, rows, num_stages = stages) {
+        let factor = load(x_block).to::<f32>();
+        let mut w_block = w_start;
+        let mut sum = zeros::<f32>([1, d]);
+        for _ in range(0, i, num_stages = stages + 1) {
+            sum += load(w_block).to::<f32>();
+            w_block = w_block.advance([1, 0]);
+        }
+        total += factor * sum;
+        // Threads meet here, too.
+        total += max(factor, axis = 1, keep_dims = true) * 0.0;
+        x_block = x_block.advance([1, 0]);
+    }
+    if again > 0 {
+        x_block = start;
+        for _ in range(0, again, num_stages = stages) {
+            total += load(x_block, boundary_check = [0], padding = zero).to::<f32>();
+            x_block = x_block.advance([1, 0]);
+        }
+    }
+    let y_block =
+        make_block_ptr(y, shape = [1, d], strides = [d, 1], offsets = [0, 0], block_shape = [1, d], order = [1, 0]);
+    store(y_block, total);
+}
+
+#[test]
+fn walks_in_walks_and_one_after_the_other() {
+    const D: usize = 64;
+    let mut random = Random::new(2);
+    for (dtype, rows, again) in
+        [(DType::BF16, 1usize, 0usize), (DType::BF16, 5, 9), (DType::F32, 4, 1), (DType::F32, 6, 2)]
+    {
+        let x = HostTensor::random(dtype, &[rows, D], &[D, 1], &mut random);
+        let w = HostTensor::random(dtype, &[rows, D], &[D, 1], &mut random);
+        let at = |t: &HostTensor, i: usize, j: usize| t.values()[i * D + j];
+        let want: Vec<f64> = (0..D)
+            .map(|j| {
+                let products: f64 = (0..rows).map(|i| at(&x, i, j) * (0..i).map(|k| at(&w, k, j)).sum::<f64>()).sum();
+                products + (0..again.min(rows)).map(|i| at(&x, i, j)).sum::<f64>()
+            })
+            .collect();
+        for (stages, num_warps, arch) in [(2usize, 4, GpuArch::Sm90a), (3, 2, GpuArch::Sm80), (4, 1, GpuArch::Sm80)] {
+            let mut y = HostTensor::poisoned(DType::F32, &[D], &[1]);
+            let args = &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y), rows.into(), again.into()];
+            let form = Form::Simulated { arch, num_warps, num_stages: 1 };
+            interpret(form, &NESTED, &[dtype], consts! { d = D, stages = stages }, [1, 1, 1], args);
+            y.check(&format!("{dtype} {rows} {again}, {stages} stages"), &want, tolerance(DType::F32));
+        }
+    }
+}
+
+/// x[i, ·] += x[i − 1, ·], a row after the other: each iteration needs what the one before has written.
+#[kernel]
+fn running_sum(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize, #[constexpr] stages: usize) {
+    for i in range(1, rows, num_stages = stages) {
+        let strides = [d, 1];
+        let before = make_block_ptr(
+            x,
+            shape = [rows, d],
+            strides = strides,
+            offsets = [i - 1, 0],
+            block_shape = [1, d],
+            order = [1, 0],
+        );
+        let here = make_block_ptr(
+            x,
+            shape = [rows, d],
+            strides = strides,
+            offsets = [i, 0],
+            block_shape = [1, d],
+            order = [1, 0],
+        );
+        let more = make_block_ptr(
+            add,
+            shape = [rows, d],
+            strides = strides,
+            offsets = [i, 0],
+            block_shape = [1, d],
+            order = [1, 0],
+        );
+        store(here, load(here) + load(before) + load(more));
+    }
+}
+
+/// The same through pointers that a loop moves, and with an atomic for the store.
+#[kernel]
+fn running_atomic(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize, #[constexpr] stages: usize) {
+    let mut before =
+        make_block_ptr(x, shape = [rows, d], strides = [d, 1], offsets = [0, 0], block_shape = [1, d], order = [1, 0]);
+    for i in range(1, rows, num_stages = stages) {
+        let more = make_block_ptr(
+            add,
+            shape = [rows, d],
+            strides = [d, 1],
+            offsets = [i, 0],
+            block_shape = [1, d],
+            order = [1, 0],
+        );
+        let next = before.advance([1, 0]);
+        atomic_add(next, load(before) + load(more));
+        before = next;
+    }
+}
+
+#[test]
+fn what_an_iteration_writes_is_not_fetched_before() {
+    const D: usize = 32;
+    let rows = 6;
+    let mut random = Random::new(3);
+    let x = HostTensor::random(DType::F32, &[rows, D], &[D, 1], &mut random);
+    let add = HostTensor::random(DType::F32, &[rows, D], &[D, 1], &mut random);
+    let mut want = x.values();
+    for at in D..rows * D {
+        want[at] += want[at - D] + add.values()[at];
+    }
+    for def in [&RUNNING_SUM, &RUNNING_ATOMIC] {
+        for (stages, arch) in [(2usize, GpuArch::Sm80), (3, GpuArch::Sm90a)] {
+            let mut found = x.clone();
+            let args = &mut [Arg::Out(&mut found), Arg::In(&add), rows.into()];
+            let form = Form::Simulated { arch, num_warps: 1, num_stages: 1 };
+            interpret(form, def, &[], consts! { d = D, stages = stages }, [1, 1, 1], args);
+            found.check(&format!("{}, {stages} stages", def.name), &want, 1e-6);
+        }
+        // What nobody writes is.
+        let func = laid(def, &[], consts! { d = D, stages = 3usize });
+        assert_eq!(copies(&func), 3, "{}: two before the loop, one in it", def.name);
+    }
+}
+
+/// A kernel in the last stage of Tile IR, for well-aligned arguments.
+fn laid(def: &KernelDef, dtypes: &[DType], consts: &[(&str, ConstValue)]) -> Func {
+    let func = record(def, dtypes, consts, &well_aligned(def));
+    pipeline::gpu_ir(&func, GpuArch::Sm90a, &CompileOptions::default(), &mut ())
+}
+
+/// Asynchronous copies in a kernel's text.
+fn copies(func: &Func) -> usize {
+    func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::AsyncCopy { .. })).count()
+}
