@@ -10,6 +10,7 @@
 //! it is a mistake, and it shows.
 
 use crate::blocks::{ElementTiles, exp_below, row_block, tile_start, vector_block};
+use crate::ragged::{Ragged, end_columns, vector_tile, vectors_of};
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
@@ -18,7 +19,8 @@ use tilewright_runtime::prelude::*;
 ///
 /// One program per tile of rows, which walks along the row. `slots` shares of each tile have a maximum and a sum of their
 /// own, and rows one only in the end: with a slot for each thread, which takes `neighbours` elements at a time, threads do not
-/// wait for each other on the way.
+/// wait for each other on the way. Rows that begin anywhere are walked in aligned vectors of `vector` elements; what is left at
+/// their ends is one more share.
 #[autotune(
     configs = [
         Config(rows_tile = 1, d_tile = 2048, slots = 128, num_warps = 4),
@@ -33,7 +35,7 @@ use tilewright_runtime::prelude::*;
         Config(rows_tile = 4, d_tile = 1024, slots = 128, num_warps = 4),
         Config(rows_tile = 4, d_tile = 1024, slots = 256, num_warps = 8),
     ],
-    key = [neighbours, d, rows],
+    key = [neighbours, vector, d, rows],
     default = default_forward,
     tables = crate::tuned::TABLES,
 )]
@@ -51,21 +53,36 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     rows: i32,
     d: i32,
     #[no_specialize] ignore_index: i64,
+    #[no_specialize] lead: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] slots: usize,
     #[constexpr = 1] neighbours: usize,
+    #[constexpr = 0] vector: usize,
 ) {
     let neighbours = neighbours.min(d_tile);
     let slots = slots.min(d_tile / neighbours);
     let first_row = program_id(0) * rows_tile;
     let strides = (logits_stride_row, logits_stride_d);
     let mut block = row_block(logits, (rows, d), strides, first_row, (rows_tile, d_tile));
+    let row = first_row + arange(0, rows_tile);
+    let ragged = (row * logits_stride_row, row < rows);
+    let ends = if vector > 0 {
+        let (column, inside) = end_columns(ragged, d, lead, vector);
+        load(logits + (ragged.0.expand_dims(1) + column), mask = inside, other = f32::NEG_INFINITY).to::<f32>()
+    } else {
+        full([rows_tile, 1], f32::NEG_INFINITY)
+    };
     let mut largest = full([rows_tile, slots], f32::NEG_INFINITY);
     let mut total = zeros::<f32>([rows_tile, slots]);
     for start in range(0, d, d_tile) {
-        let inside = (arange(0, d_tile) + start < d).expand_dims(0);
-        let x = where_(inside, load(block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
+        let x = if vector > 0 {
+            let (at, inside) = vector_tile(logits, ragged, d, lead, vector, (start, d_tile));
+            load(at, mask = inside, other = f32::NEG_INFINITY).to::<f32>()
+        } else {
+            let inside = (arange(0, d_tile) + start < d).expand_dims(0);
+            where_(inside, load(block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY)
+        };
         let x = x.reshape([rows_tile, d_tile / (slots * neighbours), slots, neighbours]);
         let new_largest = maximum(largest, max(max(x, axis = 3), axis = 1));
         let shift = shift_of(new_largest);
@@ -74,14 +91,20 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
         largest = new_largest;
         block = block.advance([0, d_tile]);
     }
-    let row_largest = max(largest, axis = 1);
-    let row_total = sum(total * exp_below(largest - shift_of(row_largest).expand_dims(1)), axis = 1);
+    let mut row_largest = max(largest, axis = 1);
+    if vector > 0 {
+        row_largest = maximum(row_largest, max(ends, axis = 1));
+    }
+    let shift = shift_of(row_largest).expand_dims(1);
+    let mut row_total = sum(total * exp_below(largest - shift), axis = 1);
+    if vector > 0 {
+        row_total += sum(exp_below(ends - shift), axis = 1);
+    }
     let log_sum = row_largest + log(row_total);
     store(vector_block(lse, rows, lse_stride, first_row, rows_tile), log_sum, boundary_check = [0]);
 
     let targets_block = vector_block(targets, rows, targets_stride, first_row, rows_tile);
     let target = load(targets_block, boundary_check = [0], padding = zero).to::<i64>();
-    let row = first_row + arange(0, rows_tile);
     let exists = (row < rows) && (target >= 0) && (target < d.to::<i64>());
     let at = logits + (row * logits_stride_row + target * logits_stride_d);
     let score = load(at, mask = exists, other = 0.0).to::<f32>();
@@ -98,7 +121,7 @@ fn shift_of(largest: Tile<f32>) -> Tile<f32> {
 
 /// grad_logits = scale · grad_loss · (exp(logits − lse) − one-hot(target)).
 ///
-/// One program per tile.
+/// One program per tile; with `vector`, the first of a row's does what is left at its ends too.
 #[kernel]
 pub fn cross_entropy_bwd<T: Float, I: Int>(
     logits: In<T>,
@@ -116,31 +139,65 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     rows: i32,
     d: i32,
     #[no_specialize] ignore_index: i64,
+    #[no_specialize] lead: i32,
     scale: f32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
+    #[constexpr = 0] vector: usize,
 ) {
     let (shape, tile) = ((rows, d), (rows_tile, d_tile));
     let (row, col) = tile_start(d, tile);
-    let block = row_block(logits, shape, (logits_stride_row, logits_stride_d), row, tile).advance([0, col]);
-    let strides = (grad_logits_stride_row, grad_logits_stride_d);
-    let grad_block = row_block(grad_logits, shape, strides, row, tile).advance([0, col]);
     let targets_block = vector_block(targets, rows, targets_stride, row, rows_tile);
     let target = load(targets_block, boundary_check = [0], padding = zero).to::<i64>();
     let lse_block = vector_block(lse, rows, lse_stride, row, rows_tile);
-    let log_sum = load(lse_block, boundary_check = [0], padding = zero).expand_dims(1);
+    let log_sum = load(lse_block, boundary_check = [0], padding = zero);
     let g_block = vector_block(grad_loss, rows, grad_loss_stride, row, rows_tile);
     let g = load(g_block, boundary_check = [0], padding = zero) * scale;
     let exists = (target >= 0) && (target < d.to::<i64>());
-    let factor = where_(exists, g, f32::NAN).expand_dims(1);
+    let of_rows = (log_sum, where_(exists, g, f32::NAN), target == ignore_index);
 
-    let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
-    let columns = (col + arange(0, d_tile)).to::<i64>().expand_dims(0);
-    let hit = where_(columns == target.expand_dims(1), 1.0, 0.0);
-    let grad = factor * (exp_below(x - log_sum) - hit);
+    if vector > 0 {
+        let each = row + arange(0, rows_tile);
+        let x_rows = (each * logits_stride_row, each < rows);
+        let grad_rows = (each * grad_logits_stride_row, each < rows);
+        let (head, _) = vectors_of(x_rows.0, d, lead, vector);
+        let (at, inside) = vector_tile(logits, x_rows, d, lead, vector, (col, d_tile));
+        let x = load(at, mask = inside, other = 0.0).to::<f32>();
+        let grad = gradient(x, arange(0, d_tile).expand_dims(0), target - head - col, of_rows);
+        let (at, inside) = vector_tile(grad_logits, grad_rows, d, lead, vector, (col, d_tile));
+        store(at, grad.to::<T>(), mask = inside);
+        if col == 0 {
+            let (column, inside) = end_columns(x_rows, d, lead, vector);
+            let x = load(logits + (x_rows.0.expand_dims(1) + column), mask = inside, other = 0.0).to::<f32>();
+            let at = grad_logits + (grad_rows.0.expand_dims(1) + column);
+            store(at, gradient(x, column.to::<i32>(), target, of_rows).to::<T>(), mask = inside);
+        }
+    } else {
+        let strides = (logits_stride_row, logits_stride_d);
+        let block = row_block(logits, shape, strides, row, tile).advance([0, col]);
+        let grad_strides = (grad_logits_stride_row, grad_logits_stride_d);
+        let grad_block = row_block(grad_logits, shape, grad_strides, row, tile).advance([0, col]);
+        let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let grad = gradient(x, arange(0, d_tile).expand_dims(0), target - col, of_rows);
+        store(grad_block, grad.to::<T>(), boundary_check = [0, 1]);
+    }
+}
+
+/// The gradient of the logits `x` in those columns, of which `target` is one or none; of each row the lse, what is multiplied,
+/// and whether it is ignored.
+#[device_fn]
+fn gradient(
+    x: Tile<f32>,
+    columns: Tile<i32>,
+    target: Tile<i64>,
+    of_rows: (Tile<f32>, Tile<f32>, Tile<bool>),
+) -> Tile<f32> {
+    let (log_sum, factor, ignored) = of_rows;
+    // In 32 bits: a target that is a column by that alone has NaN for a factor, or is ignored.
+    let hit = where_(columns == target.to::<i32>().expand_dims(1), 1.0, 0.0);
+    let grad = factor.expand_dims(1) * (exp_below(x - log_sum.expand_dims(1)) - hit);
     // Chosen, not multiplied by zero: an ignored row may hold anything.
-    let kept = where_((target == ignore_index).expand_dims(1), 0.0, grad);
-    store(grad_block, kept.to::<T>(), boundary_check = [0, 1]);
+    where_(ignored.expand_dims(1), 0.0, grad)
 }
 
 /// Where nothing was measured: on a GPU many small programs with several loads under way in each thread.
@@ -157,9 +214,8 @@ fn default_forward(problem: &Problem) -> Config {
 
 /// Elements that a thread of a GPU loads at once; on a CPU a whole tile.
 fn neighbours<T: FloatElement>(device: &Device, strides: [i64; 2]) -> usize {
-    let vector = 16 / size_of::<T>();
     match device.is_cuda() {
-        true if strides[1] == 1 && strides[0] % vector as i64 == 0 => vector,
+        true if strides[1] == 1 => 16 / size_of::<T>(),
         true => 1,
         false => 1 << 20,
     }
@@ -182,6 +238,7 @@ pub fn forward<T: FloatElement, I: IndexElement>(
     expect_shape(NAME, "targets", targets.shape(), [rows])?;
     expect_shape(NAME, "loss", loss.shape(), [rows])?;
     expect_shape(NAME, "lse", lse.shape(), [rows])?;
+    let ragged = Ragged::input(device, &logits);
     CrossEntropyFwd {
         logits_stride_row: logits.strides()[0],
         logits_stride_d: logits.strides()[1],
@@ -191,6 +248,7 @@ pub fn forward<T: FloatElement, I: IndexElement>(
         rows: extent(NAME, "logits", rows)?,
         d: extent(NAME, "logits", d)?,
         ignore_index,
+        lead: ragged.lead,
         logits: &logits.data,
         targets: &targets.data,
         loss: &mut loss.data,
@@ -199,6 +257,7 @@ pub fn forward<T: FloatElement, I: IndexElement>(
         d_tile: tuned(),
         slots: tuned(),
         neighbours: neighbours::<T>(device, logits.strides()),
+        vector: ragged.vector,
     }
     .launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
 }
@@ -228,6 +287,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
     expect_shape(NAME, "grad_loss", grad_loss.shape(), [rows])?;
     expect_shape(NAME, "grad_logits", grad_logits.shape(), [rows, d])?;
     let tiles = ElementTiles::new(rows, d);
+    let ragged = Ragged::both(device, &logits, &grad_logits);
     CrossEntropyBwd {
         logits_stride_row: logits.strides()[0],
         logits_stride_d: logits.strides()[1],
@@ -239,6 +299,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
         rows: extent(NAME, "logits", rows)?,
         d: extent(NAME, "logits", d)?,
         ignore_index,
+        lead: ragged.lead,
         scale,
         logits: &logits.data,
         targets: &targets.data,
@@ -247,6 +308,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
         grad_logits: &mut grad_logits.data,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
+        vector: ragged.vector,
     }
     .launch_with(device, &tiles.config())
 }

@@ -33,6 +33,7 @@ pub mod cross_entropy;
 pub mod embedding;
 pub mod layer_norm;
 pub mod matmul;
+mod ragged;
 pub mod rms_norm;
 pub mod rope;
 pub mod softmax;

@@ -1,7 +1,7 @@
 //! Kernels in the interpreter, as recorded and as the GPU pipelines leave them, and on a simulated GPU.
 
 use crate::numerics::HostTensor;
-use tilewright_codegen::interp::{self, ArgValue, Memory};
+use tilewright_codegen::interp::{self, ArgValue, BufferId, Memory};
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, Specialization};
 use tilewright_codegen::lower;
@@ -63,6 +63,8 @@ pub const SIMULATED: [Form; 2] = [
 /// The assumptions of a launch: pointers and integers that are multiples of 16, and ones.
 fn specialization(args: &[Arg]) -> Specialization {
     let spec = |arg: &Arg| match arg {
+        Arg::In(tensor) if tensor.first_byte() % 16 != 0 => ArgSpec::default(),
+        Arg::Out(tensor) if tensor.first_byte() % 16 != 0 => ArgSpec::default(),
         Arg::In(_) | Arg::Out(_) => ArgSpec { divisible_by: 16, equal_to: None },
         Arg::Int(1) => ArgSpec { divisible_by: 1, equal_to: Some(1) },
         Arg::Int(n) if n % 16 == 0 => ArgSpec { divisible_by: 16, equal_to: None },
@@ -124,20 +126,29 @@ pub fn interpret(
     }
 }
 
+/// A pointer to a tensor's first element, and the buffer that it is in.
+fn pointer(memory: &mut Memory, tensor: &HostTensor) -> (ArgValue, Option<BufferId>) {
+    let id = memory.add(tensor.bytes.clone());
+    (ArgValue::Address(memory.address(id) + tensor.first_byte() as u64), Some(id))
+}
+
 fn run(func: &Func, grid: [u32; 3], args: &mut [Arg]) -> Result<(), String> {
     let mut memory = Memory::new();
-    let values: Vec<ArgValue> = args
-        .iter()
-        .map(|arg| match arg {
-            Arg::In(tensor) => memory.add(tensor.bytes.clone()).into(),
-            Arg::Out(tensor) => memory.add(tensor.bytes.clone()).into(),
-            Arg::Int(n) => ArgValue::Int(*n),
-            Arg::Float(x) => ArgValue::Float(*x),
-        })
-        .collect();
+    let mut buffers = Vec::new();
+    let mut values = Vec::new();
+    for arg in args.iter() {
+        let (value, buffer) = match arg {
+            Arg::In(tensor) => pointer(&mut memory, tensor),
+            Arg::Out(tensor) => pointer(&mut memory, tensor),
+            Arg::Int(n) => (ArgValue::Int(*n), None),
+            Arg::Float(x) => (ArgValue::Float(*x), None),
+        };
+        values.push(value);
+        buffers.push(buffer);
+    }
     interp::run(func, &values, grid, &mut memory).map_err(|e| e.to_string())?;
-    for (arg, value) in args.iter_mut().zip(values) {
-        if let (Arg::Out(tensor), ArgValue::Buffer(id)) = (arg, value) {
+    for (arg, buffer) in args.iter_mut().zip(buffers) {
+        if let (Arg::Out(tensor), Some(id)) = (arg, buffer) {
             tensor.bytes.copy_from_slice(memory.bytes(id));
         }
     }
@@ -157,8 +168,8 @@ fn simulate(
     let bits: Vec<u64> = args
         .iter()
         .map(|arg| match arg {
-            Arg::In(tensor) => global.add(tensor.bytes.clone()),
-            Arg::Out(tensor) => global.add(tensor.bytes.clone()),
+            Arg::In(tensor) => global.add(tensor.bytes.clone()) + tensor.first_byte() as u64,
+            Arg::Out(tensor) => global.add(tensor.bytes.clone()) + tensor.first_byte() as u64,
             Arg::Int(n) => *n as u64,
             Arg::Float(x) => u64::from((*x as f32).to_bits()),
         })
@@ -175,7 +186,8 @@ fn simulate(
     sim::run(&launch, &mut global)?;
     for (arg, address) in args.iter_mut().zip(bits) {
         if let Arg::Out(tensor) = arg {
-            tensor.bytes.copy_from_slice(global.bytes(address));
+            let start = address - tensor.first_byte() as u64;
+            tensor.bytes.copy_from_slice(global.bytes(start));
         }
     }
     Ok(())

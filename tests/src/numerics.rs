@@ -35,6 +35,8 @@ pub struct HostTensor {
     pub shape: Vec<usize>,
     /// In elements.
     pub strides: Vec<usize>,
+    /// Elements of memory before the first one.
+    pub first: usize,
     pub bytes: Vec<u8>,
 }
 
@@ -45,7 +47,14 @@ impl HostTensor {
         let reach: usize = shape.iter().zip(strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
         let len = if shape.contains(&0) { 0 } else { reach + 1 };
         let bytes = vec![0xff; (len + TAIL) * dtype.bytes()];
-        HostTensor { dtype, shape: shape.to_vec(), strides: strides.to_vec(), bytes }
+        HostTensor { dtype, shape: shape.to_vec(), strides: strides.to_vec(), first: 0, bytes }
+    }
+
+    /// The same in the middle of memory, with `n` more elements of poison before it.
+    pub fn behind(mut self, n: usize) -> HostTensor {
+        self.bytes.splice(0..0, vec![0xff; n * self.dtype.bytes()]);
+        self.first += n;
+        self
     }
 
     /// Row-major values, rounded to the type.
@@ -69,11 +78,16 @@ impl HostTensor {
 
     /// Where each element lies, in row-major order.
     fn places(&self) -> Vec<usize> {
-        let mut places = vec![0];
+        let mut places = vec![self.first];
         for (&n, &stride) in self.shape.iter().zip(&self.strides) {
             places = places.iter().flat_map(|&p| (0..n).map(move |i| p + i * stride)).collect();
         }
         places
+    }
+
+    /// Bytes of memory before the first element.
+    pub fn first_byte(&self) -> usize {
+        self.first * self.dtype.bytes()
     }
 
     fn bits(&self, place: usize) -> u64 {

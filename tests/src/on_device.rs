@@ -18,16 +18,20 @@ pub struct Spacing {
     pub step: usize,
     /// Left out between rows.
     pub gap: usize,
+    /// Before the first element, from the start of memory on.
+    pub first: usize,
 }
 
 /// No gaps.
-pub const DENSE: Spacing = Spacing { step: 1, gap: 0 };
+pub const DENSE: Spacing = Spacing { step: 1, gap: 0, first: 0 };
 /// Rows that do not start at multiples of 16 bytes.
-pub const GAPS: Spacing = Spacing { step: 1, gap: 3 };
+pub const GAPS: Spacing = Spacing { step: 1, gap: 3, first: 0 };
 /// Rows that do, with something between them.
-pub const ALIGNED_GAPS: Spacing = Spacing { step: 1, gap: 64 };
+pub const ALIGNED_GAPS: Spacing = Spacing { step: 1, gap: 64, first: 0 };
 /// Neighbours that are not next to each other.
-pub const STEPS: Spacing = Spacing { step: 2, gap: 5 };
+pub const STEPS: Spacing = Spacing { step: 2, gap: 5, first: 0 };
+/// No gaps, in the middle of memory.
+pub const MIDDLE: Spacing = Spacing { step: 1, gap: 0, first: 3 };
 
 impl Spacing {
     pub(crate) fn strides(self, shape: &[usize]) -> Vec<usize> {
@@ -54,22 +58,25 @@ impl<T: FloatElement> Placed<T> {
 
     /// Uniform in [−1, 1).
     pub fn random(device: &Device, shape: &[usize], spacing: Spacing, random: &mut Random) -> Placed<T> {
-        Placed::new(device, HostTensor::random(T::dtype(), shape, &spacing.strides(shape), random))
+        let host = HostTensor::random(T::dtype(), shape, &spacing.strides(shape), random);
+        Placed::new(device, host.behind(spacing.first))
     }
 
     /// An output before the launch.
     pub fn poisoned(device: &Device, shape: &[usize], spacing: Spacing) -> Placed<T> {
-        Placed::new(device, HostTensor::poisoned(T::dtype(), shape, &spacing.strides(shape)))
+        Placed::new(device, HostTensor::poisoned(T::dtype(), shape, &spacing.strides(shape)).behind(spacing.first))
     }
 
     pub fn input<const R: usize>(&self) -> Tensor<'_, T, R> {
         let strides = array(&self.host.strides).map(|s| s as i64);
-        Tensor::strided(self.buffer.view(), array(&self.host.shape), strides).unwrap_or_else(|e| panic!("{e}"))
+        let data = self.buffer.slice(self.host.first..).expect("a slice");
+        Tensor::strided(data, array(&self.host.shape), strides).unwrap_or_else(|e| panic!("{e}"))
     }
 
     pub fn output<const R: usize>(&mut self) -> TensorMut<'_, T, R> {
         let strides = array(&self.host.strides).map(|s| s as i64);
-        TensorMut::strided(self.buffer.view_mut(), array(&self.host.shape), strides).unwrap_or_else(|e| panic!("{e}"))
+        let data = self.buffer.slice_mut(self.host.first..).expect("a slice");
+        TensorMut::strided(data, array(&self.host.shape), strides).unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// The inputs' values, as they were rounded.

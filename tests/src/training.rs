@@ -133,7 +133,8 @@ fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, 
     let target = |r: usize, random: &mut Random| if r % 5 == 3 { ignore } else { index(random, d) };
     let targets: Vec<i64> = (0..rows).map(|r| target(r, &mut random)).collect();
     let shape = [rows, d];
-    let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let x = HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values).behind(spacing.first);
+    let x = Placed::<T>::new(device, x);
     let on_device = Indices::<I>::new(device, spacing.step, &targets);
     let mut loss = Placed::<f32>::poisoned(device, &[rows], spacing);
     let mut lse = Placed::<f32>::poisoned(device, &[rows], spacing);

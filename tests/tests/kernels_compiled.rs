@@ -5,11 +5,12 @@
 
 use std::sync::Mutex;
 use tilewright_codegen::ir::{DType, Func, Stage};
-use tilewright_codegen::lang::kernel::Specialization;
+use tilewright_codegen::lang::kernel::{ArgSpec, Specialization};
 use tilewright_codegen::pipeline::{self, Observer};
 use tilewright_codegen::target::{Code, GpuArch, Target};
 use tilewright_codegen::text;
 use tilewright_tests::configurations::{Configuration, configurations, well_aligned};
+use tilewright_tests::consts;
 use tilewright_tests::ptxas;
 
 const ARCHS: [GpuArch; 2] = [GpuArch::Sm80, GpuArch::Sm90a];
@@ -72,6 +73,31 @@ fn ptx_of_weighted_sum() {
     for arch in ARCHS {
         let ptx = ptx(configuration, &well_aligned(configuration.def), arch).unwrap();
         insta::assert_snapshot!(format!("weighted_sum_fwd.ptx.{}", arch.name()), ptx);
+    }
+}
+
+/// Rows of 50257 elements begin at any of them. Nothing is known of a launch but that elements are neighbours, and yet logits
+/// are loaded and gradients stored 16 bytes at a time, but for the ends of rows and the logit of the target.
+#[test]
+fn rows_that_begin_anywhere_are_walked_in_vectors() {
+    for (name, loads, stores) in [("cross_entropy_fwd", 2, 0), ("cross_entropy_bwd", 1, 1)] {
+        let all = configurations(DType::BF16);
+        let mut configuration = all.into_iter().find(|c| c.def.name == name).expect("a configuration");
+        configuration.consts.extend(consts! { vector = 8usize }.iter().cloned());
+        let mut spec = well_aligned(configuration.def);
+        for (arg, param) in spec.args.iter_mut().zip(configuration.def.params) {
+            if ["logits", "grad_logits", "d"].contains(&param.name) || param.name.ends_with("_stride_row") {
+                *arg = ArgSpec::default();
+            }
+        }
+        for arch in ARCHS {
+            let ptx = ptx(&configuration, &spec, arch).unwrap();
+            let count = |what: &str| ptx.matches(what).count();
+            let vectors = count("ld.global.v4.b32");
+            assert!(vectors >= 2, "{name}: {ptx}");
+            assert_eq!(count("st.global.v4.b32"), if stores > 0 { vectors } else { 0 }, "{name}: {ptx}");
+            assert_eq!([count("ld.global.b16"), count("st.global.b16")], [loads, stores], "{name}: {ptx}");
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! The kernels of training steps on the CPU, through their host side, against their f64 references.
 
-use tilewright::Device;
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{Tensor, TensorMut, adamw, cross_entropy, rope};
-use tilewright::prelude::Buffer;
+use tilewright::prelude::*;
+use tilewright_codegen::ir::DType;
 use tilewright_tests::for_types;
-use tilewright_tests::on_device::{DENSE, GAPS, STEPS, Spacing, check_unusual_cross_entropy};
+use tilewright_tests::numerics::{HostTensor, Random, relative_error, tolerance};
+use tilewright_tests::on_device::{DENSE, GAPS, MIDDLE, STEPS, Spacing, check_unusual_cross_entropy};
 
 /// Rows and columns: each of these is compiled for every type.
 const SHAPES: [[usize; 2]; 4] = [[1, 1], [17, 1], [127, 19], [16, 64]];
@@ -39,7 +40,126 @@ fn cross_entropy_and_its_gradients() {
     each_shape(|shape, spacing| for_types!(check_cross_entropy(&cpu, shape, spacing)));
     // Vocabularies wider than a tile.
     for_types!(check_cross_entropy(&cpu, [5, 9001], GAPS));
+    for_types!(check_cross_entropy(&cpu, [3, 37], MIDDLE));
     check_unusual_cross_entropy(&cpu);
+}
+
+/// Logits that begin anywhere, as [`cross_entropy`] has GPUs walk them: in aligned vectors. Memory around the rows is NaN.
+struct InVectors<'a> {
+    logits: View<'a, bf16>,
+    targets: &'a Buffer<i64>,
+    d: usize,
+    stride: usize,
+}
+
+/// What is used as the launch takes it: there are as many rows as targets.
+impl InVectors<'_> {
+    const VECTOR: usize = 8;
+
+    fn lead(&self) -> i32 {
+        (self.logits.address() % 16 / 2) as i32
+    }
+
+    fn forward(&self, device: &Device, loss: &mut Buffer<f32>, lse: &mut Buffer<f32>) -> Result<()> {
+        let rows = self.targets.len();
+        let mut kernel = cross_entropy::CrossEntropyFwd {
+            logits: &self.logits,
+            targets: self.targets,
+            loss,
+            lse,
+            logits_stride_row: self.stride as i64,
+            logits_stride_d: 1,
+            targets_stride: 1,
+            loss_stride: 1,
+            lse_stride: 1,
+            rows: rows as i32,
+            d: self.d as i32,
+            ignore_index: -100,
+            lead: self.lead(),
+            rows_tile: 2,
+            d_tile: 1024,
+            slots: 4,
+            neighbours: Self::VECTOR,
+            vector: Self::VECTOR,
+        };
+        kernel.launch(device, rows.div_ceil(2))
+    }
+
+    fn backward(
+        &self,
+        device: &Device,
+        lse: &Buffer<f32>,
+        grad_loss: &Buffer<f32>,
+        mut grad: ViewMut<'_, bf16>,
+    ) -> Result<()> {
+        let rows = self.targets.len();
+        let mut kernel = cross_entropy::CrossEntropyBwd {
+            logits: &self.logits,
+            targets: self.targets,
+            lse,
+            grad_loss,
+            grad_logits: &mut grad,
+            logits_stride_row: self.stride as i64,
+            logits_stride_d: 1,
+            targets_stride: 1,
+            lse_stride: 1,
+            grad_loss_stride: 1,
+            grad_logits_stride_row: self.stride as i64,
+            grad_logits_stride_d: 1,
+            rows: rows as i32,
+            d: self.d as i32,
+            ignore_index: -100,
+            lead: self.lead(),
+            scale: 0.5,
+            rows_tile: 2,
+            d_tile: 1024,
+            vector: Self::VECTOR,
+        };
+        kernel.launch(device, rows.div_ceil(2) * self.d.div_ceil(1024))
+    }
+}
+
+#[test]
+fn cross_entropy_in_vectors() {
+    let cpu = Device::cpu();
+    for (d, gap, first) in [(1, 0, 3), (7, 0, 0), (8, 3, 5), (9, 0, 8), (1000, 0, 1), (4097, 7, 2), (50_257, 0, 7)] {
+        let (rows, mut random) = (3, Random::new(d as u64));
+        let values: Vec<f64> = (0..rows * d).map(|_| 10.0 * random.number()).collect();
+        let shape = [rows, d];
+        let mut x = HostTensor::of(DType::BF16, &shape, &[d + gap, 1], &values).behind(first);
+        let listed = [d as i64 - 1, -100, 0];
+        let targets = Buffer::from_slice(&cpu, &listed).unwrap();
+        let grad_loss = Buffer::from_slice(&cpu, &[2.0f32, 3.0, 0.25]).unwrap();
+        let mut buffer: Buffer<bf16> = x.upload(&cpu);
+        let [mut loss, mut lse] = [(); 2].map(|()| Buffer::<f32>::poisoned(&cpu, rows).unwrap());
+        let end = first + (rows - 1) * (d + gap) + d;
+        let rows_of =
+            |end| InVectors { logits: buffer.slice(first..end).unwrap(), targets: &targets, d, stride: d + gap };
+        rows_of(end).forward(&cpu, &mut loss, &mut lse).unwrap_or_else(|e| panic!("d {d}: {e}"));
+        let (want_loss, want_lse) = cross_entropy::reference::forward(&x.values(), &listed, d, -100);
+        let wide = |buffer: &Buffer<f32>| buffer.to_vec().unwrap().into_iter().map(f64::from).collect::<Vec<_>>();
+        assert!(relative_error(&wide(&loss), &want_loss) < 1e-5, "loss of {d}");
+        assert!(relative_error(&wide(&lse), &want_lse) < 1e-5, "lse of {d}");
+
+        let short = rows_of(end - 1);
+        let message = short.forward(&cpu, &mut loss, &mut lse).unwrap_err().to_string();
+        assert!(message.contains("`logits`"), "{message}");
+        let mut other: Buffer<bf16> =
+            HostTensor::poisoned(DType::BF16, &shape, &[d + gap, 1]).behind(first).upload(&cpu);
+        let grad = other.slice_mut(first..end - 1).unwrap();
+        let message = rows_of(end).backward(&cpu, &lse, &grad_loss, grad).unwrap_err().to_string();
+        assert!(message.contains("`grad_logits`"), "{message}");
+
+        // In place: each logit is read by the program that writes its gradient, before it does.
+        let want = cross_entropy::reference::backward(&x.values(), &listed, d, -100, &[2.0, 3.0, 0.25], 0.5);
+        let address = buffer.slice(first..).unwrap().address();
+        // SAFETY: the elements live as long as the buffer; the kernel reads none of them after it wrote it.
+        let logits = unsafe { View::from_address(&cpu, address, end - first) };
+        let whole = InVectors { logits, targets: &targets, d, stride: d + gap };
+        whole.backward(&cpu, &lse, &grad_loss, buffer.slice_mut(first..end).unwrap()).unwrap_or_else(|e| panic!("{e}"));
+        x.download(&buffer);
+        x.check(&format!("gradients in the place of {d} logits"), &want, tolerance(DType::BF16));
+    }
 }
 
 #[test]

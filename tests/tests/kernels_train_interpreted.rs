@@ -177,7 +177,7 @@ fn cross_entropy_and_its_gradient_match() {
                 let mut lse = HostTensor::poisoned(DType::F32, &[rows], &[2]);
                 let mut args = vec![Arg::In(&x), Arg::In(&targets), Arg::Out(&mut loss), Arg::Out(&mut lse)];
                 args.extend([s[0], s[1], 3, 1, 2, rows, d].map(Arg::from));
-                args.push(Arg::Int(IGNORE));
+                args.extend([Arg::Int(IGNORE), Arg::Int(0)]);
                 let grid = programs(rows.div_ceil(2));
                 // Slots of four elements in two places; the other type of targets with all of a tile in one slot.
                 let (slots, neighbours) = if index == DType::I64 { (2usize, 2usize) } else { (1, 64) };
@@ -190,12 +190,59 @@ fn cross_entropy_and_its_gradient_match() {
                 let mut args: Vec<Arg> = [&x, &targets, &lse_in, &g].map(Arg::In).into_iter().collect();
                 args.push(Arg::Out(&mut grad));
                 args.extend([s[0], s[1], 3, 1, 2, s[0], s[1], rows, d].map(Arg::from));
-                args.extend([Arg::Int(IGNORE), Arg::Float(0.5)]);
+                args.extend([Arg::Int(IGNORE), Arg::Int(0), Arg::Float(0.5)]);
                 interpret(form, &cross_entropy::CROSS_ENTROPY_BWD, &[dtype, index], consts, tiles(shape), &mut args);
                 grad.check("grad_logits", &want, tolerance(dtype));
             }
         }
     });
+}
+
+/// Rows that begin anywhere, in aligned vectors: dense and padded, from the start of memory and from its middle.
+#[test]
+fn cross_entropy_in_vectors_matches() {
+    const IGNORE: i64 = -100;
+    let narrow = [1, 7, 8, 9, 37].into_iter().flat_map(|d| [(d, 0, 0), (d, 3, 5)]);
+    for (d, gap, first) in narrow.chain([(33, 0, 1), (100, 4, 3), (1000, 0, 0), (4097, 0, 6)]) {
+        for dtype in TYPES {
+            let (rows, vector, mut random) = (5, 16 / dtype.bytes(), Random::new(d as u64));
+            let (shape, s) = ([rows, d], [d + gap, 1]);
+            let x = floats(dtype, &shape, &s, 30.0, &mut random).behind(first);
+            let g = HostTensor::random(DType::F32, &[rows], &[1], &mut random);
+            let listed: Vec<i64> = (0..rows).map(|r| if r == 2 { IGNORE } else { (7 * r % d) as i64 }).collect();
+            let targets = indices(DType::I64, 1, &listed);
+            let (want_loss, want_lse) = cross_entropy::reference::forward(&x.values(), &listed, d, IGNORE);
+            let want = cross_entropy::reference::backward(&x.values(), &listed, d, IGNORE, &g.values(), 0.5);
+            let lse_in = HostTensor::of(DType::F32, &[rows], &[1], &want_lse);
+            // Wide rows take long where every thread is simulated.
+            let d_tile = if d > 100 { 512usize } else { 16 };
+            for form in forms().filter(|form| d <= 100 || *form == Form::Specialized) {
+                let tile = consts! { rows_tile = 2usize, d_tile = d_tile, vector = vector };
+                let lead = Arg::Int((first % vector) as i64);
+                let mut loss = HostTensor::poisoned(DType::F32, &[rows], &[1]);
+                let mut lse = loss.clone();
+                let mut args = vec![Arg::In(&x), Arg::In(&targets), Arg::Out(&mut loss), Arg::Out(&mut lse)];
+                args.extend([s[0], 1, 1, 1, 1, rows, d].map(Arg::from));
+                args.extend([Arg::Int(IGNORE), lead]);
+                let slots = [tile, consts! { slots = 2usize, neighbours = vector }].concat();
+                let types = [dtype, DType::I64];
+                interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &types, &slots, programs(3), &mut args);
+                loss.check("loss", &want_loss, 1e-5);
+                lse.check("lse", &want_lse, 1e-5);
+
+                // Another distance between rows, and another start, but at the same places of vectors.
+                let (apart, behind) = (s[0] + vector, first + 2 * vector);
+                let mut grad = HostTensor::poisoned(dtype, &shape, &[apart, 1]).behind(behind);
+                let mut args: Vec<Arg> = [&x, &targets, &lse_in, &g].map(Arg::In).into_iter().collect();
+                args.push(Arg::Out(&mut grad));
+                args.extend([s[0], 1, 1, 1, 1, apart, 1, rows, d].map(Arg::from));
+                args.extend([Arg::Int(IGNORE), Arg::Int((first % vector) as i64), Arg::Float(0.5)]);
+                let grid = programs(3 * d.div_ceil(d_tile));
+                interpret(form, &cross_entropy::CROSS_ENTROPY_BWD, &types, tile, grid, &mut args);
+                grad.check("grad_logits", &want, tolerance(dtype));
+            }
+        }
+    }
 }
 
 #[test]

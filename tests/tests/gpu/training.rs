@@ -2,7 +2,7 @@
 
 use super::{LENGTHS, each_shape, gpu};
 use tilewright_tests::for_types;
-use tilewright_tests::on_device::{ALIGNED_GAPS, DENSE, GAPS, STEPS, check_unusual_cross_entropy};
+use tilewright_tests::on_device::{ALIGNED_GAPS, DENSE, GAPS, MIDDLE, STEPS, check_unusual_cross_entropy};
 
 #[test]
 fn layer_norm_and_its_gradients() {
@@ -25,6 +25,10 @@ fn cross_entropy_and_its_gradients() {
     each_shape(|shape, spacing| for_types!(check_cross_entropy(&gpu, shape, spacing)));
     for d in [50_257, 128_000] {
         for_types!(check_cross_entropy(&gpu, [5, d], GAPS));
+    }
+    for d in [1, 7, 8, 9, 1000, 4097, 50_257] {
+        for_types!(check_cross_entropy(&gpu, [6, d], DENSE));
+        for_types!(check_cross_entropy(&gpu, [6, d], MIDDLE));
     }
     check_unusual_cross_entropy(&gpu);
 }

@@ -1,0 +1,119 @@
+//! Rows that begin anywhere between two multiples of 16 bytes, as those of a matrix of odd width do.
+//!
+//! A block of such rows is loaded element by element, as a vector has to be aligned. So a row is taken in two parts: the
+//! aligned vectors that lie inside of it, and what is left at its two ends, fewer elements than a vector has on each side.
+//!
+//! ```text
+//!            ┌───────┬───────┬───────┬───────┬───────┐  multiples of 16 bytes
+//!     row        ▒▒▒▒│███████│███████│███████│▒▒
+//!                head └──────── inner ──────┘ tail
+//! ```
+//!
+//! Neither part touches an element of another row.
+
+use crate::tensor::{FloatElement, Tensor, TensorMut};
+use tilewright_runtime::prelude::*;
+
+/// Bytes of the widest access of a thread.
+const VECTOR_BYTES: usize = 16;
+
+/// How rows lie in memory, as far as vectors are concerned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ragged {
+    /// Elements of a vector, for kernels that take rows in the two parts; 0 where blocks of them are as good or better.
+    pub vector: usize,
+    /// Elements between the last multiple of 16 bytes and the tensor's first element.
+    pub lead: i32,
+}
+
+impl Ragged {
+    /// Rows of `x`, as a GPU should read them. On a CPU any vector may begin anywhere.
+    pub fn input<T: FloatElement>(device: &Device, x: &Tensor<'_, T, 2>) -> Ragged {
+        Ragged::at::<T>(device.is_cuda(), x.data.address(), x.shape()[1], x.strides())
+    }
+
+    /// Rows of `x` with those of `y`, of the same shape: elements of one column have to be at one place of a vector.
+    pub fn both<T: FloatElement>(device: &Device, x: &Tensor<'_, T, 2>, y: &TensorMut<'_, T, 2>) -> Ragged {
+        let of_x = Ragged::input(device, x);
+        let of_y = Ragged::at::<T>(device.is_cuda(), y.data.address(), y.shape()[1], y.strides());
+        let vector = (VECTOR_BYTES / size_of::<T>()) as i64;
+        let alike = of_x.lead == of_y.lead && (x.strides()[0] - y.strides()[0]) % vector == 0;
+        let of_either = if of_x.vector > 0 { of_x } else { of_y };
+        if alike && x.strides()[1] == 1 && y.strides()[1] == 1 { of_either } else { Ragged::default() }
+    }
+
+    fn at<T: FloatElement>(gpu: bool, address: u64, d: usize, strides: [i64; 2]) -> Ragged {
+        /// What a launch says of addresses, extents and strides is that they are multiples of 16.
+        const KNOWN: u64 = 16;
+        let aligned = [address, d as u64, strides[0] as u64].iter().all(|n| n % KNOWN == 0);
+        if !gpu || aligned || strides[1] != 1 {
+            return Ragged::default();
+        }
+        let lead = (address % VECTOR_BYTES as u64) as usize / size_of::<T>();
+        Ragged { vector: VECTOR_BYTES / size_of::<T>(), lead: lead as i32 }
+    }
+}
+
+/// How many elements of each row come before its first vector, and how many its vectors have: less than nothing where not
+/// even one fits.
+///
+/// Rows of `d` neighbours begin `first` [rows] elements behind the tensor's first one, and `lead` more behind a multiple of
+/// 16 bytes, which `vector` elements are.
+#[device_fn]
+pub(crate) fn vectors_of(first: Tile<i64>, d: Scalar<i32>, lead: Scalar<i32>, vector: usize) -> (Tile<i64>, Tile<i64>) {
+    let from = first + lead;
+    let begin = cdiv(from, vector) * vector;
+    (begin - from, (from + d) / vector * vector - begin)
+}
+
+/// The tile [rows, d_tile] of the rows' vectors that begins `tile.0` elements behind the first one, and which elements of it are
+/// there. `rows` are the elements where rows begin, and which rows there are.
+#[device_fn]
+pub(crate) fn vector_tile<T: Dtype>(
+    base: Ptr<T>,
+    rows: (Tile<i64>, Tile<bool>),
+    d: Scalar<i32>,
+    lead: Scalar<i32>,
+    vector: usize,
+    tile: (Scalar<i32>, usize),
+) -> (PtrTile<T>, Tile<bool>) {
+    let (head, inner) = vectors_of(rows.0, d, lead, vector);
+    let begin = multiple_of(base + (rows.0 + head), 16);
+    let i = (tile.0 + arange(0, tile.1)).expand_dims(0);
+    (begin.expand_dims(1) + i, rows.1.expand_dims(1) && (i < inner.expand_dims(1)))
+}
+
+/// The columns [rows, 2 · vector] at the ends of rows, and which of them are there.
+#[device_fn]
+pub(crate) fn end_columns(
+    rows: (Tile<i64>, Tile<bool>),
+    d: Scalar<i32>,
+    lead: Scalar<i32>,
+    vector: usize,
+) -> (Tile<i64>, Tile<bool>) {
+    let (head, inner) = vectors_of(rows.0, d, lead, vector);
+    let i = arange(0, 2 * vector).expand_dims(0);
+    let columns = i + where_(i < head.expand_dims(1), 0, maximum(inner, 0).expand_dims(1));
+    (columns, rows.1.expand_dims(1) && (columns < d))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ragged_rows_of_neighbours_are_cut() {
+        let of = |address, d, strides| Ragged::at::<bf16>(true, address, d, strides);
+        assert_eq!(of(256, 50257, [50257, 1]), Ragged { vector: 8, lead: 0 });
+        assert_eq!(of(262, 50257, [50257, 1]), Ragged { vector: 8, lead: 3 });
+        assert_eq!(of(262, 64, [64, 1]), Ragged { vector: 8, lead: 3 });
+        // Padded rows, and a multiple of a vector that launches do not know of.
+        assert_eq!(of(256, 50257, [50304, 1]).vector, 8);
+        assert_eq!(of(256, 1000, [1000, 1]).vector, 8);
+        for (address, d, strides) in [(256, 64, [64, 1]), (256, 50257, [1, 50257]), (256, 50257, [100_514, 2])] {
+            assert_eq!(of(address, d, strides), Ragged::default());
+        }
+        assert_eq!(Ragged::at::<bf16>(false, 256, 50257, [50257, 1]), Ragged::default());
+        assert_eq!(Ragged::at::<f32>(true, 268, 7, [7, 1]), Ragged { vector: 4, lead: 3 });
+    }
+}
