@@ -24,6 +24,7 @@
 
 pub mod call;
 pub(crate) mod carrier;
+pub mod copies;
 pub mod error;
 pub mod handle;
 pub(crate) mod links;

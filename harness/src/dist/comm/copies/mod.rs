@@ -1,0 +1,15 @@
+//! Collectives that copy engines carry: which copies, waits and reductions each rank queues, as pure code.
+//!
+//! Kernels that communicate keep multiprocessors from kernels that compute. A GPU's copy engines move memory to other GPUs of the host
+//! without any; what is left for multiprocessors is to add up.
+//!
+//! [`plan`] says what is queued, [`block`] where it lies. `nccl::engines` hands it to the driver; the tests of this module run all ranks'
+//! plans on the host, in any order that the driver may choose.
+
+pub mod block;
+pub mod plan;
+#[cfg(test)]
+mod tests;
+
+pub use block::Block;
+pub use plan::{Kind, Plan, Step};

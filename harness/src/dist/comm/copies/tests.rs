@@ -1,0 +1,475 @@
+//! All ranks' plans on host memory, in any order in which GPUs may run them.
+//!
+//! A queue runs its steps in order; which queue goes on is chosen at random. Copies and reductions take time: between their begin and their
+//! end what they write holds nonsense, and at the end nobody may have written what they read or write. An inbox that has been read holds
+//! nonsense again.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use half::bf16;
+use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::plan::{RELEASE, is_reached};
+use super::{Block, Kind, Plan, Step};
+use crate::dist::comm::sum::{Accumulator, chunk};
+use crate::dist::comm::{Dtype, Reduce};
+
+/// A collective in a part of every rank's memory that is its own.
+#[derive(Clone, Copy, Debug)]
+struct Collective {
+    kind: Kind,
+    reduce: Reduce,
+    dtype: Dtype,
+    count: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    world: usize,
+    lanes: usize,
+    segment: usize,
+    /// Whether a rank's lanes are one queue.
+    merged: bool,
+    /// Segments before the first one.
+    after: u32,
+    seed: u64,
+}
+
+/// Bytes of rank `.0`: of its buffers, or of its block.
+#[derive(Clone, Debug)]
+struct Place(usize, bool, Range<usize>);
+
+struct Task {
+    lane: usize,
+    step: Step,
+    /// Which collective.
+    of: usize,
+}
+
+/// A copy or a reduction that has begun: what it read, and where, and what it will write.
+struct Begun {
+    reads: Vec<(Place, Vec<u8>)>,
+    writes: Vec<(Place, Vec<u8>)>,
+    /// What nobody needs any more then.
+    spent: Vec<Place>,
+}
+
+struct Queue {
+    rank: usize,
+    tasks: VecDeque<Task>,
+    begun: Option<Begun>,
+    /// How often it is chosen.
+    weight: u32,
+}
+
+struct Gpus {
+    block: Block,
+    collectives: Vec<Collective>,
+    /// Where each collective's buffer begins.
+    starts: Vec<usize>,
+    buffers: Vec<Vec<u8>>,
+    blocks: Vec<Vec<u8>>,
+    queues: Vec<Queue>,
+    random: StdRng,
+}
+
+const NONSENSE: u8 = 0xa5;
+
+impl Gpus {
+    /// All ranks with their work queued; `change` may change what a rank queues for a collective.
+    fn new(case: Case, collectives: &[Collective], change: impl Fn(usize, usize, &mut Vec<(usize, Step)>)) -> Gpus {
+        let Case { world, lanes, segment, merged, after, seed } = case;
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut starts = vec![0];
+        starts.extend(collectives.iter().scan(0, |end, c| {
+            *end += c.count * c.dtype.size();
+            Some(*end)
+        }));
+        let buffers = (0..world).map(|_| collectives.iter().flat_map(|c| values(c, &mut random)).collect()).collect();
+        let block = Plan::new(0, world, lanes, segment).block();
+        let mut blocks = vec![vec![NONSENSE; block.bytes()]; world];
+        let mut queues = Vec::new();
+        for rank in 0..world {
+            for (lane, from) in (0..lanes).flat_map(|lane| (0..world).map(move |from| (lane, from))) {
+                let flag = block.flag(lane, from);
+                blocks[rank][flag..flag + 4].copy_from_slice(&after.wrapping_mul(2).to_le_bytes());
+            }
+            let mut plan = Plan::new(rank, world, lanes, segment).after(after);
+            let mut own: Vec<VecDeque<Task>> = (0..lanes).map(|_| VecDeque::new()).collect();
+            for (of, c) in collectives.iter().enumerate() {
+                let mut steps = plan.steps(c.kind, c.count, c.dtype.size());
+                change(rank, of, &mut steps);
+                for (lane, step) in steps {
+                    own[if merged { 0 } else { lane }].push_back(Task { lane, step, of });
+                }
+            }
+            for tasks in own {
+                // Some hardly ever run while others can.
+                let weight = [1, 1, 20, 400][random.random_range(0..4)];
+                queues.push(Queue { rank, tasks, begun: None, weight });
+            }
+        }
+        Gpus { block, collectives: collectives.to_vec(), starts, buffers, blocks, queues, random }
+    }
+
+    fn bytes(&mut self, Place(rank, block, range): &Place) -> &mut [u8] {
+        let memory = if *block { &mut self.blocks[*rank] } else { &mut self.buffers[*rank] };
+        &mut memory[range.clone()]
+    }
+
+    fn flag(&self, rank: usize, lane: usize, from: usize) -> u32 {
+        let at = self.block.flag(lane, from);
+        u32::from_le_bytes(self.blocks[rank][at..at + 4].try_into().unwrap())
+    }
+
+    fn set_flag(&mut self, rank: usize, lane: usize, from: usize, value: u32) {
+        let at = self.block.flag(lane, from);
+        self.blocks[rank][at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn can_go_on(&self, queue: usize) -> bool {
+        let Queue { rank, tasks, .. } = &self.queues[queue];
+        match tasks.front() {
+            None => false,
+            Some(Task { step: Step::Await { from, value }, lane, .. }) => {
+                is_reached(self.flag(*rank, *lane, *from), *value)
+            }
+            Some(_) => true,
+        }
+    }
+
+    /// What a copy or a reduction reads and writes; nothing for other steps.
+    fn begin(&mut self, rank: usize, lane: usize, step: &Step, of: usize) -> Option<Begun> {
+        let (block, start) = (self.block, self.starts[of]);
+        let own = |range: &Range<usize>| Place(rank, false, start + range.start..start + range.end);
+        let slot = |owner: usize, at: usize, range: &Range<usize>| Place(owner, true, at..at + range.len());
+        let mut spent = Vec::new();
+        let (reads, writes) = match step {
+            Step::Signal { .. } | Step::Await { .. } => return None,
+            Step::Push { to, from } => (vec![own(from)], vec![slot(*to, block.inbox_of(lane, *to, rank), from)]),
+            Step::Pull { from, into } => (vec![slot(*from, block.outbox(lane), into)], vec![own(into)]),
+            Step::Post { from } => (vec![own(from)], vec![slot(rank, block.outbox(lane), from)]),
+            Step::Reduce { of, post } => {
+                let part = |from: usize| match from == rank {
+                    true => own(of),
+                    false => slot(rank, block.inbox_of(lane, rank, from), of),
+                };
+                spent.extend((0..block.world).filter(|&from| from != rank).map(part));
+                let post = post.then(|| slot(rank, block.outbox(lane), of));
+                ((0..block.world).map(part).collect(), [own(of)].into_iter().chain(post).collect())
+            }
+        };
+        let reads: Vec<(Place, Vec<u8>)> =
+            reads.into_iter().map(|place| (place.clone(), self.bytes(&place).to_vec())).collect();
+        let result = match step {
+            Step::Reduce { .. } => {
+                let parts: Vec<&[u8]> = reads.iter().map(|(_, bytes)| bytes.as_slice()).collect();
+                reduced(&self.collectives[of], &parts)
+            }
+            _ => reads[0].1.clone(),
+        };
+        for place in &writes {
+            self.bytes(place).fill(NONSENSE);
+        }
+        // What is written is not what was read any more.
+        let reads =
+            reads.into_iter().filter(|(read, _)| !writes.iter().any(|w| (w.0, w.1, &w.2) == (read.0, read.1, &read.2)));
+        Some(Begun { reads: reads.collect(), writes: writes.into_iter().map(|w| (w, result.clone())).collect(), spent })
+    }
+
+    fn end(&mut self, begun: Begun) -> Result<(), String> {
+        for (place, was) in &begun.reads {
+            if self.bytes(place) != was {
+                return Err(format!("{place:?} changed while it was read"));
+            }
+        }
+        for (place, becomes) in &begun.writes {
+            if self.bytes(place).iter().any(|&byte| byte != NONSENSE) {
+                return Err(format!("{place:?} was written by two"));
+            }
+            self.bytes(place).copy_from_slice(becomes);
+        }
+        for place in &begun.spent {
+            self.bytes(place).fill(NONSENSE);
+        }
+        Ok(())
+    }
+
+    /// Lets a queue, which can, go on by half a step.
+    fn go_on(&mut self, queue: usize) -> Result<(), String> {
+        let rank = self.queues[queue].rank;
+        if let Some(begun) = self.queues[queue].begun.take() {
+            self.queues[queue].tasks.pop_front();
+            return self.end(begun);
+        }
+        let Task { lane, step, of } = self.queues[queue].tasks.front().unwrap();
+        let (lane, step, of) = (*lane, step.clone(), *of);
+        match self.begin(rank, lane, &step, of) {
+            Some(begun) => self.queues[queue].begun = Some(begun),
+            None => {
+                if let Step::Signal { to, value } = step {
+                    self.set_flag(to, lane, rank, value);
+                }
+                self.queues[queue].tasks.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs until all is done or, with a number, until so many half steps are.
+    fn run(&mut self, most: Option<usize>) -> Result<(), String> {
+        for _ in 0..most.unwrap_or(usize::MAX) {
+            let able: Vec<usize> = (0..self.queues.len()).filter(|&queue| self.can_go_on(queue)).collect();
+            let all: u32 = able.iter().map(|&queue| self.queues[queue].weight).sum();
+            if able.is_empty() {
+                let left: Vec<usize> = self.queues.iter().map(|queue| queue.tasks.len()).collect();
+                return if left.iter().all(|&left| left == 0) {
+                    Ok(())
+                } else {
+                    Err(format!("all wait: {left:?} left"))
+                };
+            }
+            let mut drawn = self.random.random_range(0..all);
+            let chosen = able.into_iter().find(|&queue| {
+                let weight = self.queues[queue].weight;
+                let hit = drawn < weight;
+                drawn = drawn.saturating_sub(weight);
+                hit
+            });
+            self.go_on(chosen.unwrap())?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of one rank's buffer.
+fn values(c: &Collective, random: &mut StdRng) -> Vec<u8> {
+    let one = |random: &mut StdRng| -> Vec<u8> {
+        let value: f32 = random.random_range(-2.0..2.0);
+        match c.dtype {
+            Dtype::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+            _ => value.to_le_bytes().to_vec(),
+        }
+    };
+    (0..c.count).flat_map(|_| one(random)).collect()
+}
+
+/// The sum or average of parts, in their order: what the kernel computes.
+fn reduced(c: &Collective, parts: &[&[u8]]) -> Vec<u8> {
+    let size = c.dtype.size();
+    let value = |bytes: &[u8]| match c.dtype {
+        Dtype::Bf16 => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
+        _ => f32::from_le_bytes(bytes.try_into().unwrap()),
+    };
+    let one = |i: usize| -> Vec<u8> {
+        let sum = parts.iter().map(|part| value(&part[i * size..][..size])).reduce(|a, b| a + b).unwrap();
+        let result = if c.reduce == Reduce::Avg { sum / parts.len() as f32 } else { sum };
+        match c.dtype {
+            Dtype::Bf16 => bf16::from_f32(result).to_le_bytes().to_vec(),
+            _ => result.to_le_bytes().to_vec(),
+        }
+    };
+    (0..parts[0].len() / size).flat_map(one).collect()
+}
+
+/// What a collective should make of the ranks' buffers, by rank: ranges of bytes with what is there.
+fn expected(c: &Collective, buffers: &[&[u8]]) -> Vec<(Range<usize>, Vec<u8>)> {
+    let (world, size) = (buffers.len(), c.dtype.size());
+    // As the back ends of the host add up, an element at a time, aligned for any type.
+    let element = |i: usize| -> Vec<u8> {
+        let mut words = vec![0_u64; world];
+        let parts = bytemuck::cast_slice_mut::<u64, u8>(&mut words).chunks_exact_mut(8).zip(buffers);
+        parts.for_each(|(word, buffer)| word[..size].copy_from_slice(&buffer[i * size..][..size]));
+        let part = |r: usize| &bytemuck::bytes_of(&words[r])[..size];
+        Accumulator::default().reduce(c.dtype, c.reduce, None, world, part).to_vec()
+    };
+    let reduced = |range: Range<usize>| -> Vec<u8> { range.flat_map(element).collect() };
+    let bytes = |range: &Range<usize>| range.start * size..range.end * size;
+    match c.kind {
+        Kind::AllReduce => vec![(0..c.count * size, reduced(0..c.count)); world],
+        Kind::ReduceScatter => {
+            let own = (0..world).map(|rank| chunk(c.count, world, rank));
+            own.map(|range| (bytes(&range), reduced(range))).collect()
+        }
+        Kind::AllGather => {
+            let chunks = buffers.iter().enumerate().map(|(rank, buffer)| &buffer[bytes(&chunk(c.count, world, rank))]);
+            let all: Vec<u8> = chunks.flatten().copied().collect();
+            vec![(0..c.count * size, all); world]
+        }
+    }
+}
+
+/// Runs all of it, and compares every rank's memory with what should be there.
+fn outcome(
+    case: Case,
+    collectives: &[Collective],
+    change: impl Fn(usize, usize, &mut Vec<(usize, Step)>),
+) -> Result<(), String> {
+    let mut gpus = Gpus::new(case, collectives, change);
+    let before = gpus.buffers.clone();
+    gpus.run(None)?;
+    for (of, c) in collectives.iter().enumerate() {
+        let range = gpus.starts[of]..gpus.starts[of + 1];
+        let buffers: Vec<&[u8]> = before.iter().map(|buffer| &buffer[range.clone()]).collect();
+        for (rank, (place, wanted)) in expected(c, &buffers).into_iter().enumerate() {
+            if gpus.buffers[rank][range.clone()][place] != wanted {
+                return Err(format!("rank {rank} has something else after {c:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn collective(world: usize) -> impl Strategy<Value = Collective> {
+    let kinds = prop_oneof![Just(Kind::AllReduce), Just(Kind::ReduceScatter), Just(Kind::AllGather)];
+    let lengths = prop_oneof![0_usize..6, 0_usize..40, 0_usize..400];
+    let types = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16)];
+    let reductions = prop_oneof![Just(Reduce::Sum), Just(Reduce::Avg)];
+    (kinds, lengths, types, reductions).prop_map(move |(kind, n, dtype, reduce)| {
+        // Others than an all_reduce want a multiple.
+        let count = if kind == Kind::AllReduce { n } else { n.div_ceil(world) * world };
+        Collective { kind, reduce, dtype, count }
+    })
+}
+
+fn case() -> impl Strategy<Value = (Case, Vec<Collective>)> {
+    let shapes = (1_usize..5, 1_usize..4, prop_oneof![Just(1_usize), Just(256), Just(1024)], any::<bool>());
+    let starts = prop_oneof![Just(0_u32), Just(u32::MAX), Just(u32::MAX / 2), Just(u32::MAX / 4)];
+    (shapes, starts, any::<u64>()).prop_flat_map(|((world, lanes, segment, merged), after, seed)| {
+        let case = Case { world, lanes, segment, merged, after, seed };
+        (Just(case), prop::collection::vec(collective(world), 1..7))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_order_gives_the_sums_in_rank_order((case, collectives) in case()) {
+        prop_assert_eq!(outcome(case, &collectives, |_, _, _| {}), Ok(()));
+    }
+
+    /// A rank stops anywhere; what others wait for is set far ahead, again and again, since late signals set it back.
+    #[test]
+    fn what_waits_for_a_rank_that_is_gone_can_be_released((case, collectives) in case(), most in 0_usize..400, gone in 0_usize..4) {
+        let mut gpus = Gpus::new(case, &collectives, |_, _, _| {});
+        if gpus.run(Some(most)).is_err() {
+            return Err(TestCaseError::fail("it does not even go well"));
+        }
+        gpus.queues.iter_mut().filter(|queue| queue.rank == gone).for_each(|queue| { queue.tasks.clear(); queue.begun = None; });
+        let mut rounds = 0;
+        while gpus.queues.iter().any(|queue| !queue.tasks.is_empty()) {
+            let mut plan = Plan::new(0, case.world, case.lanes, case.segment).after(case.after);
+            for c in &collectives {
+                plan.steps(c.kind, c.count, c.dtype.size());
+            }
+            for (rank, lane) in (0..case.world).flat_map(|rank| (0..case.lanes).map(move |lane| (rank, lane))) {
+                for from in 0..case.world {
+                    gpus.set_flag(rank, lane, from, plan.last_signal(lane).wrapping_add(RELEASE));
+                }
+            }
+            // Its errors are that memory is used by two, as it may be now, or that all wait again.
+            while gpus.run(Some(1)).is_ok() && gpus.queues.iter().any(|queue| !queue.tasks.is_empty()) {}
+            rounds += 1;
+            prop_assert!(rounds < 10_000, "nobody is let go");
+        }
+    }
+}
+
+/// Of these collectives, whether some order finds out that `change` was made.
+fn is_found_out(
+    world: usize,
+    collectives: &[Collective],
+    change: impl Fn(usize, usize, &mut Vec<(usize, Step)>),
+) -> bool {
+    (0..4000).any(|seed| {
+        let case = Case { world, lanes: 1, segment: 256, merged: false, after: 0, seed };
+        outcome(case, collectives, &change).is_err()
+    })
+}
+
+fn of(kind: Kind, count: usize) -> Collective {
+    Collective { kind, reduce: Reduce::Sum, dtype: Dtype::F32, count }
+}
+
+/// Any single wait of a rank's second collective, whatever it follows.
+#[test]
+fn every_wait_is_needed() {
+    use Kind::{AllGather, AllReduce, ReduceScatter};
+    for world in [2, 3] {
+        for kinds in [
+            [AllReduce, AllReduce],
+            [ReduceScatter, ReduceScatter],
+            [AllGather, AllGather],
+            [ReduceScatter, AllReduce],
+            [AllReduce, AllGather],
+        ] {
+            let collectives = kinds.map(|kind| of(kind, 32 * world));
+            let is_wait = |(_, step): &(usize, Step)| matches!(step, Step::Await { .. });
+            let mut plan = Plan::new(0, world, 1, 256);
+            let [_, second] = collectives.map(|c| plan.steps(c.kind, c.count, c.dtype.size()));
+            let waits: Vec<usize> = (0..second.len()).filter(|&at| is_wait(&second[at])).collect();
+            // What the first collective owes, and what the second one awaits itself: once or twice.
+            let awaits = |kind| if kind == ReduceScatter { 1 } else { 2 };
+            let owed = usize::from(kinds[0] == ReduceScatter && kinds[1] != AllGather);
+            assert_eq!(waits.len(), (owed + awaits(kinds[1])) * (world - 1), "{kinds:?} {second:?}");
+            for at in waits {
+                let drop_one = |rank: usize, of: usize, steps: &mut Vec<(usize, Step)>| {
+                    if (rank, of) == (0, 1) {
+                        assert!(is_wait(&steps.remove(at)));
+                    }
+                };
+                assert!(is_found_out(world, &collectives, drop_one), "{kinds:?}: nobody misses {:?}", second[at]);
+            }
+        }
+    }
+}
+
+/// A signal that is given before the copy or the reduction that it speaks of.
+#[test]
+fn an_early_signal_is_found_out() {
+    for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather] {
+        let collectives = [of(kind, 64), of(kind, 64)];
+        let steps = Plan::new(0, 2, 1, 256).steps(kind, 64, 4);
+        let signals: Vec<usize> = (1..steps.len()).filter(|&at| matches!(steps[at].1, Step::Signal { .. })).collect();
+        assert_eq!(signals.len(), if kind == Kind::AllGather { 1 } else { 2 });
+        for at in signals {
+            let hurry = |rank: usize, of: usize, steps: &mut Vec<(usize, Step)>| {
+                if (rank, of) == (0, 0) {
+                    steps.swap(at - 1, at);
+                }
+            };
+            assert!(is_found_out(2, &collectives, hurry), "{kind:?}: nobody minds that {:?} is early", steps[at]);
+        }
+    }
+}
+
+#[test]
+fn segments_are_even_and_go_to_lanes_in_turn() {
+    let mut plan = Plan::new(0, 2, 2, 1024);
+    // 300 f32 of each chunk: two segments of 160 and 140, not one of 256 and a rest.
+    let steps = plan.steps(Kind::AllReduce, 600, 4);
+    let reduced: Vec<(usize, usize)> = steps
+        .iter()
+        .filter_map(|(lane, step)| match step {
+            Step::Reduce { of, post: true } => Some((*lane, of.len() / 4)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(reduced, [(0, 160), (1, 160)]);
+    // The next collective goes on where this one ended, so that small ones run side by side.
+    let lanes: Vec<usize> = (0..3).map(|_| plan.steps(Kind::AllReduce, 10, 4)[0].0).collect();
+    assert_eq!(lanes, [0, 1, 0]);
+    assert!(Plan::new(0, 1, 2, 1024).steps(Kind::AllReduce, 600, 4).is_empty(), "a rank alone");
+    // Vectors of 16 bytes fit all ends but the buffer's.
+    let mut plan = Plan::new(1, 3, 2, 4096);
+    for (_, step) in plan.steps(Kind::AllReduce, 100_001, 2) {
+        if let Step::Push { from: range, .. } | Step::Pull { into: range, .. } | Step::Reduce { of: range, .. } = step {
+            assert!(range.start % 128 == 0 && (range.end % 128 == 0 || range.end == 200_002), "{range:?}");
+            assert!(range.len() <= 4096);
+        }
+    }
+}
