@@ -34,6 +34,7 @@ pub mod embedding;
 pub mod layer_norm;
 pub mod matmul;
 mod ragged;
+pub mod rank_sum;
 pub mod rms_norm;
 pub mod rope;
 pub mod softmax;
@@ -82,6 +83,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &layer_norm::LAYER_NORM_BWD,
     &layer_norm::LAYER_NORM_FWD,
     &matmul::MATMUL,
+    &rank_sum::RANK_SUM,
     &rms_norm::RMS_NORM_BWD,
     &rms_norm::RMS_NORM_FWD,
     &rope::ROPE_AT,

@@ -4,8 +4,8 @@ use crate::consts;
 use tilewright::kernels::attention::config::{Pass, default_tiles};
 use tilewright::kernels::matmul::Activation;
 use tilewright::kernels::{
-    KERNELS, adamw, attention, cast, column_sum, cross_entropy, embedding, layer_norm, matmul, rms_norm, rope, softmax,
-    swiglu, weighted_sum,
+    KERNELS, adamw, attention, cast, column_sum, cross_entropy, embedding, layer_norm, matmul, rank_sum, rms_norm,
+    rope, softmax, swiglu, weighted_sum,
 };
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::{DType, Func};
@@ -79,6 +79,9 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (consts! { tokens_tile = 32usize, heads_tile = 8usize, d_tile = 64usize }.to_vec(), 4, 3)
     } else if [&adamw::ADAMW, &adamw::ADAMW_BY, &adamw::ADAMW_WITH_COPY].iter().any(|k| is(k)) {
         (consts! { tile = 1024usize }.to_vec(), 4, 3)
+    } else if is(&rank_sum::RANK_SUM) {
+        let tile = 8192 / dtype.bytes();
+        (consts! { tile = tile, rank = 0usize, world = 2usize, average = true, copies = true }.to_vec(), 4, 3)
     } else if [
         &rms_norm::RMS_NORM_FWD,
         &rms_norm::RMS_NORM_BWD,

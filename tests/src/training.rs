@@ -5,7 +5,8 @@ use crate::on_device::{F32, Placed, Spacing, ok};
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{
-    FloatElement, IndexElement, Tensor, TensorMut, adamw, cast, cross_entropy, embedding, layer_norm, rope, swiglu,
+    FloatElement, IndexElement, Tensor, TensorMut, adamw, cast, cross_entropy, embedding, layer_norm, rank_sum, rope,
+    swiglu,
 };
 use tilewright::prelude::*;
 
@@ -234,6 +235,42 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
         }
         if with_copy {
             copy.check(&format!("{what}, copy"), &want[0], tolerance(T::dtype()));
+        }
+    }
+}
+
+/// Parts of one to four ranks with gaps between them, with and without a copy, by a program a tile and by two; and every rank's result
+/// has the bits of a sum in rank order.
+pub fn check_rank_sum<T: FloatElement>(device: &Device, n: usize) {
+    let random = &mut Random::new(18);
+    for (world, rank) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 3)] {
+        for (average, with_copy, programs) in [(false, false, None), (true, true, None), (true, false, Some(2))] {
+            let what = format!("rank_sum {} [{n}] of rank {rank} of {world}, average: {average}", T::dtype());
+            let stride = n + 5;
+            let parts: Vec<HostTensor> =
+                (0..world).map(|_| HostTensor::random(T::dtype(), &[n], &[1], random)).collect();
+            let values: Vec<Vec<f64>> = parts.iter().map(HostTensor::values).collect();
+            let others = (0..world).filter(|&other| other != rank);
+            let gaps = others.flat_map(|other| values[other].iter().copied().chain([f64::NAN; 5]));
+            let gaps: Vec<f64> = gaps.collect();
+            let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &[gaps.len()], &[1], &gaps));
+            let mut y = Placed::<T>::new(device, parts[rank].clone());
+            let mut copy = Placed::<T>::poisoned(device, &[n], crate::on_device::DENSE);
+            let ranks = rank_sum::Ranks { rank, world, average };
+            let into = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
+            let x_view = x.buffer.slice(..gaps.len()).expect("a slice");
+            let y_view = y.buffer.slice_mut(..n).expect("a slice");
+            ok(rank_sum::reduce(device, y_view, (x_view, stride), into, ranks, programs));
+            y.check(&what, &rank_sum::reference(&values, average), tolerance(T::dtype()));
+            // In f32, in rank order, rounded once.
+            let sum = |i: usize| values.iter().map(|part| part[i] as f32).reduce(|a, b| a + b).expect("a rank");
+            let by = if average { 1.0 / world as f32 } else { 1.0 };
+            let exact: Vec<f64> = (0..n).map(|i| f64::from(sum(i) * by)).collect();
+            let exact = HostTensor::of(T::dtype(), &[n], &[1], &exact).values();
+            y.check(&what, &exact, 0.0);
+            if with_copy {
+                copy.check(&format!("{what}, copy"), &exact, 0.0);
+            }
         }
     }
 }

@@ -181,6 +181,14 @@ fn adamw_steps() {
 }
 
 #[test]
+fn sums_over_ranks() {
+    let cpu = Device::cpu();
+    for n in [1, 17, 1000, 4097, 10_000] {
+        for_types!(check_rank_sum(&cpu, n));
+    }
+}
+
+#[test]
 fn casts() {
     let cpu = Device::cpu();
     each_shape(|shape, spacing| for_types!(check_cast(&cpu, shape, spacing)));

@@ -2,7 +2,7 @@
 //! GPU passes, and on the simulated GPU: at small odd shapes with gaps between the elements. No GPU is needed.
 
 use tilewright::kernels::rope::Direction;
-use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rope, swiglu};
+use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rope, swiglu};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_tests::consts;
@@ -343,6 +343,33 @@ fn adamw_matches() {
                 }
                 if with_copy {
                     copy.check("copy", &want[0], tolerance(DType::BF16));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_over_ranks_match() {
+    for (n, programs_most) in [(1, 1), (8, 1), (37, 2), (37, 5)] {
+        for dtype in TYPES {
+            for (world, rank, average, copies) in [(2, 0, false, true), (2, 1, true, false), (3, 1, true, true)] {
+                let mut random = Random::new(9);
+                let own = HostTensor::random(dtype, &[n], &[1], &mut random);
+                let x = HostTensor::random(dtype, &[world - 1, n], &[n + 3, 1], &mut random);
+                let mut parts: Vec<Vec<f64>> = x.values().chunks(n).map(<[f64]>::to_vec).collect();
+                parts.insert(rank, own.values());
+                let want = rank_sum::reference(&parts, average);
+                for form in forms() {
+                    let (mut y, mut copy) = (own.clone(), HostTensor::poisoned(dtype, &[n], &[1]));
+                    let consts =
+                        consts! { tile = 8usize, rank = rank, world = world, average = average, copies = copies };
+                    let args = args![Arg::Out(&mut y), Arg::In(&x), Arg::Out(&mut copy); n + 3, n];
+                    interpret(form, &rank_sum::RANK_SUM, &[dtype], consts, programs(programs_most), args);
+                    y.check("rank_sum", &want, tolerance(dtype));
+                    if copies {
+                        copy.check("rank_sum's copy", &want, tolerance(dtype));
+                    }
                 }
             }
         }

@@ -52,6 +52,14 @@ fn adamw() {
 }
 
 #[test]
+fn sums_over_ranks() {
+    let Some(gpu) = gpu() else { return };
+    for n in LENGTHS.into_iter().chain([1 << 20]) {
+        for_types!(check_rank_sum(&gpu, n));
+    }
+}
+
+#[test]
 fn casts() {
     let Some(gpu) = gpu() else { return };
     each_shape(|shape, spacing| for_types!(check_cast(&gpu, shape, spacing)));
