@@ -4,6 +4,7 @@
 use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Func, Op};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::lower;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{CompileOptions, GpuArch};
 use tilewright_tests::configurations::well_aligned;
@@ -76,21 +77,22 @@ fn walks_of_any_length_and_step() {
                     *sum += i as f64 * x.values()[i * d + j] + w.values()[i];
                 }
             }
-            for (stages, num_warps, arch) in [
-                (2usize, 1, GpuArch::Sm80),
-                (2, 4, GpuArch::Sm90a),
-                (3, 2, GpuArch::Sm80),
-                (4, 4, GpuArch::Sm90a),
-                (5, 8, GpuArch::Sm80),
+            for (stages, form) in [
+                (2usize, simulated(GpuArch::Sm80, 1)),
+                (2, simulated(GpuArch::Sm90a, 4)),
+                (3, simulated(GpuArch::Sm80, 2)),
+                (4, simulated(GpuArch::Sm90a, 4)),
+                (5, simulated(GpuArch::Sm80, 8)),
+                (2, Form::Bulk { num_warps: 4, num_stages: 1 }),
+                (3, Form::Specialist { num_warps: 4, num_stages: 1 }),
             ] {
                 let mut y = HostTensor::poisoned(DType::F32, &[d], &[1]);
                 let numbers = [stride, rows, d, first, end, by].map(Arg::from);
                 let args =
                     &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y)].into_iter().chain(numbers).collect::<Vec<_>>();
                 let consts = consts! { d_tile = d.next_power_of_two(), stages = stages };
-                let form = Form::Simulated { arch, num_warps, num_stages: 1 };
                 interpret(form, &WALK, &[dtype], consts, [1, 1, 1], args);
-                y.check(&format!("{dtype} {d}: {first}..{end} by {by}, {stages} stages"), &want, 1e-5);
+                y.check(&format!("{dtype} {d}: {first}..{end} by {by}, {stages} stages, {form:?}"), &want, 1e-5);
             }
         }
         // Each iteration fetches both, and so do those before the loop.
@@ -157,10 +159,14 @@ fn walks_in_walks_and_one_after_the_other() {
                 products + (0..again.min(rows)).map(|i| at(&x, i, j)).sum::<f64>()
             })
             .collect();
-        for (stages, num_warps, arch) in [(2usize, 4, GpuArch::Sm90a), (3, 2, GpuArch::Sm80), (4, 1, GpuArch::Sm80)] {
+        for (stages, form) in [
+            (2usize, simulated(GpuArch::Sm90a, 4)),
+            (3, simulated(GpuArch::Sm80, 2)),
+            (4, simulated(GpuArch::Sm80, 1)),
+            (2, Form::Specialist { num_warps: 4, num_stages: 1 }),
+        ] {
             let mut y = HostTensor::poisoned(DType::F32, &[D], &[1]);
             let args = &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y), rows.into(), again.into()];
-            let form = Form::Simulated { arch, num_warps, num_stages: 1 };
             interpret(form, &NESTED, &[dtype], consts! { d = D, stages = stages }, [1, 1, 1], args);
             y.check(&format!("{dtype} {rows} {again}, {stages} stages"), &want, tolerance(DType::F32));
         }
@@ -232,10 +238,13 @@ fn what_an_iteration_writes_is_not_fetched_before() {
         want[at] += want[at - D] + add.values()[at];
     }
     for def in [&RUNNING_SUM, &RUNNING_ATOMIC] {
-        for (stages, arch) in [(2usize, GpuArch::Sm80), (3, GpuArch::Sm90a)] {
+        for (stages, form) in [
+            (2usize, simulated(GpuArch::Sm80, 1)),
+            (3, simulated(GpuArch::Sm90a, 1)),
+            (2, Form::Specialist { num_warps: 4, num_stages: 1 }),
+        ] {
             let mut found = x.clone();
             let args = &mut [Arg::Out(&mut found), Arg::In(&add), rows.into()];
-            let form = Form::Simulated { arch, num_warps: 1, num_stages: 1 };
             interpret(form, def, &[], consts! { d = D, stages = stages }, [1, 1, 1], args);
             found.check(&format!("{}, {stages} stages", def.name), &want, 1e-6);
         }
@@ -243,6 +252,46 @@ fn what_an_iteration_writes_is_not_fetched_before() {
         let func = laid(def, &[], consts! { d = D, stages = 3usize });
         assert_eq!(copies(&func), 3, "{}: two before the loop, one in it", def.name);
     }
+}
+
+/// y = Σ of x + xᵀ over matrices x of n × n.
+#[kernel]
+fn symmetric(x: In<f32>, y: Out<f32>, count: i32, #[constexpr] n: usize, #[constexpr] stages: usize) {
+    let mut total = zeros::<f32>([n, n]);
+    for i in range(0, count, num_stages = stages) {
+        let block = make_block_ptr(
+            x,
+            shape = [count * n, n],
+            strides = [n, 1],
+            offsets = [i * n, 0],
+            block_shape = [n, n],
+            order = [1, 0],
+        );
+        let doubled = load(block) * 2.0;
+        total += (doubled + doubled.trans()) * 0.5;
+    }
+    let y_block =
+        make_block_ptr(y, shape = [n, n], strides = [n, 1], offsets = [0, 0], block_shape = [n, n], order = [1, 0]);
+    store(y_block, total);
+}
+
+/// 64 KB for a matrix, and as much for the way to its transpose: of three stages there is room for two on Hopper, and for none
+/// elsewhere.
+#[test]
+fn rings_leave_room_for_what_single_steps_need() {
+    for (arch, expected) in [(GpuArch::Sm80, 0), (GpuArch::Sm90a, 2)] {
+        let options = CompileOptions { num_warps: 8, ..CompileOptions::default() };
+        let func = record(&SYMMETRIC, &[], consts! { n = 128usize, stages = 3usize }, &well_aligned(&SYMMETRIC));
+        let laid = pipeline::gpu_ir(&func, arch, &options, &mut ());
+        assert_eq!(copies(&laid), expected, "{arch:?}");
+        let module = lower::nvptx::lower(&laid, arch, &options).unwrap_or_else(|e| panic!("{arch:?}: {e}"));
+        assert!(module.shared_bytes >= 64 << 10, "{arch:?}: {} bytes", module.shared_bytes);
+    }
+}
+
+/// What loops ask for themselves counts, not the launch's stages.
+fn simulated(arch: GpuArch, num_warps: u32) -> Form {
+    Form::Simulated { arch, num_warps, num_stages: 1 }
 }
 
 /// A kernel in the last stage of Tile IR, for well-aligned arguments.

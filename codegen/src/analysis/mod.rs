@@ -3,5 +3,6 @@
 pub mod axis;
 pub mod reach;
 pub mod registers;
+pub mod scratch;
 pub mod tensor_map;
 pub mod written;

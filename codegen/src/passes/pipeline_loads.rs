@@ -15,7 +15,7 @@
 
 use super::assign_layouts::{view_parts, view_vector};
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::{tensor_map, written};
+use crate::analysis::{scratch, tensor_map, written};
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};
 use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
@@ -169,23 +169,40 @@ fn depends_on_scalars(func: &Func, region: BlockId, v: Value) -> bool {
 }
 
 /// The most stages, up to those wanted, whose rings fit into shared memory beside the buffers that are there during the
-/// loop.
+/// loop and what its ops need while they run.
 fn fitting(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
-    let bytes = |ty: &Type| match ty {
-        Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u64,
+    let size = |ty: &Type, depth: u32| match ty {
+        Type::Shared { elem, .. } => (ty.numel() * elem.bytes() * depth as usize).next_multiple_of(1024) as u64,
         _ => 0,
     };
-    let ring: u64 = candidates.iter().map(|c| bytes(&c.buffer)).sum();
-    let held: u64 = candidates.iter().filter(|c| c.held).map(|c| bytes(&c.buffer)).sum();
     let others: u64 = beside(func, id)
         .into_iter()
         .filter(|alloc| !candidates.iter().any(|c| c.alloc == Some(*alloc)))
-        .map(|alloc| bytes(func.ty(func.result(alloc))))
+        .map(|alloc| size(func.ty(func.result(alloc)), 1))
         .sum();
     // Barriers take some bytes, too.
     let barriers = if candidates.iter().any(|c| c.bulk) { 1024 } else { 0 };
-    let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + held + barriers);
-    wanted.min((room / ring.max(1)) as u32)
+    let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + barriers);
+    let buffers = |stages| candidates.iter().map(|c| size(&c.buffer, 1) * u64::from(c.depth(stages))).sum::<u64>();
+    let rings = |stages| candidates.iter().map(|c| size(&c.buffer, c.depth(stages))).sum::<u64>();
+    let steps = func.walk_from(func.op(id).regions[0]).into_iter().filter(|&op| !reads_ring(func, op, candidates));
+    let scratch = steps.map(|op| u64::from(scratch::bytes(func, op))).max().unwrap_or(0);
+    let fits = |&stages: &u32| buffers(stages) <= room && rings(stages) + scratch <= room;
+    (1..=wanted).rev().find(fits).unwrap_or(0)
+}
+
+/// Changes the layout of a tile from a ring and of nothing else: it will be read in the other layout.
+fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> bool {
+    let mut at = Some(id).filter(|&id| func.op(id).op == Op::ConvertLayout);
+    while let Some(id) = at {
+        at = func.def_op(func.op(id).operands[0]);
+        match at.map(|id| &func.op(id).op) {
+            Some(Op::LoadView { .. }) => return candidates.iter().any(|c| Some(c.load) == at),
+            Some(Op::ExpandDims { .. }) => {}
+            _ => return false,
+        }
+    }
+    false
 }
 
 /// Buffers that are needed while the loop runs: all but those made after it and those used for the last time before it.

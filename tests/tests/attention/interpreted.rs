@@ -166,6 +166,18 @@ fn large_tiles() {
     }
 }
 
+/// The tiles that launches in f32 take where nobody chose any, by as many warps, whose products are sums of multiply-adds.
+#[test]
+fn default_tiles_of_f32() {
+    let case = Case::new(70, 90, 64).causal().dtype(DType::F32);
+    let inputs = case.inputs();
+    let expected = case.expected(&inputs);
+    let form = |num_warps| Form::Simulated { arch: GpuArch::Sm90a, num_warps, num_stages: 2 };
+    check_forward(form(8), case, Tiles { q: 32, k: 64 }, &inputs, &expected);
+    check_backward(form(8), case, Tiles { q: 64, k: 32 }, &inputs, &expected);
+    check_backward_in(false, form(4), case, Tiles { q: 16, k: 64 }, &inputs, &expected);
+}
+
 /// Loads by warps of their own, with one and two groups of consumers: full and masked tiles one after the other, ragged
 /// lengths, groups of heads, and more buffers than iterations.
 #[test]

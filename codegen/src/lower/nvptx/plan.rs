@@ -8,8 +8,8 @@
 //! Of rings (buffers that asynchronous copies fill) the pass that made them placed the barriers; here they only wait for
 //! what used their memory before.
 
-use crate::ir::{BlockId, Elem, Func, Op, OpId, Type, Value};
-use crate::layout::{Conversion, Dim};
+use crate::analysis::scratch;
+use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Alignment of buffers: the period of the widest swizzle.
@@ -115,7 +115,7 @@ impl SharedPlan {
                 let align = super::tma::MBARRIER_BYTES;
                 needs.push(Need { op: id, bytes, align, first: 0, last: usize::MAX, scratch: false });
             }
-            let bytes = scratch_bytes(func, id);
+            let bytes = scratch::bytes(func, id);
             if bytes > 0 {
                 needs.push(Need { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, scratch: true });
             }
@@ -243,7 +243,7 @@ impl SharedPlan {
             }
             _ => {}
         }
-        let scratch = self.scratch.get(&id).map(|&start| Range { start, end: start + scratch_bytes(func, id) });
+        let scratch = self.scratch.get(&id).map(|&start| Range { start, end: start + scratch::bytes(func, id) });
         writes.extend(scratch);
         let by_wgmma = matches!(data.op, Op::Wgmma { .. });
         let unfenced = by_wgmma && reads.iter().any(|r| pending.unfenced.iter().any(|u| u.overlaps(*r)));
@@ -330,38 +330,4 @@ fn loop_spans(func: &Func, number: &HashMap<OpId, usize>) -> Vec<(usize, usize)>
     // Inner loops first: extending to the end of one may reach into the next outer one.
     spans.sort_by_key(|&(first, _)| std::cmp::Reverse(first));
     spans
-}
-
-/// Scratch bytes that an op needs while it runs.
-fn scratch_bytes(func: &Func, id: OpId) -> u32 {
-    let data = func.op(id);
-    let layout = |v: Value| func.ty(v).layout().map(|l| func.layout(l));
-    match &data.op {
-        Op::ConvertLayout => match (layout(data.operands[0]), layout(data.results[0])) {
-            (Some(from), Some(to)) if Conversion::between(from, to) == Conversion::Shared => {
-                let bits = func.ty(data.operands[0]).elem().map_or(64, Elem::bits);
-                (from.num_elements() * bits / 8) as u32
-            }
-            _ => 0,
-        },
-        Op::Reduce { axis } => match layout(data.operands[0]) {
-            Some(l) => {
-                let dtypes: Vec<_> = data.operands.iter().filter_map(|&v| func.ty(v).dtype()).collect();
-                super::reduce::scratch_bytes(l, *axis, &dtypes)
-            }
-            None => 0,
-        },
-        Op::AtomicRmw { .. } | Op::AtomicCas => {
-            let used = func.use_counts()[data.results[0].0 as usize] > 0;
-            let bytes = func.ty(data.results[0]).elem().map_or(8, Elem::bits) / 8;
-            match layout(data.results[0]) {
-                Some(l) if used && (l.free_mask(Dim::Lane) != 0 || l.free_mask(Dim::Warp) != 0) => {
-                    (l.num_elements() * bytes) as u32
-                }
-                None if used => bytes as u32,
-                _ => 0,
-            }
-        }
-        _ => 0,
-    }
 }

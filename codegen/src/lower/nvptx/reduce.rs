@@ -2,7 +2,7 @@
 
 use super::emit::Val;
 use super::{Lowering, Result};
-use crate::ir::{DType, Elem, Op, OpId, Type};
+use crate::ir::{Elem, Op, OpId, Type};
 use crate::layout::{Dim, LinearLayout};
 
 impl Lowering<'_> {
@@ -241,15 +241,4 @@ fn lines(layout: &LinearLayout, axis: usize) -> Vec<Vec<usize>> {
             line.into_iter().map(|(_, r)| r).collect()
         })
         .collect()
-}
-
-/// Bytes of scratch that a reduction over warps needs: a part per warp for each operand.
-pub(super) fn scratch_bytes(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
-    match layout.reduction(axis) {
-        Some(steps) if !steps.warps.is_empty() => {
-            let count = steps.layout.num_elements() as u32 * (1 << steps.warps.len());
-            dtypes.iter().map(|d| count * d.bytes() as u32).sum()
-        }
-        _ => 0,
-    }
 }

@@ -1,0 +1,49 @@
+//! Shared memory that single ops need while they run, beside the buffers that the function names.
+
+use crate::ir::{DType, Elem, Func, Op, OpId, Value};
+use crate::layout::{Conversion, Dim, LinearLayout};
+
+/// Bytes of scratch of an op on tiles with layouts.
+pub fn bytes(func: &Func, id: OpId) -> u32 {
+    let data = func.op(id);
+    let layout = |v: Value| func.ty(v).layout().map(|l| func.layout(l));
+    match &data.op {
+        Op::ConvertLayout => match (layout(data.operands[0]), layout(data.results[0])) {
+            (Some(from), Some(to)) if Conversion::between(from, to) == Conversion::Shared => {
+                let bits = func.ty(data.operands[0]).elem().map_or(64, Elem::bits);
+                (from.num_elements() * bits / 8) as u32
+            }
+            _ => 0,
+        },
+        Op::Reduce { axis } => match layout(data.operands[0]) {
+            Some(l) => {
+                let dtypes: Vec<_> = data.operands.iter().filter_map(|&v| func.ty(v).dtype()).collect();
+                of_reduction(l, *axis, &dtypes)
+            }
+            None => 0,
+        },
+        Op::AtomicRmw { .. } | Op::AtomicCas => {
+            let used = func.use_counts()[data.results[0].0 as usize] > 0;
+            let bytes = func.ty(data.results[0]).elem().map_or(8, Elem::bits) / 8;
+            match layout(data.results[0]) {
+                Some(l) if used && (l.free_mask(Dim::Lane) != 0 || l.free_mask(Dim::Warp) != 0) => {
+                    (l.num_elements() * bytes) as u32
+                }
+                None if used => bytes as u32,
+                _ => 0,
+            }
+        }
+        _ => 0,
+    }
+}
+
+/// What a reduction over warps needs: a part per warp for each operand.
+fn of_reduction(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
+    match layout.reduction(axis) {
+        Some(steps) if !steps.warps.is_empty() => {
+            let count = steps.layout.num_elements() as u32 * (1 << steps.warps.len());
+            dtypes.iter().map(|d| count * d.bytes() as u32).sum()
+        }
+        _ => 0,
+    }
+}
