@@ -116,10 +116,10 @@ pub fn layer_norm_fwd<T: Float>(
 /// its `rows_each` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
 #[autotune(
     configs = [
-        Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = 1),
-        Config(rows_tile = 8, num_warps = [8, 16], stages = 1),
-        Config(rows_tile = [1, 2, 4], num_warps = [8, 16], stages = 2),
-        Config(rows_tile = [1, 2], num_warps = 16, stages = 3),
+        Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = [1, 2, 3]),
+        Config(rows_tile = 8, num_warps = [8, 16], stages = [1, 2]),
+        Config(rows_tile = [1, 2], num_warps = [8, 16], stages = 4),
+        Config(rows_tile = [1, 2], num_warps = 16, stages = [1, 2, 3], max_registers = 64),
     ],
     key = [d_tile, rows],
     default = default_walk,
@@ -163,6 +163,7 @@ pub fn layer_norm_bwd<T: Float>(
     // Beyond the edges g is zero, and with it every sum below.
     if whole_rows {
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+        let share = 1.0 / d.to::<f32>();
         let mut total_w = zeros::<f32>([rows_tile, d_tile]);
         let mut total_b = zeros::<f32>([rows_tile, d_tile]);
         let first = program_id(0) * rows_each;
@@ -174,15 +175,18 @@ pub fn layer_norm_bwd<T: Float>(
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-            let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
+            // With s taken into g, elements need fewer operations: for c = x − μ and v = s·g·w it is
+            // ∂L/∂x = v − mean(v) − c · s² · mean(v·c).
+            let centered = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu;
             let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-            total_w += g * normed;
+            let scaled = g * s;
+            total_w += scaled * centered;
             total_b += g;
-            let gw = g * wt;
-            let level = sum(gw, axis = 1, keep_dims = true) / d.to::<f32>();
-            let slope = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
+            let v = scaled * wt;
+            let level = sum(v, axis = 1, keep_dims = true) * share;
+            let slope = sum(v * centered, axis = 1, keep_dims = true) * (s * s * share);
             let grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
-            store(grad_x_block, ((gw - level - normed * slope) * s).to::<T>(), boundary_check = [0, 1]);
+            store(grad_x_block, (v - level - centered * slope).to::<T>(), boundary_check = [0, 1]);
         }
         store(partial_w_block, sum(total_w, axis = 0, keep_dims = true), boundary_check = [1]);
         store(partial_b_block, sum(total_b, axis = 0, keep_dims = true), boundary_check = [1]);

@@ -123,10 +123,10 @@ fn default_forward(problem: &Problem) -> Config {
 /// multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
 #[autotune(
     configs = [
-        Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = 1),
-        Config(rows_tile = 8, num_warps = [8, 16], stages = 1),
-        Config(rows_tile = [1, 2, 4], num_warps = [8, 16], stages = 2),
-        Config(rows_tile = [1, 2], num_warps = 16, stages = 3),
+        Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = [1, 2, 3]),
+        Config(rows_tile = 8, num_warps = [8, 16], stages = [1, 2]),
+        Config(rows_tile = [1, 2], num_warps = [8, 16], stages = 4),
+        Config(rows_tile = [1, 2], num_warps = 16, stages = [1, 2, 3], max_registers = 64),
     ],
     key = [d_tile, rows],
     default = default_walk,
@@ -168,6 +168,7 @@ pub fn rms_norm_bwd<T: Float>(
         row_block(partial_grad_w, (num_programs(0), d), partial_strides, program_id(0), (1, d_tile));
     if whole_rows {
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+        let share = 1.0 / d.to::<f32>();
         let mut total = zeros::<f32>([rows_tile, d_tile]);
         let first = program_id(0) * rows_each;
         for below in range(0, minimum(rows_each, rows - first), rows_tile, num_stages = stages) {
@@ -176,13 +177,14 @@ pub fn rms_norm_bwd<T: Float>(
             let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-            let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
-            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-            total += g * normed;
-            let gw = g * wt;
-            let mean = sum(gw * normed, axis = 1, keep_dims = true) / d.to::<f32>();
+            // With s taken into g, elements need five operations: for v = s·g·w it is ∂L/∂x = v − x · s² · mean(v·x).
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+            total += g * xt;
+            let v = g * wt;
+            let slope = sum(v * xt, axis = 1, keep_dims = true) * (s * s * share);
             let grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
-            store(grad_x_block, ((gw - normed * mean) * s).to::<T>(), boundary_check = [0, 1]);
+            store(grad_x_block, (v - xt * slope).to::<T>(), boundary_check = [0, 1]);
         }
         store(partial_block, sum(total, axis = 0, keep_dims = true), boundary_check = [1]);
     } else {

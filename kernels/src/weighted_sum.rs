@@ -80,10 +80,10 @@ pub fn weighted_sum_fwd<T: Float>(
 /// and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
 #[autotune(
     configs = [
-        Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = 1),
-        Config(rows_tile = 8, num_warps = [8, 16], stages = 1),
-        Config(rows_tile = [1, 2, 4], num_warps = [8, 16], stages = 2),
-        Config(rows_tile = [1, 2], num_warps = 16, stages = 3),
+        Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = [1, 2, 3]),
+        Config(rows_tile = 8, num_warps = [8, 16], stages = [1, 2]),
+        Config(rows_tile = [1, 2], num_warps = [8, 16], stages = 4),
+        Config(rows_tile = [1, 2], num_warps = 16, stages = [1, 2, 3], max_registers = 64),
     ],
     key = [d_tile, rows],
     default = default_walk,

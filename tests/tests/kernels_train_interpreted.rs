@@ -92,8 +92,14 @@ fn layer_norm_gradients_match() {
         let rstd = HostTensor::of(DType::F32, &[rows], &[2], &rstd);
         let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &g.values(), 0.1);
         let (tiles, whole) = (rows.div_ceil(2), d.next_power_of_two());
-        // Few programs with many tiles each; and a program for each tile.
-        for (whole_rows, d_tile, tiles) in [(true, whole, tiles.div_ceil(2)), (true, whole, tiles), (false, 8, tiles)] {
+        // Few programs with many tiles each, fetched ahead or not; and a program for each tile.
+        let cuts = [
+            (true, whole, tiles.div_ceil(2), 1usize),
+            (true, whole, 1, 3),
+            (true, whole, tiles, 2),
+            (false, 8, tiles, 1),
+        ];
+        for (whole_rows, d_tile, tiles, stages) in cuts {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], s);
                 let partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
@@ -102,7 +108,7 @@ fn layer_norm_gradients_match() {
                 args.extend([Arg::Out(&mut grad_x), Arg::Out(&mut partial_w), Arg::Out(&mut partial_b)]);
                 let rows_each = rows.div_ceil(tiles).next_multiple_of(2);
                 args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d, rows_each].map(Arg::from));
-                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
+                let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, stages = stages };
                 interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, programs(tiles), &mut args);
                 grad_x.check("grad_x", &want_x, tolerance(dtype));
                 for (what, partial, want) in [("grad_w", partial_w, &want_w), ("grad_b", partial_b, &want_b)] {
