@@ -23,7 +23,7 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 /// `#[autotune(configs = [Config(tile = 64, num_warps = 4), …], key = [n, …])]` above `#[kernel]`.
 ///
 /// A `Config` gives values to `#[constexpr]` parameters and to `num_warps`, `num_stages`, `max_registers`,
-/// `bulk_copies`, `warp_specialize`, `take_turns` and `overlap`. The key names the
+/// `bulk_copies`, `warp_specialize`, `take_turns`, `overlap` and `wgmma_f32`. The key names the
 /// arguments on which the choice depends: integer arguments by their size, the power of two at or above them; constants by
 /// their value; element types always count. `default = function` names a function from the problem to the configuration for
 /// what nobody has measured, which is the first one otherwise; `tables = TEXTS`, tables that ship with the kernel.

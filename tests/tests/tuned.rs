@@ -47,6 +47,7 @@ impl Variant {
             warp_specialize: self.config.warp_specialize,
             take_turns: self.config.take_turns,
             overlap: self.config.overlap,
+            wgmma_f32: self.config.wgmma_f32,
             ptx_version: PTX_VERSION,
             ..CompileOptions::default()
         };

@@ -111,6 +111,20 @@ impl LinearLayout {
         Self::blocked(shape, size_per_thread, &lanes, &warps, order)
     }
 
+    /// A layout of `[k, n]` between memory along `n` and memory along `k`: every thread has boxes of 4×4, and the lanes that are
+    /// served at once stand in both directions, so that neither side's banks clash under a swizzle.
+    pub fn transposing(shape: &[u32], num_warps: u32) -> Self {
+        let small = |axis: usize, most: u32| most.min(shape[axis]);
+        LayoutBuilder::new(shape)
+            .along(Dim::Register, 1, small(1, 4))
+            .along(Dim::Register, 0, small(0, 4))
+            .along(Dim::Lane, 0, 2)
+            .along(Dim::Lane, 1, 4)
+            .along(Dim::Lane, 0, 4)
+            .along(Dim::Warp, 1, num_warps)
+            .wrap(&[0, 1])
+    }
+
     /// The accumulator of `mma.sync.m16n8` with 32-bit elements over a tensor `[m, n]`: c0, c1 in row lane/4,
     /// columns 2·(lane%4)+{0,1}; c2, c3 eight rows below. Warps tile `[m, n]`, those along m first; further
     /// instructions run along n, then m, four registers each.

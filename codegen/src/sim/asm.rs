@@ -81,6 +81,10 @@ fn number(token: &str) -> usize {
         .unwrap_or(usize::MAX)
 }
 
+fn little_endian(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
+}
+
 fn outputs(constraints: &[String]) -> usize {
     constraints.iter().filter(|c| c.starts_with('=')).count()
 }
@@ -350,7 +354,14 @@ impl Block<'_> {
         }
         let n_out = outputs(constraints);
         let n = n_out * 2;
-        let element = if text.contains("bf16") { Ty::BFloat } else { Ty::Half };
+        let element = match text {
+            _ if text.contains("tf32") => Ty::Float,
+            _ if text.contains("bf16") => Ty::BFloat,
+            _ => Ty::Half,
+        };
+        let (bytes, depth) = (element.bytes() as u64, 32 / element.bytes());
+        let number_of =
+            |bits: u64| value::float(if bytes == 4 { bits & matrix::TF32 } else { bits & 0xFFFF }, &element);
         let tied = constraints.get(n_out).is_some_and(|c| c == "0");
         let place = |member: usize, r: usize| {
             let (row, col) = matrix::accumulator(member % 32, r);
@@ -384,42 +395,40 @@ impl Block<'_> {
             }
             let from_registers = after.starts_with('{');
             let b_trans = flag(if from_registers { 4 } else { 5 });
-            let mut a = vec![vec![0f64; 16]; 64];
+            let mut a = vec![vec![0f64; depth]; 64];
             if from_registers {
                 let words: Vec<usize> = a_text.split(',').map(number).collect();
                 for (m, &t) in members.iter().enumerate() {
                     for (w, &word) in words.iter().enumerate() {
                         let bits = self.bits(t, &args[word - n_out].1)?;
-                        for h in 0..2 {
-                            let (row, k) = matrix::a16(m % 32, w, h);
-                            a[row + 16 * (m / 32)][k] = value::float(bits >> (16 * h) & 0xFFFF, &element);
+                        for h in 0..depth / 8 {
+                            let (row, k) = if bytes == 4 { matrix::a32(m % 32, w) } else { matrix::a16(m % 32, w, h) };
+                            a[row + 16 * (m / 32)][k] = number_of(bits >> (16 * h));
                         }
                     }
                 }
             } else {
                 let d = Descriptor::decode(self.bits(members[0], &args[number(a_text) - n_out].1)?)?;
                 for row in 0..64 {
-                    for k in 0..16 {
-                        let p = d.address(row as u64, k as u64, !flag(4));
-                        let bytes = self.shared.read_async(p, 2, reader)?;
-                        reads.push((p, 2));
-                        a[row][k] = value::float(u64::from(u16::from_le_bytes([bytes[0], bytes[1]])), &element);
+                    for k in 0..depth {
+                        let p = d.address([row as u64, k as u64], !flag(4), bytes);
+                        a[row][k] = number_of(little_endian(&self.shared.read_async(p, bytes as usize, reader)?));
+                        reads.push((p, bytes as usize));
                     }
                 }
             }
             let d = Descriptor::decode(self.bits(members[0], &args[number(fields[0]) - n_out].1)?)?;
-            let mut b = vec![vec![0f64; n]; 16];
-            for k in 0..16 {
+            let mut b = vec![vec![0f64; n]; depth];
+            for k in 0..depth {
                 for col in 0..n {
-                    let p = d.address(col as u64, k as u64, !b_trans);
-                    let bytes = self.shared.read_async(p, 2, reader)?;
-                    reads.push((p, 2));
-                    b[k][col] = value::float(u64::from(u16::from_le_bytes([bytes[0], bytes[1]])), &element);
+                    let p = d.address([col as u64, k as u64], !b_trans, bytes);
+                    b[k][col] = number_of(little_endian(&self.shared.read_async(p, bytes as usize, reader)?));
+                    reads.push((p, bytes as usize));
                 }
             }
             for row in 0..64 {
                 for col in 0..n {
-                    let sum: f64 = (0..16).map(|k| a[row][k] * b[k][col]).sum();
+                    let sum: f64 = (0..depth).map(|k| a[row][k] * b[k][col]).sum();
                     acc[row][col] = (f64::from(acc[row][col]) + sum) as f32;
                 }
             }

@@ -1,6 +1,9 @@
 //! Matrix fragments and shared-memory matrix descriptors, element by element, as the PTX ISA states them.
 
-/// One 64×n×16 (16-bit elements) `wgmma`.
+/// What the tensor cores read of an f32 as tf32.
+pub const TF32: u64 = 0xFFFF_E000;
+
+/// An operand of one `wgmma`: 64×n×16 for 16-bit elements, 64×n×8 for tf32.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
     start: u64,
@@ -26,13 +29,13 @@ impl Descriptor {
         Ok(Descriptor { start: field(0), leading: field(16), stride: field(32), span })
     }
 
-    /// Address of the 2-byte element (`at` along M or N, `k`).
-    pub fn address(&self, at: u64, k: u64, k_major: bool) -> u64 {
-        let per_span = self.span / 2;
+    /// Address of the element (`at` along M or N, `k`) of so many bytes.
+    pub fn address(&self, [at, k]: [u64; 2], k_major: bool, bytes: u64) -> u64 {
+        let per_span = self.span / bytes;
         let offset = if k_major {
-            (at / 8) * self.stride + (at % 8) * self.span + k * 2
+            (at / 8) * self.stride + (at % 8) * self.span + k * bytes
         } else {
-            (at / per_span) * self.leading + (at % per_span) * 2 + (k / 8) * self.stride + (k % 8) * self.span
+            (at / per_span) * self.leading + (at % per_span) * bytes + (k / 8) * self.stride + (k % 8) * self.span
         };
         let linear = self.start + offset;
         let rows = match self.span {

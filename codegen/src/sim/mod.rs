@@ -25,6 +25,8 @@ mod parse;
 mod role_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tf32_tests;
 mod value;
 
 pub use machine::{Launch, run};

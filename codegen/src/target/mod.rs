@@ -133,6 +133,9 @@ pub struct CompileOptions {
     /// Whether the warpgroups that compute take turns at the tensor cores, where loads are the work of others; `None` leaves
     /// it to the compiler, which does not do it yet.
     pub take_turns: Option<bool>,
+    /// Whether warpgroups make products of f32 in tf32 and tf32x3 (`wgmma`, Hopper only), where tiles are large enough; `None`
+    /// leaves it to the compiler, which has single warps make them.
+    pub wgmma_f32: Option<bool>,
 }
 
 impl Default for CompileOptions {
@@ -147,6 +150,7 @@ impl Default for CompileOptions {
             warp_specialize: None,
             overlap: None,
             take_turns: None,
+            wgmma_f32: None,
         }
     }
 }

@@ -55,11 +55,12 @@ fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
             warp_specialize,
             take_turns,
             overlap,
+            wgmma_f32,
         } = config;
         let constants = constants.iter().map(|c| const_default(c, &quote!(#private::lang)));
         let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
-        let [bulk_copies, warp_specialize, take_turns, overlap] =
-            [*bulk_copies, *warp_specialize, *take_turns, *overlap].map(flag);
+        let [bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32] =
+            [*bulk_copies, *warp_specialize, *take_turns, *overlap, *wgmma_f32].map(flag);
         quote!(#private::autotune::ConfigDef {
             constants: &[#(#constants),*],
             num_warps: #num_warps,
@@ -69,6 +70,7 @@ fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
             warp_specialize: #warp_specialize,
             take_turns: #take_turns,
             overlap: #overlap,
+            wgmma_f32: #wgmma_f32,
         })
     });
     let default = match &autotune.default {

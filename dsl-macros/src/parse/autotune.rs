@@ -29,6 +29,7 @@ pub struct Config {
     pub warp_specialize: Option<bool>,
     pub take_turns: Option<bool>,
     pub overlap: Option<bool>,
+    pub wgmma_f32: Option<bool>,
 }
 
 /// An entry of the key.
@@ -187,6 +188,7 @@ fn read_config(
         warp_specialize: None,
         take_turns: None,
         overlap: None,
+        wgmma_f32: None,
     };
     let known = errors.len();
     for arg in &call.args {
@@ -225,9 +227,8 @@ impl Config {
             Default::Word(w) => w.clone(),
         };
         let constants: Vec<String> = self.constants.iter().map(value).collect();
-        let Config { num_warps, num_stages, max_registers, bulk_copies, warp_specialize, take_turns, overlap, .. } =
-            self;
-        let flags = [bulk_copies, warp_specialize, take_turns, overlap];
+        let Config { num_warps, num_stages, max_registers, .. } = self;
+        let flags = [self.bulk_copies, self.warp_specialize, self.take_turns, self.overlap, self.wgmma_f32];
         format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {flags:?}")
     }
 }
@@ -260,12 +261,13 @@ fn read_argument(
         "warp_specialize" => return read_flag(name, value, &mut config.warp_specialize),
         "take_turns" => return read_flag(name, value, &mut config.take_turns),
         "overlap" => return read_flag(name, value, &mut config.overlap),
+        "wgmma_f32" => return read_flag(name, value, &mut config.wgmma_f32),
         _ => {
             let message = match signature.params.iter().any(|p| p.name == *name) {
                 true => format!("`{name}` is passed at each launch: a configuration chooses `#[constexpr]` parameters"),
                 false => format!(
                     "the kernel has no constant `{name}`: a configuration chooses among {}, and num_warps, num_stages, \
-                     max_registers, bulk_copies, warp_specialize, take_turns, overlap",
+                     max_registers, bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32",
                     names(constants(signature))
                 ),
             };

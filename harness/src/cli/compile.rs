@@ -83,6 +83,9 @@ pub struct Schedule {
     /// Whether the warp groups that compute take turns at the tensor cores, where loads are the work of others (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub take_turns: Option<bool>,
+    /// Whether warp groups make products of f32 in tf32 and tf32x3, where tiles are large enough (sm_90a)
+    #[arg(long, value_name = "BOOL")]
+    pub wgmma_f32: Option<bool>,
 }
 
 impl Schedule {
@@ -93,6 +96,7 @@ impl Schedule {
             warp_specialize: self.warp_specialize.or(config.warp_specialize),
             overlap: self.overlap.or(config.overlap),
             take_turns: self.take_turns.or(config.take_turns),
+            wgmma_f32: self.wgmma_f32.or(config.wgmma_f32),
         }
     }
 }
@@ -211,6 +215,7 @@ impl Options {
             warp_specialize: self.schedule.warp_specialize,
             overlap: self.schedule.overlap,
             take_turns: self.schedule.take_turns,
+            wgmma_f32: self.schedule.wgmma_f32,
             ..CompileOptions::default()
         })
     }

@@ -205,6 +205,7 @@ impl Job {
         config.warp_specialize = options.warp_specialize;
         config.overlap = options.overlap;
         config.take_turns = options.take_turns;
+        config.wgmma_f32 = options.wgmma_f32;
 
         let mut places = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
         let mut args = tensors::kernel_args(self.def, &mut places, &self.scalars);

@@ -40,6 +40,7 @@ pub struct ConfigDef {
     pub warp_specialize: Option<bool>,
     pub take_turns: Option<bool>,
     pub overlap: Option<bool>,
+    pub wgmma_f32: Option<bool>,
 }
 
 /// One configuration: constants of the kernel, and choices of its compilation.
@@ -53,15 +54,24 @@ pub struct Config {
     pub warp_specialize: Option<bool>,
     pub take_turns: Option<bool>,
     pub overlap: Option<bool>,
+    pub wgmma_f32: Option<bool>,
 }
 
 impl Default for Config {
     /// No constants, and the compiler's defaults.
     fn default() -> Config {
         let CompileOptions { num_warps, num_stages, max_registers, .. } = CompileOptions::default();
-        let CompileOptions { bulk_copies, warp_specialize, take_turns, overlap, .. } = CompileOptions::default();
-        let constants = Vec::new();
-        Config { constants, num_warps, num_stages, max_registers, bulk_copies, warp_specialize, take_turns, overlap }
+        Config {
+            constants: Vec::new(),
+            num_warps,
+            num_stages,
+            max_registers,
+            bulk_copies: None,
+            warp_specialize: None,
+            take_turns: None,
+            overlap: None,
+            wgmma_f32: None,
+        }
     }
 }
 
@@ -115,6 +125,7 @@ impl Config {
             warp_specialize: self.warp_specialize.or(base.warp_specialize),
             take_turns: self.take_turns.or(base.take_turns),
             overlap: self.overlap.or(base.overlap),
+            wgmma_f32: self.wgmma_f32.or(base.wgmma_f32),
             ..base.clone()
         }
     }
@@ -134,6 +145,7 @@ impl fmt::Display for Config {
             ("warp_specialize", self.warp_specialize),
             ("take_turns", self.take_turns),
             ("overlap", self.overlap),
+            ("wgmma_f32", self.wgmma_f32),
         ];
         for (name, flag) in flags {
             if let Some(flag) = flag {
@@ -158,6 +170,7 @@ impl Autotune {
                 warp_specialize: def.warp_specialize,
                 take_turns: def.take_turns,
                 overlap: def.overlap,
+                wgmma_f32: def.wgmma_f32,
             }
         })
     }
@@ -207,6 +220,7 @@ impl Autotune {
                 "warp_specialize" => config.warp_specialize = Some(flag()?),
                 "take_turns" => config.take_turns = Some(flag()?),
                 "overlap" => config.overlap = Some(flag()?),
+                "wgmma_f32" => config.wgmma_f32 = Some(flag()?),
                 "num_warps" => config.num_warps = number()?,
                 "num_stages" => config.num_stages = number()?,
                 "max_registers" => config.max_registers = Some(number()?),

@@ -97,6 +97,8 @@ pub struct LaunchConfig {
     pub take_turns: Option<bool>,
     /// Products of one iteration run under the arithmetic of the next (Hopper); `None` leaves it to the compiler.
     pub overlap: Option<bool>,
+    /// Warpgroups make products of f32 in tf32 and tf32x3 (Hopper), where tiles are large enough; `None` leaves it to the compiler.
+    pub wgmma_f32: Option<bool>,
     /// Where the launch queues; the device's own stream by default.
     pub stream: Option<Stream>,
     /// Whether the launch shows first that the kernel stays inside its arguments' memory.
@@ -117,6 +119,7 @@ impl LaunchConfig {
             warp_specialize: None,
             take_turns: None,
             overlap: None,
+            wgmma_f32: None,
             stream: None,
             reach: ReachCheck::default(),
         }
@@ -157,6 +160,11 @@ impl LaunchConfig {
         self
     }
 
+    pub fn wgmma_f32(mut self, wgmma_f32: bool) -> LaunchConfig {
+        self.wgmma_f32 = Some(wgmma_f32);
+        self
+    }
+
     pub fn stream(mut self, stream: &Stream) -> LaunchConfig {
         self.stream = Some(stream.clone());
         self
@@ -184,6 +192,7 @@ impl LaunchConfig {
             warp_specialize: self.warp_specialize,
             take_turns: self.take_turns,
             overlap: self.overlap,
+            wgmma_f32: self.wgmma_f32,
             ..CompileOptions::default()
         }
     }

@@ -86,10 +86,11 @@ fn key(
         warp_specialize,
         take_turns,
         overlap,
+        wgmma_f32,
     } = config;
     key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
     key.push(u64::from(*debug_asserts) << 63 | max_registers.map_or(u64::MAX >> 1, u64::from));
-    let choices = [bulk_copies, warp_specialize, take_turns, overlap];
+    let choices = [bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32];
     key.push(choices.iter().fold(0, |word, choice| word << 2 | choice.map_or(2, u64::from)));
     for chunk in dtypes.chunks(8) {
         key.push(chunk.iter().fold(0, |word, &d| word << 8 | d as u64));

@@ -245,8 +245,10 @@ impl Lowering<'_> {
         let n_instr = (n / warps[1]).min(256);
         let n_tiles = n / (n_instr * warps[1]);
         let m_tiles = m / (16 * warps[0]);
-        let k_steps = self.func.ty(b).shape()[0] as u32 / 16;
         let dtype = self.operand_dtype(b);
+        // One instruction takes 32 bytes along K.
+        let k_instr = 32 / dtype.bytes() as u32;
+        let k_steps = self.func.ty(b).shape()[0] as u32 / k_instr;
         let b_matrix = self.matrix(b, [1, 0]);
         let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, [0, 1]));
         let a_regs = if a_matrix.is_some() { None } else { Some(self.regs(a)) };
@@ -271,17 +273,18 @@ impl Lowering<'_> {
                 let b_tile = ni * n_instr * warps[1];
                 let mut descriptors = Vec::new();
                 for k in 0..k_steps {
-                    let b_desc = self.descriptor(&b_matrix, &b_group, b_tile, 16 * k);
+                    let b_desc = self.descriptor(&b_matrix, &b_group, b_tile, k_instr * k);
                     let a_desc = match &a_matrix {
                         Some(matrix) => {
                             let a_group = self.group_offset(matrix, &along_m, 64);
-                            vec![self.descriptor(matrix, &a_group, mi * 16 * warps[0], 16 * k)]
+                            vec![self.descriptor(matrix, &a_group, mi * 16 * warps[0], k_instr * k)]
                         }
                         None => {
                             let regs = a_regs.as_ref().expect("internal compiler error: no operand a");
-                            let first = ((mi * k_steps + k) * 8) as usize;
-                            let ty = llvm_type(Elem::Num(dtype));
-                            regs[first..first + 8].chunks(2).map(|w| self.pack_elements(w, ty, "i32")).collect()
+                            // Four words.
+                            let size = 4 * (32 / dtype.bits());
+                            let first = (mi * k_steps + k) as usize * size;
+                            self.words(&regs[first..first + size], dtype)
                         }
                     };
                     descriptors.push((a_desc, b_desc));
@@ -294,6 +297,15 @@ impl Lowering<'_> {
         self.e.void("call void asm sideeffect \"wgmma.commit_group.sync.aligned;\", \"~{memory}\"() #1");
         self.set(data.results[0], out);
         Ok(())
+    }
+
+    /// 32-bit words of an operand's registers.
+    fn words(&mut self, regs: &[Val], dtype: DType) -> Vec<Val> {
+        let ty = llvm_type(Elem::Num(dtype));
+        match 32 / dtype.bits() {
+            1 => regs.iter().map(|x| self.e.inst(format!("bitcast {ty} {x} to i32"))).collect(),
+            n => regs.chunks(n).map(|w| self.pack_elements(w, ty, "i32")).collect(),
+        }
     }
 
     /// A number that all lanes of a warp share, told to the hardware as such.
@@ -405,11 +417,15 @@ impl Lowering<'_> {
             let b_text = format!("${next}");
             next += 1;
             let scale = if fresh && i == 0 { "set" } else { "add" };
-            let trans_a = trans.0.map_or(String::new(), |t| format!(", {}", u32::from(t)));
+            // Only 16-bit operands can be transposed on the way.
+            let flags: String = match dtype.bits() {
+                16 => trans.0.into_iter().chain([trans.1]).map(|t| format!(", {}", u32::from(t))).collect(),
+                _ => String::new(),
+            };
+            let k = 32 / dtype.bytes();
             text.push_str(&format!(
-                "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name} {{{}}}, {a_text}, {b_text}, {scale}, 1, 1{trans_a}, {};",
+                "wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{name}.{name} {{{}}}, {a_text}, {b_text}, {scale}, 1, 1{flags};",
                 outputs.join(","),
-                u32::from(trans.1)
             ));
         }
         text.push('}');
@@ -502,16 +518,18 @@ impl Lowering<'_> {
         }
     }
 
-    /// Words of register operands of the products that gave these results.
+    /// Words of register operands of the products that gave these results, and of those that the sums began with.
     fn register_operands(&mut self, results: &[Value]) -> Vec<Val> {
         let mut held = Vec::new();
-        for &v in results {
+        let mut products = results.to_vec();
+        while let Some(v) = products.pop() {
             let Some(id) = self.func.def_op(v) else { continue };
             let data = self.func.op(id);
-            if let (Op::Wgmma { .. }, Type::Tensor { .. }) = (&data.op, self.func.ty(data.operands[0])) {
+            let Op::Wgmma { .. } = data.op else { continue };
+            products.push(data.operands[2]);
+            if let Type::Tensor { .. } = self.func.ty(data.operands[0]) {
                 let regs = self.regs(data.operands[0]);
-                let ty = self.ty(data.operands[0]);
-                held.extend(regs.chunks(2).map(|w| self.pack_elements(w, ty, "i32")));
+                held.extend(self.words(&regs, self.dtype(data.operands[0])));
             }
         }
         held
@@ -522,6 +540,7 @@ fn llvm_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F16 => "f16",
         DType::BF16 => "bf16",
+        DType::F32 => "tf32",
         other => panic!("internal compiler error: wgmma of {other}"),
     }
 }

@@ -8,7 +8,7 @@ use crate::target::GpuArch;
 /// How a dot of one shape is computed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DotPlan {
-    /// `wgmma`: b in shared memory, a in shared memory or registers.
+    /// `wgmma`: b in shared memory, a in shared memory or registers. Operands of f32 are multiplied as tf32.
     Wgmma { warps: [u32; 2], n: u32 },
     /// `mma.sync` with 16-bit (m16n8k16) or tf32 (m16n8k8) operands.
     MmaSync { warps: [u32; 2] },
@@ -31,14 +31,17 @@ pub struct DotShape {
 const WGMMA_MAX_N: usize = 256;
 
 /// Chooses the product. Warps stand along M as far as the instruction's rows go, so that a row of the result (and with
-/// it a softmax over the row, and the next dot in a chain) stays inside one warp.
-pub fn plan_dot(dot: DotShape, arch: GpuArch, num_warps: u32) -> DotPlan {
+/// it a softmax over the row, and the next dot in a chain) stays inside one warp. Products of f32 are the work of warpgroups where
+/// `wgmma_f32` says so.
+pub fn plan_dot(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> DotPlan {
     let DotShape { m, n, k, operands, acc, precision } = dot;
     let half = matches!(operands, DType::F16 | DType::BF16) && acc == DType::F32;
-    if half
+    let tf32 = operands == DType::F32 && acc == DType::F32 && precision != Precision::Ieee;
+    let k_instr = if half { 16 } else { 8 };
+    if (half || (tf32 && wgmma_f32))
         && arch >= GpuArch::Sm90a
         && m.is_multiple_of(64)
-        && k.is_multiple_of(16)
+        && k.is_multiple_of(k_instr)
         && n >= 8
         && num_warps.is_multiple_of(4)
     {
@@ -48,8 +51,6 @@ pub fn plan_dot(dot: DotShape, arch: GpuArch, num_warps: u32) -> DotPlan {
             return DotPlan::Wgmma { warps, n: (n / warps[1] as usize).min(WGMMA_MAX_N) as u32 };
         }
     }
-    let tf32 = operands == DType::F32 && acc == DType::F32 && precision != Precision::Ieee;
-    let k_instr = if half { 16 } else { 8 };
     if (half || tf32) && m >= 16 && n >= 8 && k >= k_instr {
         let along_m = num_warps.min((m / 16) as u32);
         return DotPlan::MmaSync { warps: [along_m, num_warps / along_m] };

@@ -5,7 +5,7 @@ use super::dot::{DotPlan, DotShape, plan_dot};
 use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{BlockId, DType, Func, Op, OpId, Type, UnaryOp, Value};
 use crate::layout::LinearLayout;
-use crate::target::GpuArch;
+use crate::target::{CompileOptions, GpuArch};
 use std::rc::Rc;
 
 /// A layout and how strongly it was asked for.
@@ -32,6 +32,7 @@ pub struct Homes<'f> {
     pub axis: AxisAnalysis,
     pub arch: GpuArch,
     pub num_warps: u32,
+    wgmma_f32: bool,
     /// By value number; `None` is flexible (or not a tile).
     homes: Vec<Option<Home>>,
     /// Uses of each value: (op, operand index).
@@ -39,7 +40,7 @@ pub struct Homes<'f> {
 }
 
 impl<'f> Homes<'f> {
-    pub fn choose(func: &'f Func, arch: GpuArch, num_warps: u32) -> Homes<'f> {
+    pub fn choose(func: &'f Func, arch: GpuArch, options: &CompileOptions) -> Homes<'f> {
         let mut uses = vec![Vec::new(); func.num_values()];
         for id in func.walk() {
             for (i, v) in func.op(id).operands.iter().enumerate() {
@@ -47,7 +48,8 @@ impl<'f> Homes<'f> {
             }
         }
         let axis = AxisAnalysis::new(func);
-        let mut homes = Homes { func, axis, arch, num_warps, homes: vec![None; func.num_values()], uses };
+        let (num_warps, wgmma_f32) = (options.num_warps, options.wgmma_f32 == Some(true));
+        let mut homes = Homes { func, axis, arch, num_warps, wgmma_f32, homes: vec![None; func.num_values()], uses };
         homes.block(func.body);
         homes
     }
@@ -123,7 +125,7 @@ impl<'f> Homes<'f> {
             acc: acc.dtype().unwrap_or(DType::F32),
             precision,
         };
-        let plan = plan_dot(shape, self.arch, self.num_warps);
+        let plan = plan_dot(shape, self.arch, self.num_warps, self.wgmma_f32);
         (shape, plan)
     }
 

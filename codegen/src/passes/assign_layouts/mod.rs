@@ -13,6 +13,7 @@ mod choose;
 mod dot;
 mod homes;
 mod rewrite;
+mod tf32;
 
 pub use choose::{ViewParts, coalesced, pointer_vector, view_parts, view_vector};
 pub use dot::{DotPlan, plan_dot};
@@ -22,6 +23,6 @@ use crate::target::{CompileOptions, GpuArch};
 
 /// See the module's page.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
-    let homes = homes::Homes::choose(func, arch, options.num_warps);
+    let homes = homes::Homes::choose(func, arch, options);
     *func = rewrite::rewrite(&homes);
 }

@@ -26,10 +26,10 @@ pub fn rewrite(homes: &Homes) -> Func {
     r.new
 }
 
-struct Rewrite<'h, 'f> {
-    homes: &'h Homes<'f>,
-    old: &'f Func,
-    new: Func,
+pub(super) struct Rewrite<'h, 'f> {
+    pub homes: &'h Homes<'f>,
+    pub old: &'f Func,
+    pub new: Func,
     /// What has been computed so far, innermost region last.
     scopes: Vec<HashMap<Key, Value>>,
     block: BlockId,
@@ -53,12 +53,12 @@ impl Rewrite<'_, '_> {
         self.new.append(self.block, op, operands, results, regions, self.loc.clone())
     }
 
-    fn emit_one(&mut self, op: Op, operands: Vec<Value>, result: Type) -> Value {
+    pub(super) fn emit_one(&mut self, op: Op, operands: Vec<Value>, result: Type) -> Value {
         let id = self.emit(op, operands, vec![result], Vec::new());
         self.new.result(id)
     }
 
-    fn intern(&mut self, layout: &LinearLayout) -> LayoutId {
+    pub(super) fn intern(&mut self, layout: &LinearLayout) -> LayoutId {
         self.new.intern_layout(layout.clone())
     }
 
@@ -72,7 +72,7 @@ impl Rewrite<'_, '_> {
     }
 
     /// A tile in a layout, a scalar as it is.
-    fn get(&mut self, v: Value, layout: LayoutId) -> Value {
+    pub(super) fn get(&mut self, v: Value, layout: LayoutId) -> Value {
         if !self.old.ty(v).is_tensor() {
             return self.plain(v);
         }
@@ -436,6 +436,11 @@ impl Rewrite<'_, '_> {
         let acc_layout = self.intern(&plan.acc_layout(shape.m, shape.n));
         let acc_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
+        if let (DotPlan::Wgmma { warps, .. }, DType::F32) = (&plan, shape.operands) {
+            let acc = self.get(acc, acc_layout);
+            let result = self.tf32_product(shape, &plan, warps, [a, b], acc);
+            return self.define((data.results[0], Some(acc_layout)), result);
+        }
         let a = match plan.a_layout(shape.m, shape.k, shape.operands) {
             Some(layout) if !self.comes_from_memory(a) => self.in_registers(a, &layout, shape.operands),
             _ => self.in_shared(a, shape.operands),
@@ -464,7 +469,7 @@ impl Rewrite<'_, '_> {
     }
 
     /// The tile is what a load gave, perhaps transposed.
-    fn comes_from_memory(&self, v: Value) -> bool {
+    pub(super) fn comes_from_memory(&self, v: Value) -> bool {
         match self.old.def_op(v).map(|id| self.old.op(id)) {
             Some(data) => match data.op {
                 Op::LoadView { .. } | Op::Load { .. } => true,
@@ -475,7 +480,7 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    fn in_registers(&mut self, v: Value, layout: &LinearLayout, dtype: DType) -> Value {
+    pub(super) fn in_registers(&mut self, v: Value, layout: &LinearLayout, dtype: DType) -> Value {
         let layout = self.intern(layout);
         let tile = self.get(v, layout);
         self.cast(tile, dtype)
@@ -495,7 +500,7 @@ impl Rewrite<'_, '_> {
     }
 
     /// The tile in a shared buffer; a transposed one as a transposed view of what it was made from.
-    fn in_shared(&mut self, v: Value, dtype: DType) -> Value {
+    pub(super) fn in_shared(&mut self, v: Value, dtype: DType) -> Value {
         if let Some(id) = self.old.def_op(v) {
             let data = self.old.op(id);
             if let (Op::Trans { perm }, true) = (&data.op, self.comes_from_memory(v)) {

@@ -95,6 +95,7 @@ impl Subject {
             ("warp_specialize", options.warp_specialize),
             ("overlap", options.overlap),
             ("take_turns", options.take_turns),
+            ("wgmma_f32", options.wgmma_f32),
         ];
         words.extend(schedule.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))));
         words.join(" ")

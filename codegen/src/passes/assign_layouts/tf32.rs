@@ -1,0 +1,130 @@
+//! Products of f32 by warpgroups: `wgmma` multiplies tf32, the leading 11 bits of each number, and reads its second operand in shared
+//! memory, where K runs fastest.
+//!
+//! tf32x3 makes three products of two parts of each number, x = big + small (Ootomo and Yokota, "Recovering single precision accuracy
+//! from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022): a·b ≈ a_small·b_big + a_big·b_small +
+//! a_big·b_big, the small ones first. A tensor core cuts off what its sum has no bits for, which pulls long sums towards zero: each
+//! tile's sum starts at zero, and they are added up outside, where sums are rounded.
+
+use super::choose::extents;
+use super::dot::{DotPlan, DotShape};
+use super::rewrite::Rewrite;
+use crate::ir::{BinaryOp, DType, Literal, Op, Precision, Type, Value};
+use crate::layout::{LinearLayout, Swizzle};
+
+/// The bits of an f32 that tf32 keeps.
+const KEPT: i64 = 0xFFFF_E000 - (1 << 32);
+/// Half of the last bit that it keeps.
+const HALF: i64 = 0x1000;
+
+impl Rewrite<'_, '_> {
+    /// acc + a·b in the layout of `acc`, a value of the new function; `operands` are the old one's.
+    pub(super) fn tf32_product(
+        &mut self,
+        dot: DotShape,
+        plan: &DotPlan,
+        warps: &[u32; 2],
+        operands: [Value; 2],
+        acc: Value,
+    ) -> Value {
+        let [a, b] = operands;
+        let exact = dot.precision == Precision::Tf32x3;
+        let acc_ty = self.new.ty(acc).clone();
+        let layout = plan.a_layout(dot.m, dot.k, DType::F32).expect("internal compiler error: no layout of an operand");
+        let b_layout = self.second_in_registers(b);
+        if !exact {
+            let a = match self.k_major(a, 1) {
+                Some(buffer) => buffer,
+                None => self.tile(a, &layout),
+            };
+            let b = match self.k_major(b, 0) {
+                Some(buffer) => buffer,
+                None => {
+                    let tile = self.tile(b, &b_layout);
+                    self.shared_along_k(tile)
+                }
+            };
+            let started = self.start(warps, [a, b], acc, &acc_ty);
+            return self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty);
+        }
+        // b first: its registers are free again once it is in shared memory.
+        let b = self.tile(b, &b_layout);
+        let (b_big, b_small) = self.parts(b);
+        let (b_big, b_small) = (self.shared_along_k(b_big), self.shared_along_k(b_small));
+        let a = self.tile(a, &layout);
+        let (a_big, a_small) = self.parts(a);
+        let mut sum = self.emit_one(Op::Constant { value: Literal::Float(0.0) }, vec![], acc_ty.clone());
+        for pair in [[a_small, b_big], [a_big, b_small], [a_big, b_big]] {
+            sum = self.start(warps, pair, sum, &acc_ty);
+        }
+        let sum = self.emit_one(Op::WgmmaWait { pending: 0 }, vec![sum], acc_ty.clone());
+        self.emit_one(Op::Binary(BinaryOp::Add), vec![acc, sum], acc_ty)
+    }
+
+    fn start(&mut self, warps: &[u32; 2], [a, b]: [Value; 2], acc: Value, ty: &Type) -> Value {
+        self.emit_one(Op::Wgmma { warps: warps.to_vec(), late: None, open: None }, vec![a, b, acc], ty.clone())
+    }
+
+    /// The buffer of a tile that comes from memory, if K, dimension `k`, runs fastest there.
+    fn k_major(&mut self, v: Value, k: usize) -> Option<Value> {
+        if !self.comes_from_memory(v) {
+            return None;
+        }
+        let buffer = self.in_shared(v, DType::F32);
+        let Type::Shared { shape, layout, .. } = self.new.ty(buffer) else { return None };
+        let wanted = along_k(shape, k);
+        (*self.new.layout(*layout) == wanted).then_some(buffer)
+    }
+
+    /// A tile in registers: out of shared memory, where loads leave it for products.
+    fn tile(&mut self, v: Value, layout: &LinearLayout) -> Value {
+        if !self.comes_from_memory(v) {
+            return self.in_registers(v, layout, DType::F32);
+        }
+        let buffer = self.in_shared(v, DType::F32);
+        let id = self.intern(layout);
+        let ty = self.old.ty(v).with_elem(DType::F32).with_layout(Some(id));
+        self.emit_one(Op::LocalLoad, vec![buffer], ty)
+    }
+
+    /// The layout in which threads take the second operand [k, n] from where it is to a buffer along K: four neighbours on each side.
+    fn second_in_registers(&mut self, b: Value) -> LinearLayout {
+        let shape = extents(self.old.ty(b).shape());
+        let num_warps = self.homes.num_warps;
+        let along_k_already = self.k_major(b, 0).is_some();
+        match along_k_already {
+            true => LinearLayout::blocked_filling(&shape, &[4.min(shape[0]), 1], num_warps, &[0, 1]),
+            false => LinearLayout::transposing(&shape, num_warps),
+        }
+    }
+
+    /// A tile [k, n] in a shared buffer that `wgmma` can read.
+    fn shared_along_k(&mut self, tile: Value) -> Value {
+        let shape = self.new.ty(tile).shape().to_vec();
+        let layout = self.intern(&along_k(&shape, 0));
+        self.emit_one(Op::LocalAlloc, vec![tile], Type::Shared { shape, elem: DType::F32, layout })
+    }
+
+    /// Two numbers of tf32 whose sum is x but for its last two bits: x rounded, and what that leaves, cut off.
+    fn parts(&mut self, x: Value) -> (Value, Value) {
+        let ty = self.new.ty(x).clone();
+        let bits_ty = ty.with_elem(DType::I32);
+        let int = |this: &mut Self, n| this.emit_one(Op::Constant { value: Literal::Int(n) }, vec![], bits_ty.clone());
+        let (half, kept) = (int(self, HALF), int(self, KEPT));
+        let bits = self.emit_one(Op::Bitcast, vec![x], bits_ty.clone());
+        let above = self.emit_one(Op::Binary(BinaryOp::Add), vec![bits, half], bits_ty.clone());
+        let big = self.emit_one(Op::Binary(BinaryOp::And), vec![above, kept], bits_ty.clone());
+        let big = self.emit_one(Op::Bitcast, vec![big], ty.clone());
+        let small = self.emit_one(Op::Binary(BinaryOp::Sub), vec![x, big], ty.clone());
+        let bits = self.emit_one(Op::Bitcast, vec![small], bits_ty.clone());
+        let bits = self.emit_one(Op::Binary(BinaryOp::And), vec![bits, kept], bits_ty);
+        (big, self.emit_one(Op::Bitcast, vec![bits], ty))
+    }
+}
+
+/// The layout of a buffer in which `wgmma` can read f32: K, dimension `k`, runs fastest, swizzled as far as a row reaches.
+fn along_k(shape: &[usize], k: usize) -> LinearLayout {
+    let bytes = DType::F32.bytes() as u32;
+    let swizzle = Swizzle::widest_for(shape[k] as u32 * bytes);
+    LinearLayout::shared_swizzled(&extents(shape), &[k, 1 - k], bytes, swizzle.bytes())
+}

@@ -1,0 +1,141 @@
+//! Products of f32 by warpgroups, against sums in f64.
+
+use super::tests::relative_error;
+use super::{Global, Launch, run};
+use crate::ir::Func;
+use crate::lower::nvptx::lower;
+use crate::pipeline::gpu_ir;
+use crate::target::{CompileOptions, GpuArch};
+
+/// c [m, n] = a [m, k] · b [k, n], all of it by one program, `k_tile` of k at a time.
+struct Product {
+    shape: [usize; 3],
+    k_tile: usize,
+    /// Whether the first dimension of a and of b is the contiguous one.
+    columns: [bool; 2],
+    precision: &'static str,
+}
+
+impl Product {
+    fn func(&self) -> Func {
+        let [m, n, k] = self.shape;
+        let kt = self.k_tile;
+        let order = |columns: bool| if columns { "[0, 1]" } else { "[1, 0]" };
+        let strides = |columns: bool, rows: usize, cols: usize| if columns { [1, rows] } else { [cols, 1] };
+        let ([am, ak], [bk, bn]) = (strides(self.columns[0], m, k), strides(self.columns[1], k, n));
+        let [oa, ob] = self.columns.map(order);
+        let precision = self.precision;
+        let text = format!(
+            "kernel @product(%a: ptr<f32> {{divisible_by = 16}}, %b: ptr<f32> {{divisible_by = 16}}, %c: ptr<f32> {{divisible_by = 16}}) {{
+  %m = constant {{value = {m}}} : i64
+  %n = constant {{value = {n}}} : i64
+  %k = constant {{value = {k}}} : i64
+  %am = constant {{value = {am}}} : i64
+  %ak = constant {{value = {ak}}} : i64
+  %bk = constant {{value = {bk}}} : i64
+  %bn = constant {{value = {bn}}} : i64
+  %zero = constant {{value = 0}} : i64
+  %one = constant {{value = 1}} : i64
+  %step = constant {{value = {kt}}} : i64
+  %from = constant {{value = 0}} : i32
+  %to = constant {{value = {steps}}} : i32
+  %by = constant {{value = 1}} : i32
+  %av = make_view %a, %m, %k, %am, %ak, %zero, %zero {{order = {oa}}} : view<{m}x{kt}xf32>
+  %bv = make_view %b, %k, %n, %bk, %bn, %zero, %zero {{order = {ob}}} : view<{kt}x{n}xf32>
+  %cv = make_view %c, %m, %n, %n, %one, %zero, %zero {{order = [1, 0]}} : view<{m}x{n}xf32>
+  %none = constant {{value = 0.0}} : tensor<{m}x{n}xf32>
+  %sum, %ae, %be = for %from, %to, %by, %none, %av, %bv : tensor<{m}x{n}xf32>, view<{m}x{kt}xf32>, view<{kt}x{n}xf32> (%i: i32, %acc: tensor<{m}x{n}xf32>, %ai: view<{m}x{kt}xf32>, %bi: view<{kt}x{n}xf32>) {{
+    %at = load_view %ai {{boundary = [], padding = zero, eviction = normal}} : tensor<{m}x{kt}xf32>
+    %bt = load_view %bi {{boundary = [], padding = zero, eviction = normal}} : tensor<{kt}x{n}xf32>
+    %next = dot %at, %bt, %acc {{precision = {precision}}} : tensor<{m}x{n}xf32>
+    %an = advance %ai, %zero, %step : view<{m}x{kt}xf32>
+    %bnext = advance %bi, %step, %zero : view<{kt}x{n}xf32>
+    yield %next, %an, %bnext
+  }}
+  store_view %cv, %sum {{boundary = [], eviction = normal}}
+  return
+}}
+",
+            steps = k / kt
+        );
+        crate::text::parse(&text).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn numbers(count: usize, seed: u32) -> Vec<f32> {
+        let mut x = seed;
+        let mut next = || {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (x >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    fn expected(&self, a: &[f32], b: &[f32]) -> Vec<f64> {
+        let [m, n, k] = self.shape;
+        let at = |i: usize, l: usize| a[if self.columns[0] { l * m + i } else { i * k + l }];
+        let bt = |l: usize, j: usize| b[if self.columns[1] { j * k + l } else { l * n + j }];
+        let sum = |i, j| (0..k).map(|l| f64::from(at(i, l)) * f64::from(bt(l, j))).sum();
+        (0..m * n).map(|at| sum(at / n, at % n)).collect()
+    }
+
+    /// The relative error of the simulated GPU's result, and its code.
+    fn error(&self, options: &CompileOptions) -> (f64, String) {
+        let [m, n, k] = self.shape;
+        let (a, b) = (Product::numbers(m * k, 1), Product::numbers(k * n, 2));
+        let module = lower(&gpu_ir(&self.func(), GpuArch::Sm90a, options, &mut ()), GpuArch::Sm90a, options);
+        let module = module.unwrap_or_else(|e| panic!("{e}"));
+        let mut global = Global::default();
+        let bytes = |x: &[f32]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let (a_at, b_at) = (global.add(bytes(&a)), global.add(bytes(&b)));
+        let c_at = global.add(vec![0xFF; m * n * 4]);
+        let launch = Launch {
+            llvm_ir: &module.llvm_ir,
+            grid: [1, 1, 1],
+            threads: module.threads,
+            shared_bytes: module.shared_bytes,
+            args: &[a_at, b_at, c_at],
+            tensor_maps: &module.tensor_maps,
+            seed: 5,
+        };
+        run(&launch, &mut global).unwrap_or_else(|e| panic!("{e}"));
+        let found = global.bytes(c_at).chunks(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]])));
+        (relative_error(&self.expected(&a, &b), &found.collect::<Vec<_>>()), module.llvm_ir)
+    }
+}
+
+fn by_warpgroups(num_warps: u32, num_stages: u32) -> CompileOptions {
+    CompileOptions { num_warps, num_stages, wgmma_f32: Some(true), ..CompileOptions::default() }
+}
+
+#[test]
+fn operands_may_lie_either_way() {
+    for columns in [[false, true], [false, false], [true, true], [true, false]] {
+        for (precision, most) in [("tf32", 1e-3), ("tf32x3", 3e-7)] {
+            let product = Product { shape: [64, 32, 96], k_tile: 32, columns, precision };
+            let (error, code) = product.error(&by_warpgroups(4, 2));
+            assert!(code.contains("wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32"), "{columns:?}, {precision}");
+            assert!(error < most, "{columns:?}, {precision}: {error}");
+        }
+    }
+}
+
+#[test]
+fn tiles_of_several_instructions_and_warpgroups() {
+    for (shape, k_tile, num_warps, num_stages) in
+        [([128, 64, 64], 32, 8, 3), ([64, 64, 64], 16, 8, 3), ([128, 16, 24], 8, 4, 1), ([128, 128, 32], 16, 8, 2)]
+    {
+        for columns in [[false, true], [true, false]] {
+            let product = Product { shape, k_tile, columns, precision: "tf32x3" };
+            let (error, _) = product.error(&by_warpgroups(num_warps, num_stages));
+            assert!(error < 3e-7, "{shape:?} by {k_tile}, {columns:?}: {error}");
+        }
+    }
+}
+
+/// What single warps make of it is as exact.
+#[test]
+fn warps_and_warpgroups_agree() {
+    let product = Product { shape: [64, 32, 96], k_tile: 32, columns: [false, true], precision: "tf32x3" };
+    let (error, code) = product.error(&CompileOptions { num_warps: 4, ..CompileOptions::default() });
+    assert!(!code.contains("wgmma") && error < 3e-7, "{error}");
+}
