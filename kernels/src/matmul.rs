@@ -1,5 +1,5 @@
 //! Matrix product: c = f(a·b + bias) for a [m, k], b [k, n] and c [m, n] of any strides, with an elementwise f and a number for
-//! each column or row.
+//! each column or row; or a sum with a matrix, which may be c itself.
 //!
 //! Each program computes one tile of c. Programs are numbered so that those that run together share rows of a and columns
 //! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix product tutorial,
@@ -36,11 +36,23 @@ constexpr_enum! {
     }
 }
 
-/// c = activation(a·b + bias), accumulated in f32.
+constexpr_enum! {
+    /// What matrix is added to the product.
+    pub enum Addend {
+        /// None.
+        None,
+        /// What c held before.
+        Itself,
+        /// Another one.
+        Other,
+    }
+}
+
+/// c = activation(a·b + bias) + addend, accumulated in f32.
 ///
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_columns` and `b_columns` say that the operand lies in memory column by
 /// column: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` says which dimension of c the
-/// bias has; with `None` it is not read.
+/// bias has; with `None` it is not read. `other` is read where `addend` says so, and c where it is itself what is added to.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
@@ -54,6 +66,16 @@ constexpr_enum! {
         Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3),
         Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3),
         Config(m_tile = 128, n_tile = 128, k_tile = 32, num_warps = 8, num_stages = 4),
+        Config(m_tile = 128, n_tile = 128, k_tile = 32, num_warps = 8, num_stages = [3, 4], wgmma_f32 = true),
+        Config(m_tile = 128, n_tile = 64, k_tile = 32, num_warps = 8, num_stages = [3, 4], wgmma_f32 = true),
+        Config(m_tile = 64, n_tile = 128, k_tile = 32, num_warps = 4, num_stages = [2, 3], wgmma_f32 = true),
+        Config(m_tile = 128, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = [2, 3], wgmma_f32 = true),
+        Config(m_tile = 64, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = [3, 4], wgmma_f32 = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 16, num_warps = 8, num_stages = 4, wgmma_f32 = true),
+        Config(m_tile = 256, n_tile = 64, k_tile = 32, num_warps = 8, num_stages = 3, wgmma_f32 = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 32, num_warps = 8, num_stages = 3, wgmma_f32 = true, bulk_copies = true),
+        Config(m_tile = 64, n_tile = 128, k_tile = 32, num_warps = 4, num_stages = 2, wgmma_f32 = true, bulk_copies = true),
+        Config(m_tile = 128, n_tile = 256, k_tile = 32, num_warps = 8, num_stages = 3, wgmma_f32 = true, bulk_copies = true),
         Config(m_tile = 64, n_tile = 256, k_tile = 64, num_warps = 4, num_stages = 3),
         Config(m_tile = 128, n_tile = 64, k_tile = 64, num_warps = 4, num_stages = 4),
         Config(m_tile = 64, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = 4),
@@ -74,7 +96,8 @@ pub fn matmul<T: Float>(
     a: In<T>,
     b: In<T>,
     bias: In<T>,
-    c: Out<T>,
+    other: In<T>,
+    c: InOut<T>,
     a_stride_m: i64,
     a_stride_k: i64,
     b_stride_k: i64,
@@ -82,6 +105,8 @@ pub fn matmul<T: Float>(
     c_stride_m: i64,
     c_stride_n: i64,
     bias_stride: i64,
+    other_stride_m: i64,
+    other_stride_n: i64,
     m: i32,
     n: i32,
     k: i32,
@@ -93,6 +118,7 @@ pub fn matmul<T: Float>(
     #[constexpr = false] b_columns: bool,
     #[constexpr = None] bias_along: Bias,
     #[constexpr = None] activation: Activation,
+    #[constexpr = None] addend: Addend,
     #[constexpr = ieee] precision: Precision,
 ) {
     let program = program_id(0);
@@ -140,7 +166,22 @@ pub fn matmul<T: Float>(
         let numbers = load(bias + rows.to::<i64>() * bias_stride, mask = rows < m, other = 0.0);
         product = product + numbers.to::<f32>().expand_dims(1);
     }
-    store(c_block, activate(product, activation).to::<T>(), boundary_check = [0, 1]);
+    product = activate(product, activation);
+    if addend == Addend::Itself {
+        product = product + load(c_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    }
+    if addend == Addend::Other {
+        let other_block = make_block_ptr(
+            other,
+            shape = [m, n],
+            strides = [other_stride_m, other_stride_n],
+            offsets = [i * m_tile, j * n_tile],
+            block_shape = [m_tile, n_tile],
+            order = [1, 0],
+        );
+        product = product + load(other_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+    }
+    store(c_block, product.to::<T>(), boundary_check = [0, 1]);
 }
 
 /// Dimensions of a matrix from the fastest-varying in memory to the slowest.
@@ -184,7 +225,37 @@ pub fn multiply<T: FloatElement>(
     c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
-    product(device, a, b, None, c, options)
+    product(device, a, b, Extra::default(), c, options)
+}
+
+/// c [m, n] += activation(a [m, k] · b [k, n]): a gradient that adds up. Each element is rounded once.
+///
+/// # Errors
+/// As [`multiply`].
+pub fn accumulate<T: FloatElement>(
+    device: &Device,
+    a: Tensor<'_, T, 2>,
+    b: Tensor<'_, T, 2>,
+    c: TensorMut<'_, T, 2>,
+    options: Options,
+) -> Result<()> {
+    product(device, a, b, Extra { addend: Addend::Itself, ..Extra::default() }, c, options)
+}
+
+/// c [m, n] = other [m, n] + activation(a [m, k] · b [k, n]): a layer whose result joins a residual stream.
+///
+/// # Errors
+/// As [`multiply`].
+pub fn multiply_add<T: FloatElement>(
+    device: &Device,
+    a: Tensor<'_, T, 2>,
+    b: Tensor<'_, T, 2>,
+    other: Tensor<'_, T, 2>,
+    c: TensorMut<'_, T, 2>,
+    options: Options,
+) -> Result<()> {
+    expect_shape("matmul", "other", other.shape(), c.shape())?;
+    product(device, a, b, Extra { addend: Addend::Other, other: Some(other), ..Extra::default() }, c, options)
 }
 
 /// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]): a linear layer, whose weight [n, k] is b transposed.
@@ -200,14 +271,27 @@ pub fn multiply_add_bias<T: FloatElement>(
     options: Options,
 ) -> Result<()> {
     expect_shape("matmul", "bias", bias.shape(), [b.shape()[1]])?;
-    product(device, a, b, Some((bias, Bias::Columns)), c, options)
+    product(device, a, b, Extra { bias: Some((bias, Bias::Columns)), ..Extra::default() }, c, options)
+}
+
+/// What comes to a product.
+struct Extra<'a, T: FloatElement> {
+    bias: Option<(Tensor<'a, T, 1>, Bias)>,
+    addend: Addend,
+    other: Option<Tensor<'a, T, 2>>,
+}
+
+impl<T: FloatElement> Default for Extra<'_, T> {
+    fn default() -> Self {
+        Extra { bias: None, addend: Addend::None, other: None }
+    }
 }
 
 fn product<'a, T: FloatElement>(
     device: &Device,
     a: Tensor<'a, T, 2>,
     b: Tensor<'a, T, 2>,
-    bias: Option<(Tensor<'a, T, 1>, Bias)>,
+    extra: Extra<'a, T>,
     mut c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
@@ -218,13 +302,19 @@ fn product<'a, T: FloatElement>(
     let columns = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
     if columns(c.strides()) {
         // cᵀ = bᵀ·aᵀ lies row by row.
-        let bias = bias.map(|(bias, _)| (bias, Bias::Rows));
-        return product(device, b.transposed(0, 1), a.transposed(0, 1), bias, c.transposed(0, 1), options);
+        let bias = extra.bias.map(|(bias, _)| (bias, Bias::Rows));
+        let other = extra.other.map(|other| other.transposed(0, 1));
+        let extra = Extra { bias, other, ..extra };
+        return product(device, b.transposed(0, 1), a.transposed(0, 1), extra, c.transposed(0, 1), options);
     }
-    // Without a bias the kernel gets some memory that it does not read.
-    let (bias, bias_stride, bias_along) = match bias {
+    // Where nothing is added the kernel gets some memory that it does not read.
+    let (bias, bias_stride, bias_along) = match extra.bias {
         Some((bias, along)) => (bias.data, bias.strides()[0], along),
         None => (a.data, 1, Bias::None),
+    };
+    let (other, [other_stride_m, other_stride_n]) = match extra.other {
+        Some(other) => (other.data, other.strides()),
+        None => (a.data, [0, 1]),
     };
     Matmul {
         a_stride_m: a.strides()[0],
@@ -234,6 +324,8 @@ fn product<'a, T: FloatElement>(
         c_stride_m: c.strides()[0],
         c_stride_n: c.strides()[1],
         bias_stride,
+        other_stride_m,
+        other_stride_n,
         m: extent(NAME, "a", m)?,
         n: extent(NAME, "b", n)?,
         k: extent(NAME, "a", k)?,
@@ -242,12 +334,14 @@ fn product<'a, T: FloatElement>(
         a: &a.data,
         b: &b.data,
         bias: &bias,
+        other: &other,
         c: &mut c.data,
         m_tile: tuned(),
         n_tile: tuned(),
         k_tile: tuned(),
         group: 8,
         bias_along,
+        addend: extra.addend,
         activation: options.activation,
         precision: options.precision,
     }
@@ -264,6 +358,7 @@ fn default_config(problem: &Problem) -> Config {
         (true, 2, _) => ([128, 128, 64], 8, 4),
         // Plain multiply-adds: both operands are read from shared memory for each of them.
         (true, _, Some(Precision::Ieee) | None) => ([64, 64, 16], 4, 3),
+        (true, ..) if hopper => by_warpgroups(problem),
         (true, ..) => ([64, 64, 32], 4, 3),
     };
     // The key's sizes are powers of two.
@@ -275,7 +370,22 @@ fn default_config(problem: &Problem) -> Config {
     let config = config.num_warps(num_warps).num_stages(num_stages);
     // Warps that do nothing but fetch pay where the products keep two warp groups busy.
     let apart = hopper && bytes == 2 && m * n >= 128 * 128;
-    Config { warp_specialize: apart.then_some(true), ..config }
+    let f32 = hopper && bytes == 4 && problem.get("precision") != Some(Precision::Ieee);
+    Config { warp_specialize: apart.then_some(true), wgmma_f32: f32.then_some(true), ..config }
+}
+
+/// Tiles and warps for f32 by warpgroups: as large as leaves work for all multiprocessors, since splitting the operands costs less the
+/// more each part is used.
+fn by_warpgroups(problem: &Problem) -> ([usize; 3], u32, u32) {
+    /// Blocks that fill a GPU of this kind.
+    const BLOCKS: usize = 120;
+    let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
+    let blocks = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);
+    match () {
+        () if blocks(128, 128) >= BLOCKS => ([128, 128, 32], 8, 3),
+        () if blocks(64, 128) >= BLOCKS => ([64, 128, 32], 4, 3),
+        () => ([64, 64, 32], 4, 4),
+    }
 }
 
 /// The product in f64, on dense row-major slices: c [m, n] of a [m, k] and b [k, n], where m is what is left of a.

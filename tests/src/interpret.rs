@@ -49,6 +49,16 @@ pub enum Form {
     Bulk { num_warps: u32, num_stages: u32 },
     /// The same on Hopper, with loads by warps of their own; and what the interpreter makes of the roles.
     Specialist { num_warps: u32, num_stages: u32 },
+    /// On simulated Hopper with products of f32 by warpgroups, and loads by threads, by the bulk copy engine, or by warps of their own.
+    Warpgroups { num_warps: u32, num_stages: u32, loads: Loads },
+}
+
+/// Who loads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Loads {
+    Threads,
+    Engine,
+    Specialists,
 }
 
 /// What the interpreter runs.
@@ -100,6 +110,17 @@ pub fn interpret(
         Form::Simulated { arch, num_warps, num_stages } => {
             let options = CompileOptions { num_warps, num_stages, ..CompileOptions::default() };
             simulate(&func, arch, &options, grid, args)
+        }
+        Form::Warpgroups { num_warps, num_stages, loads } => {
+            let options = CompileOptions {
+                num_warps,
+                num_stages,
+                bulk_copies: Some(loads != Loads::Threads),
+                warp_specialize: Some(loads == Loads::Specialists),
+                wgmma_f32: Some(true),
+                ..CompileOptions::default()
+            };
+            simulate(&func, GpuArch::Sm90a, &options, grid, args)
         }
         Form::Bulk { num_warps, num_stages } | Form::Specialist { num_warps, num_stages } => {
             let (bulk, roles) = (Some(true), Some(matches!(form, Form::Specialist { .. })));

@@ -211,6 +211,16 @@ pub fn check_matmul<T: FloatElement>(
     let allowed = if tf32 { TF32_TOLERANCE } else { tolerance(T::dtype()) };
     c.check(&what, &want, allowed);
 
+    let other = HostTensor::random(T::dtype(), &[m, n], &strides([m, n], columns.c), &mut random);
+    let sums: Vec<f64> = want.iter().zip(other.values()).map(|(x, other)| x + other).collect();
+    let other = Placed::<T>::new(device, other);
+    let mut c = Placed::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
+    ok(matmul::multiply_add(device, a.input(), b.input(), other.input(), c.output(), options));
+    c.check(&format!("{what} with another matrix"), &sums, allowed);
+    let mut c = other;
+    ok(matmul::accumulate(device, a.input(), b.input(), c.output(), options));
+    c.check(&format!("{what} with what was there"), &sums, allowed);
+
     let bias = HostTensor::random(T::dtype(), &[n], &spacing.strides(&[n]), &mut random);
     let numbers = bias.values();
     let bias = Placed::<T>::new(device, bias);

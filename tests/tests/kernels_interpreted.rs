@@ -1,13 +1,13 @@
 //! Every kernel against its f64 reference in the interpreter (as recorded, specialised, and after the GPU passes) and on the
 //! simulated GPU, at small odd shapes with gaps between the elements. No GPU is needed.
 
-use tilewright::kernels::matmul::{Activation, Bias};
+use tilewright::kernels::matmul::{Activation, Addend, Bias};
 use tilewright::kernels::{column_sum, matmul, rms_norm, softmax, weighted_sum};
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::GpuArch;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, SIMULATED, interpret};
+use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, SIMULATED, interpret};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::activated;
 
@@ -282,6 +282,7 @@ struct Product {
     precision: Precision,
     /// m_tile, n_tile, k_tile
     tiles: [usize; 3],
+    addend: Addend,
     /// Elements between the rows, or columns, of the operands.
     gap: usize,
 }
@@ -291,8 +292,17 @@ fn check_matmul(case: &Product) {
 }
 
 fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
-    let Product { dtype, shape: [m, n, k], columns, activation, bias, precision, tiles: [m_tile, n_tile, k_tile], gap } =
-        *case;
+    let Product {
+        dtype,
+        shape: [m, n, k],
+        columns,
+        activation,
+        bias,
+        precision,
+        tiles: [m_tile, n_tile, k_tile],
+        addend,
+        gap,
+    } = *case;
     let mut random = Random::new(7);
     // An operand that lies column by column is a row-major one seen the other way.
     let strides = |shape: [usize; 2], columns: bool| {
@@ -311,13 +321,24 @@ fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
             Bias::Rows => numbers.values()[at / n],
         };
     }
-    want.iter_mut().for_each(|x| *x = activated(*x, activation));
+    let other = HostTensor::random(dtype, &[m, n], &[n + gap, 1], &mut random);
+    let before = match addend {
+        Addend::Itself => HostTensor::random(dtype, &[m, n], &[n + 2, 1], &mut random),
+        Addend::None | Addend::Other => HostTensor::poisoned(dtype, &[m, n], &[n + 2, 1]),
+    };
+    let added = match addend {
+        Addend::None => vec![0.0; m * n],
+        Addend::Itself => before.values(),
+        Addend::Other => other.values(),
+    };
+    want.iter_mut().zip(added).for_each(|(x, added)| *x = activated(*x, activation) + added);
     for form in forms {
-        let mut c = HostTensor::poisoned(dtype, &[m, n], &[n + 2, 1]);
+        let mut c = before.clone();
         let args = &mut [
             Arg::In(&a),
             Arg::In(&b),
             Arg::In(&numbers),
+            Arg::In(&other),
             Arg::Out(&mut c),
             a_strides[0].into(),
             a_strides[1].into(),
@@ -326,12 +347,14 @@ fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
             (n + 2).into(),
             1.into(),
             stride.into(),
+            (n + gap).into(),
+            1.into(),
             m.into(),
             n.into(),
             k.into(),
         ];
         let consts = consts! {
-            m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,
+            addend = addend, m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,
             a_columns = columns[0], b_columns = columns[1], bias_along = bias, activation = activation, precision = precision,
         };
         let programs = (m.div_ceil(m_tile) * n.div_ceil(n_tile)) as u32;
@@ -351,6 +374,7 @@ fn matmul_matches() {
         activation: Activation::None,
         precision: Precision::Ieee,
         tiles: [16, 16, 16],
+        addend: Addend::None,
         gap: 1,
     };
     for dtype in TYPES {
@@ -375,6 +399,41 @@ fn matmul_matches() {
     check_matmul(&Product { dtype: DType::BF16, shape: [200, 40, 30], tiles: [64, 32, 16], ..base });
     // Nothing to add up.
     check_matmul(&Product { shape: [3, 4, 0], ..base });
+    for (addend, dtype) in [(Addend::Itself, DType::F32), (Addend::Other, DType::F32), (Addend::Itself, DType::BF16)] {
+        check_matmul(&Product { addend, dtype, activation: Activation::Relu, shape: [18, 20, 7], ..base });
+    }
+}
+
+/// f32 by warpgroups, however the operands lie and whoever loads them.
+#[test]
+fn matmul_of_f32_by_warpgroups_matches() {
+    let base = Product {
+        dtype: DType::F32,
+        shape: [80, 48, 80],
+        columns: [false; 2],
+        bias: Bias::None,
+        activation: Activation::None,
+        precision: Precision::Tf32x3,
+        tiles: [64, 32, 32],
+        addend: Addend::None,
+        gap: 0,
+    };
+    let form = |num_warps, loads| Form::Warpgroups { num_warps, num_stages: 2, loads };
+    for columns in [[false, true], [false, false], [true, false], [true, true]] {
+        for loads in [Loads::Threads, Loads::Engine, Loads::Specialists] {
+            check_matmul_in(&Product { columns, ..base }, [form(4, loads)]);
+        }
+    }
+    let larger = Product { tiles: [128, 64, 32], addend: Addend::Itself, ..base };
+    for loads in [Loads::Threads, Loads::Specialists] {
+        check_matmul_in(&larger, [form(8, loads)]);
+    }
+    // Rows that begin anywhere, and tf32 with operands straight from where they were loaded.
+    check_matmul_in(&Product { gap: 1, shape: [70, 33, 41], ..base }, [form(4, Loads::Threads)]);
+    for columns in [[false, true], [true, false]] {
+        let case = Product { columns, precision: Precision::Tf32, ..base };
+        check_matmul_in(&case, [form(4, Loads::Threads), form(8, Loads::Engine)]);
+    }
 }
 
 /// With the tiles, warps and stages that the host side chooses for large products, and strides that are multiples of 16:
@@ -389,6 +448,7 @@ fn matmul_of_large_tiles_matches() {
         activation: Activation::None,
         precision: Precision::Ieee,
         tiles: [128, 128, 64],
+        addend: Addend::None,
         gap: 0,
     };
     let forms = [GpuArch::Sm80, GpuArch::Sm90a].map(|arch| Form::Simulated { arch, num_warps: 8, num_stages: 4 });

@@ -1,4 +1,4 @@
-//! Which memory a kernel writes: the pointers that its stores and atomics go through, back to the arguments.
+//! Which memory a kernel writes, and which it reads: the pointers that its accesses go through, back to the arguments.
 //!
 //! Arguments that are written are borrowed exclusively, so that memory of different arguments does not overlap: what is read
 //! through pointers that have no source in common with these does not change while the kernel runs.
@@ -22,6 +22,26 @@ pub fn through(func: &Func) -> HashSet<Value> {
         }
     }
     written
+}
+
+/// Pointers and views through which something is read, atomics included, with everything that they are made of.
+pub fn read_through(func: &Func) -> HashSet<Value> {
+    let mut read = HashSet::new();
+    for id in func.walk() {
+        let data = func.op(id);
+        match data.op {
+            Op::InlineAsm { .. } => {
+                data.operands.iter().filter(|&&v| is_pointer(func, v)).for_each(|&v| mark(func, v, &mut read));
+            }
+            Op::Store { .. } | Op::StoreView { .. } => {}
+            _ if data.op.effects() != Effects::Pure => {
+                let addresses = data.operands.first().filter(|&&v| is_pointer(func, v));
+                addresses.into_iter().for_each(|&v| mark(func, v, &mut read));
+            }
+            _ => {}
+        }
+    }
+    read
 }
 
 /// A pointer or view, and everything that it is made of.

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use tilewright::codegen::analysis::written;
 use tilewright::codegen::ir::{DType, Func};
 use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::num;
@@ -147,7 +148,7 @@ impl Job {
         }
         choose::check_complete(def, &constants).map_err(or_missing)?;
         let unused = unused_memory(def, &dtypes, &constants);
-        check_given(def, &given, &unused, arguments, &in_file)?;
+        check_given(def, &given, &unread_memory(def, &dtypes, &constants), arguments, &in_file)?;
 
         let mut memory = BTreeMap::new();
         for (param, elem) in memory_params(def) {
@@ -163,7 +164,9 @@ impl Job {
                 (None, None) => output_shape(def, param.name, strides.get(param.name), &extents)?,
             };
             bind::check_rank(def, param.name, shape.len(), strides.get(param.name))?;
-            extents.add_tensor(param.name, &shape, strides.get(param.name));
+            // What the kernel does not touch says nothing about dimensions.
+            let touched = given.contains_key(param.name) || !unused.contains(&param.name);
+            extents.add_tensor(param.name, &shape, strides.get(param.name).filter(|_| touched));
             memory.insert(param.name, (shape, dtype));
         }
         let scalars = scalars(def, &dtypes, &words, &strides, &extents)?;
@@ -297,12 +300,12 @@ fn given_tensors(def: &'static KernelDef, file: Vec<(String, Tensor)>) -> BTreeM
 fn check_given(
     def: &'static KernelDef,
     given: &BTreeMap<&'static str, Tensor>,
-    unused: &[&'static str],
+    unread: &[&'static str],
     arguments: &Arguments,
     in_file: &[String],
 ) -> Result<()> {
     let missing = memory_params(def).find(|(param, _)| {
-        let read = !matches!(param.kind, ParamKind::Out(_)) && !unused.contains(&param.name);
+        let read = !matches!(param.kind, ParamKind::Out(_)) && !unread.contains(&param.name);
         read && !given.contains_key(param.name)
     });
     let Some((param, _)) = missing else { return Ok(()) };
@@ -332,6 +335,19 @@ fn unused_memory(
     let params = &func.block(func.body).params;
     let used = |name: &str| func.args.iter().zip(params).any(|(arg, v)| *arg.name == *name && uses[v.0 as usize] > 0);
     memory_params(def).map(|(p, _)| p.name).filter(|name| !used(name)).collect()
+}
+
+/// Memory that the kernel does not read under these constants: what it does not touch, and sums that begin at nothing.
+fn unread_memory(
+    def: &'static KernelDef,
+    dtypes: &[DType],
+    constants: &[(&'static str, ConstValue)],
+) -> Vec<&'static str> {
+    let Some(func) = recorded(def, dtypes, constants) else { return Vec::new() };
+    let read = written::read_through(&func);
+    let params = &func.block(func.body).params;
+    let is_read = |name: &str| func.args.iter().zip(params).any(|(arg, v)| *arg.name == *name && read.contains(v));
+    memory_params(def).map(|(p, _)| p.name).filter(|name| !is_read(name)).collect()
 }
 
 /// Element types of the type parameters, from the tensors and from `--dtype`.
