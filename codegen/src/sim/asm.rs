@@ -409,26 +409,17 @@ impl Block<'_> {
                 }
             } else {
                 let d = Descriptor::decode(self.bits(members[0], &args[number(a_text) - n_out].1)?)?;
-                for row in 0..64 {
-                    for k in 0..depth {
-                        let p = d.address([row as u64, k as u64], !flag(4), bytes);
-                        a[row][k] = number_of(little_endian(&self.shared.read_async(p, bytes as usize, reader)?));
-                        reads.push((p, bytes as usize));
-                    }
+                let elements = self.shared_matrix(d, [64, depth], !flag(4), bytes, reader, &mut reads)?;
+                for (at, bits) in elements.into_iter().enumerate() {
+                    a[at / depth][at % depth] = number_of(bits);
                 }
             }
             let d = Descriptor::decode(self.bits(members[0], &args[number(fields[0]) - n_out].1)?)?;
-            let mut b = vec![vec![0f64; n]; depth];
-            for k in 0..depth {
-                for col in 0..n {
-                    let p = d.address([col as u64, k as u64], !b_trans, bytes);
-                    b[k][col] = number_of(little_endian(&self.shared.read_async(p, bytes as usize, reader)?));
-                    reads.push((p, bytes as usize));
-                }
-            }
+            let b = self.shared_matrix(d, [n, depth], !b_trans, bytes, reader, &mut reads)?;
+            let b: Vec<f64> = b.into_iter().map(number_of).collect();
             for row in 0..64 {
                 for col in 0..n {
-                    let sum: f64 = (0..depth).map(|k| a[row][k] * b[k][col]).sum();
+                    let sum: f64 = (0..depth).map(|k| a[row][k] * b[col * depth + k]).sum();
                     acc[row][col] = (f64::from(acc[row][col]) + sum) as f32;
                 }
             }
@@ -455,6 +446,25 @@ impl Block<'_> {
             self.finish(t, result, Value::many(list));
         }
         Ok(())
+    }
+
+    /// The bits of a matrix's elements, K fastest; what is read is added to `reads`.
+    fn shared_matrix(
+        &mut self,
+        matrix: Descriptor,
+        [rows, depth]: [usize; 2],
+        k_major: bool,
+        bytes: u64,
+        reader: u32,
+        reads: &mut Vec<(u64, usize)>,
+    ) -> Result<Vec<u64>, String> {
+        let mut elements = Vec::with_capacity(rows * depth);
+        for at in 0..rows * depth {
+            let p = matrix.address([(at / depth) as u64, (at % depth) as u64], k_major, bytes);
+            elements.push(little_endian(&self.shared.read_async(p, bytes as usize, reader)?));
+            reads.push((p, bytes as usize));
+        }
+        Ok(elements)
     }
 
     /// All but the last `pending` committed groups of products are complete.
