@@ -7,6 +7,7 @@
 # OUT      where results go (./out): STEP.tar.gz with all logs and files, summary.txt. Both are there from the first command on, and
 #          running.log is what the one that runs has said: a step that is cut off leaves what it found
 # SIZES    models of the step `model` (small,medium,large,xl,2.7B)
+# PRECISIONS   what their products are in (bf16,f32,tf32x3)
 # PEERS    a Python module with go(size, ctx, prec, attn, comp), which prints a row of PyTorch's for the same model (step model)
 # PEERS_DIST   the same for the step dist-bench: a program for torchrun, which prints rows
 # LIBRARIES    folders of CUDA's libraries, with colons between; without it they are looked for
@@ -128,6 +129,7 @@ curves() {
     for seed in 1 2 3; do
         ours "bf16-seed-$seed" 60 "${common[@]}" --precision bf16 --seed "$seed" --out "$logs/bf16-seed-$seed"
     done
+    ours tf32x3-flash 90 "${common[@]}" --precision tf32x3 --out "$logs/tf32x3-flash"
     ours export 60 train --device cuda:0 --steps 50 --evaluate-windows 4 --save-every 0 --precision f32 \
         --out "$logs/export" --export "$logs/start"
     check curves-table 30 curves "$logs"
@@ -142,8 +144,8 @@ model() {
     local size sizes=${SIZES:-small,medium,large,xl,2.7B} files=() began=$SECONDS
     for size in ${sizes//,/ }; do
         # Files are written after each row: those of a command that was stopped count too.
-        ours "model-$size" 120 bench model --device cuda:0 --sizes "$size" --contexts 128,1024 --precisions bf16,f32 --batches 4 \
-            --replay off,on --seconds 2 --commit "$commit" --json "$logs/model-$size.json"
+        ours "model-$size" 120 bench model --device cuda:0 --sizes "$size" --contexts 128,1024 --batches 4 \
+            --precisions "${PRECISIONS:-bf16,f32,tf32x3}" --replay off,on --seconds 2 --commit "$commit" --json "$logs/model-$size.json"
         [ ! -e "$logs/model-$size.json" ] || files+=("$logs/model-$size.json")
     done
     check model-table-ours 30 model "${files[@]}"

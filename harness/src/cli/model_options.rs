@@ -39,7 +39,7 @@ pub struct ModelOptions {
     /// What is computed by kernels of ours: none, ops or blocks
     #[arg(long)]
     pub fusion: Option<Fusion>,
-    /// What products are in: f32, tf32, bf16 or f16
+    /// What products are in: f32, tf32x3 (f32 by three products of tf32, about as exact), tf32, bf16 or f16
     #[arg(long)]
     pub precision: Option<Precision>,
     /// Use the embedding as output head
@@ -133,7 +133,7 @@ pub fn peak(device: &candle_core::Device, precision: Precision) -> Result<f64> {
     let info = device_info(device)?;
     let name = (!device.is_cpu()).then_some(info.name.as_str());
     let dtype = match precision {
-        Precision::F32 | Precision::Tf32 => DType::F32,
+        Precision::F32 | Precision::Tf32x3 | Precision::Tf32 => DType::F32,
         Precision::Bf16 | Precision::F16 => precision.dtype(),
     };
     crate::train::peak(device, name, dtype).map_err(|error| CliError::Failure(error.to_string()))

@@ -79,6 +79,9 @@ pub enum Fusion {
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     F32,
+    /// f32 whose products are three products of tf32 each on a GPU (<https://arxiv.org/abs/2203.03341>): about as exact as f32, on
+    /// tensor cores, by our own kernel. The CPU multiplies exactly.
+    Tf32x3,
     /// f32 whose products round their operands to 10 bits on a GPU. The CPU multiplies exactly.
     Tf32,
     Bf16,
@@ -117,22 +120,25 @@ macro_rules! words {
 words!(Norm, "norm", "rms" => Rms, "layer" => Layer);
 words!(Attention, "attention", "naive" => Naive, "tiled" => Tiled, "flash" => Flash);
 words!(Fusion, "fusion", "none" => None, "ops" => Ops, "blocks" => Blocks);
-words!(Precision, "precision", "f32" => F32, "tf32" => Tf32, "bf16" => Bf16, "f16" => F16);
+words!(Precision, "precision", "f32" => F32, "tf32x3" => Tf32x3, "tf32" => Tf32, "bf16" => Bf16, "f16" => F16);
 
 impl Precision {
     /// The type of products and of what is kept between them.
     pub fn dtype(self) -> DType {
         match self {
-            Precision::F32 | Precision::Tf32 => DType::F32,
+            Precision::F32 | Precision::Tf32x3 | Precision::Tf32 => DType::F32,
             Precision::Bf16 => DType::BF16,
             Precision::F16 => DType::F16,
         }
     }
 
-    /// Sets how f32 products round in this process from now on: a setting of cuBLAS, without meaning on the CPU.
+    /// Sets how f32 products round on a GPU in this process from now on. Without meaning on the CPU.
     pub fn apply(self) {
         #[cfg(feature = "cuda")]
-        candle_core::cuda::set_gemm_reduced_precision_f32(self == Precision::Tf32);
+        {
+            candle_core::cuda::set_gemm_reduced_precision_f32(self == Precision::Tf32);
+            crate::ops::multiply_by_parts(self == Precision::Tf32x3);
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use candle_core::{CudaDevice, DType, Result, WithDType};
 use tilewright::{View, ViewMut, kernels};
 
 use super::memory::Elem;
+use super::parts;
 use super::product::left_multiprocessors;
 
 /// What a product is added to.
@@ -31,7 +32,8 @@ pub enum Base<'a, C: Elem> {
 
 /// d [m, n] = a·b + base, row by row, for a [m, k] and b [k, n] that lie by rows or by columns.
 ///
-/// f32 operands multiply as `candle_core::cuda::gemm_reduced_precision_f32` says: exactly, or rounded to tf32.
+/// f32 operands multiply as `candle_core::cuda::gemm_reduced_precision_f32` says: exactly, or rounded to tf32; or by our own kernel in
+/// three parts, if [`multiply_by_parts`](super::multiply_by_parts) said so.
 ///
 /// # Errors
 /// A matrix that lies neither by rows nor by columns, one with 2³¹ rows or columns, a base of another length, and those of cuBLAS.
@@ -45,6 +47,9 @@ pub fn multiply<T: Elem, C: Elem>(
 ) -> Result<()> {
     if m * n == 0 {
         return Ok(());
+    }
+    if parts::are_wanted() && [<T as WithDType>::DTYPE, <C as WithDType>::DTYPE] == [DType::F32; 2] {
+        return parts::multiply(device, a, b, base, d, [m, n]);
     }
     let failed = |error: result::CublasError| {
         candle_core::Error::Msg(format!("cuBLAS failed at a product of {m} x {k} and {k} x {n}: {error}"))

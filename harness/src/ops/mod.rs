@@ -19,6 +19,8 @@ pub(crate) mod linear;
 pub(crate) mod loss;
 pub mod memory;
 pub(crate) mod norm;
+#[cfg(feature = "cuda")]
+mod parts;
 pub(crate) mod product;
 pub mod replay;
 pub(crate) mod rope;
@@ -32,5 +34,7 @@ pub use embedding::embedding;
 pub use linear::linear;
 pub use loss::{cross_entropy, cross_entropy_rows, cross_entropy_unfused};
 pub use norm::{layer_norm, rms_norm};
+#[cfg(feature = "cuda")]
+pub use parts::multiply_by_parts;
 pub use product::{add_product, leave_multiprocessors, left_multiprocessors, product};
 pub use rope::Rope;

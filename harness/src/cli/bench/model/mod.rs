@@ -33,7 +33,7 @@ pub struct Arguments {
     /// Windows of a step
     #[arg(long, value_name = "WINDOWS", value_delimiter = ',', default_value = "4")]
     batches: Vec<usize>,
-    /// f32, tf32, bf16 or f16
+    /// f32, tf32x3, tf32, bf16 or f16
     #[arg(long, value_delimiter = ',', default_value = "f32")]
     precisions: Vec<Precision>,
     /// naive, tiled or flash

@@ -1,0 +1,63 @@
+//! Products of f32 by our own kernel, as three products of tf32 parts: about as exact as f32, on tensor cores, which cuBLAS does not
+//! offer on Hopper.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core::{CudaDevice, Device, Result};
+use tilewright::kernels::matmul::{self, Options};
+use tilewright::kernels::{Tensor, TensorMut};
+use tilewright::prelude::Precision;
+use tilewright::{View, ViewMut};
+
+use super::cublas::Base;
+use super::memory::{Elem, kernel_device, kernel_error};
+
+static WANTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether GPUs multiply f32 by parts from now on, in this process.
+pub fn multiply_by_parts(wanted: bool) {
+    WANTED.store(wanted, Ordering::Relaxed);
+}
+
+/// What [`multiply_by_parts`] said last.
+pub fn are_wanted() -> bool {
+    WANTED.load(Ordering::Relaxed)
+}
+
+/// As [`super::cublas::multiply`], where T and C are f32.
+///
+/// # Errors
+/// Those of the launch.
+pub fn multiply<T: Elem, C: Elem>(
+    device: &CudaDevice,
+    a: &Tensor<'_, T, 2>,
+    b: &Tensor<'_, T, 2>,
+    base: Base<'_, C>,
+    d: &mut ViewMut<'_, C>,
+    shape: [usize; 2],
+) -> Result<()> {
+    let device = kernel_device(&Device::Cuda(device.clone()))?;
+    let (a, b) = (of_f32(a).map_err(kernel_error)?, of_f32(b).map_err(kernel_error)?);
+    // SAFETY: C is f32, and `d` is borrowed exclusively.
+    let d = unsafe { ViewMut::<f32>::from_address(device, d.address(), d.len()) };
+    let d = TensorMut::dense(d, shape).map_err(kernel_error)?;
+    let options = Options { precision: Precision::Tf32x3, ..Options::default() };
+    let done = match base {
+        Base::Zero => matmul::multiply(device, a, b, d, options),
+        Base::Itself => matmul::accumulate(device, a, b, d, options),
+        Base::Other(other) => {
+            // SAFETY: C is f32, and `other` is borrowed until the launch is queued, after which its memory is used in the stream's order.
+            let other = unsafe { View::<f32>::from_address(device, other.address(), other.len()) };
+            Tensor::dense(other, shape).and_then(|other| matmul::multiply_add(device, a, b, other, d, options))
+        }
+    };
+    done.map_err(kernel_error)
+}
+
+/// A matrix under its element type's name.
+fn of_f32<'a, T: Elem>(x: &Tensor<'a, T, 2>) -> tilewright::Result<Tensor<'a, f32, 2>> {
+    let view = x.view();
+    // SAFETY: T is f32, and the memory is borrowed as long as `x`'s.
+    let same = unsafe { View::<f32>::from_address(view.device(), view.address(), view.len()) };
+    Tensor::strided(same, x.shape(), x.strides())
+}
