@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and measures training on a GPU machine, from the package that lies beside this script; builds nothing.
 #
-#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-sweep dist-sms dist-profile;
+#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-copies dist-sweep dist-sms dist-profile;
 #                             each takes less than 9 minutes
 #
 # OUT      where results go (./out): STEP.tar.gz with all logs and files, summary.txt. Both are there from the first command on, and
@@ -15,7 +15,7 @@
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
 
-steps=(smoke curves model profile norm attention-kinds fused dist dist-tests dist-bench dist-sweep dist-sms dist-profile)
+steps=(smoke curves model profile norm attention-kinds fused dist dist-tests dist-bench dist-copies dist-sweep dist-sms dist-profile)
 out=${OUT:-out}
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
@@ -246,6 +246,21 @@ dist-bench() {
         run dist-peers 300 python3 -m torch.distributed.run --nproc_per_node=2 "$PEERS_DIST"
         grep '^{' "$logs/dist-peers.log" | noted
     fi
+}
+
+# Whether copy engines carry gradients right, then what they cost beside NCCL and beside nothing: 2 minutes in all.
+dist-copies() {
+    local precision
+    run copies-tests 60 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl::copy_engines_carry --nocapture
+    if grep -q 'skipped: .* needs 2 GPUs' "$logs/copies-tests.log"; then
+        failures+=("copies-tests: skipped, for want of two GPUs")
+    fi
+    for precision in f32 bf16; do
+        ranks "copies-$precision" 50 bench ddp --size xl --batch 4 --context 128 --precision "$precision" --wires "$precision" --form bucketed \
+            --buckets 25,100,1000 --copy-engines off,on --warmup 3 --repeat 6 --commit "$commit" --json "$logs/copies-$precision.json"
+        show "copies-$precision" 12
+    done
+    check copies-table 30 dist "$logs"/copies-*.json
 }
 
 # How many multiprocessors NCCL should take, how large buckets should be, and what gradients in bf16 bring.

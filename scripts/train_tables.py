@@ -110,12 +110,21 @@ def sums(*folders):
 
 
 def dist_ddp(name, rows):
-    print(f"{name}: form, bucket (MB), wire, CTAs, left to them, calls | step, communication, left over (ms) | by the step without")
+    print(f"{name}: form, bucket (MB), wire, carried by, CTAs, left to them, calls | step, communication, left over (ms) | by the step without")
     for row in rows:
-        setting = [row["form"], row.get("bucket_mb"), row.get("wire"), row.get("ctas"), row.get("left_sms"), row["calls"]]
+        by = {"copy engines": "copies"}.get(row.get("carried_by"), row.get("carried_by"))
+        setting = [row["form"], row.get("bucket_mb"), row.get("wire"), by, row.get("ctas"), row.get("left_sms"), row["calls"]]
         times = [f"{row[key]:8.2f}" if row[key] is not None else " " * 8 for key in ("step_ms", "communication_ms", "left_over_ms")]
         by = f"{row['of_none']:.3f}" if row["of_none"] is not None else ""
         print("  " + " ".join(f"{'' if x is None else x:>8}" for x in setting), *times, by)
+    both = {}
+    for row in rows:
+        if row["form"] == "bucketed" and row.get("carried_by"):
+            both.setdefault((row.get("bucket_mb"), row.get("wire")), {}).setdefault(row["carried_by"], row["step_ms"])
+    for (mb, wire), steps in both.items():
+        if len(steps) == 2:
+            nccl, copies = steps["NCCL"], steps["copy engines"]
+            print(f"  {mb} MB, {wire}: NCCL {nccl:.2f} ms, copy engines {copies:.2f} ms, {copies / nccl:.3f} of it")
     bucketed = [row["of_none"] for row in rows if row["form"] == "bucketed"]
     if bucketed:
         verdict(min(bucketed) <= 1.05, f"{name}: the best bucketed step is {min(bucketed):.3f} of the one that sends nothing (1.05)")

@@ -28,6 +28,9 @@ pub struct RankOptions {
     /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 24, and 0 is NCCL's own choice
     #[arg(long, value_name = "N")]
     pub nccl_ctas: Option<u32>,
+    /// Let copy engines carry what is sent while backward goes on, between GPUs of one host (overlap and bucketed)
+    #[arg(long)]
+    pub copy_engines: bool,
     /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes
     #[arg(long, value_name = "N", value_parser = leave_sms)]
     pub leave_sms: Option<LeaveSms>,
@@ -78,7 +81,8 @@ impl RankOptions {
         let form = self.ddp.unwrap_or(Form::Bucketed);
         let nccl_ctas = self.nccl_ctas.unwrap_or(NCCL_CTAS);
         let leave_sms = self.leave_sms.and_then(|leave| leave.0);
-        Ok(DdpOptions { form, bucket_bytes, wire: self.wire, nccl_ctas, leave_sms, ..DdpOptions::default() })
+        let (wire, copies) = (self.wire, self.copy_engines);
+        Ok(DdpOptions { form, bucket_bytes, wire, nccl_ctas, copies, leave_sms, ..DdpOptions::default() })
     }
 
     /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.

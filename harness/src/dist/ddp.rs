@@ -83,8 +83,11 @@ pub struct DdpOptions {
     pub exchange: Exchange,
     /// Most multiprocessors of a GPU that collectives take while backward goes on (overlap and bucketed); 0 is as many as NCCL likes.
     pub nccl_ctas: u32,
+    /// Copy engines carry what is sent while backward goes on (overlap and bucketed), between GPUs of one host; they take no multiprocessors
+    /// but for short sums. NCCL carries it otherwise.
+    pub copies: bool,
     /// For how many of a GPU's multiprocessors less the products of backward are made while gradients travel (overlap and bucketed);
-    /// `None` is as many as collectives take.
+    /// `None` is as many as collectives take: none with `copies`.
     pub leave_sms: Option<u32>,
 }
 
@@ -93,7 +96,7 @@ impl DdpOptions {
     pub fn left_multiprocessors(&self) -> u32 {
         // A limit above what NCCL takes by itself changes nothing.
         let taken = if self.nccl_ctas > 0 { self.nccl_ctas.min(NCCL_OWN_CTAS) } else { NCCL_OWN_CTAS };
-        self.leave_sms.unwrap_or(taken)
+        self.leave_sms.unwrap_or(if self.copies { 0 } else { taken })
     }
 
     /// Whether gradients leave while backward goes on.
@@ -129,6 +132,7 @@ impl Default for DdpOptions {
             wire: None,
             exchange: Exchange::AllReduce,
             nccl_ctas: NCCL_CTAS,
+            copies: false,
             leave_sms: None,
         }
     }
@@ -207,7 +211,9 @@ impl Ddp {
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
         check_same(params, &comm, &options)?;
         if options.is_eager() {
-            comm.limit_beside(options.nccl_ctas)?;
+            // What copy engines carry needs no communicator of fewer blocks.
+            comm.limit_beside(if options.copies { 0 } else { options.nccl_ctas })?;
+            comm.copies_beside(options.copies)?;
         }
         let (form, world) = (options.form, comm.world());
         let buckets = match form {

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tilewright::kernels::rank_sum::RANK_SUM;
 use tilewright::trace::{Phase, SpanEvent, Trace};
 
 use super::chrome::{self, Placement};
@@ -87,9 +88,10 @@ impl RankProfile {
     }
 }
 
-/// Streams of a GPU that carry collectives.
+/// Streams of a GPU that carry collectives: NCCL's, and those on which copy engines carry and ranks' parts are added up.
 pub(super) fn communication_streams(trace: &Trace) -> Vec<u32> {
-    let sends = trace.activities.iter().filter(|activity| activity.kind.name().to_lowercase().contains("nccl"));
+    let carries = |name: &str| name.to_lowercase().contains("nccl") || name.starts_with(RANK_SUM.name);
+    let sends = trace.activities.iter().filter(|activity| carries(&activity.kind.name()));
     let mut streams: Vec<u32> = sends.map(|activity| activity.stream).collect();
     streams.sort_unstable();
     streams.dedup();
@@ -312,14 +314,17 @@ mod tests {
             activity("matmul", 7, 10, 40),
             activity("cast_bf16", 13, 20, 22),
             activity("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 13, 22, 50),
+            activity("rank_sum_bf16", 14, 49, 52),
             activity("adamw", 7, 50, 60),
         ];
         // When the host queued them says nothing.
         let found = profile(&Trace { activities, ..step() }, &[(60, 61)]);
-        assert_eq!((found.computing, found.communicating, found.hidden), (40 * MS, 30 * MS, 20 * MS));
+        assert_eq!((found.computing, found.communicating, found.hidden), (40 * MS, 32 * MS, 22 * MS));
         let lines: Vec<String> =
             found.events.iter().filter_map(|event| event["args"]["name"].as_str()).map(str::to_string).collect();
-        for line in ["rank 1: host", "rank 1: GPU", "stream 7", "stream 13 (communication)"] {
+        for line in
+            ["rank 1: host", "rank 1: GPU", "stream 7", "stream 13 (communication)", "stream 14 (communication)"]
+        {
             assert!(lines.iter().any(|found| found == line), "{line}: {lines:?}");
         }
     }

@@ -1,6 +1,7 @@
 //! Ranks with a GPU each, over NCCL: two, and four where there are as many GPUs. Without two these tests say that they were skipped.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use half::{bf16, f16};
@@ -11,6 +12,9 @@ use tilewright_harness::dist::comm::{Call, CommError, Communicator, Dtype, Eleme
 use tilewright_harness::dist::rank::Environment;
 
 use crate::processes::{Ran, launch_test, others_name};
+
+/// Whether this rank's collectives run beside computing, carried by copy engines where these can.
+static COPIES: AtomicBool = AtomicBool::new(false);
 
 /// A rank's GPU, and what connects it to the others'.
 struct Rank {
@@ -40,6 +44,8 @@ fn stream(ordinal: usize) -> Arc<CudaStream> {
 fn program_of_a_rank() {
     let Ok(what) = std::env::var("TILEWRIGHT_TEST_GPU_RANK") else { return };
     let (what, who) = what.split_once(':').unwrap_or((&what, ""));
+    let (what, copies) = what.strip_suffix("-copies").map_or((what, false), |what| (what, true));
+    COPIES.store(copies, Ordering::Relaxed);
     let mut environment = Environment::get().unwrap();
     if what == "hang" {
         environment.options.timeout = Duration::from_secs(3);
@@ -48,10 +54,13 @@ fn program_of_a_rank() {
     if what == "train" {
         return train(&environment);
     }
-    let outcome = connect(&environment).and_then(|rank| match what {
+    let connected = connect(&environment).and_then(|rank| rank.comm.copies_beside(copies).map(|()| rank));
+    let outcome = connected.and_then(|rank| match what {
         "suite" => {
             suite(&rank);
-            Ok(())
+            // Asked for again, and no longer.
+            [false, true, true].into_iter().try_for_each(|on| rank.comm.copies_beside(on))?;
+            rank.comm.copies_beside(copies)
         }
         "order" => {
             stays_in_order(&rank);
@@ -89,7 +98,19 @@ fn start<T: Element + tilewright::Element>(
 ) -> Result<handle::Handle, CommError> {
     let call = Call { op, dtype: <T as Element>::DTYPE, count: data.len(), wire };
     // SAFETY: whoever calls keeps the buffer, and waits for the handle before it is used.
-    unsafe { comm.start(call, data.view_mut().address() as *mut u8) }
+    unsafe { start_at(comm, call, data.view_mut().address()) }
+}
+
+/// # Safety
+/// As for [`Communicator::start`].
+unsafe fn start_at(comm: &Communicator, call: Call, address: u64) -> Result<handle::Handle, CommError> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match COPIES.load(Ordering::Relaxed) {
+            true => comm.start_beside(call, address as *mut u8),
+            false => comm.start(call, address as *mut u8),
+        }
+    }
 }
 
 /// A sum, waited for on the host.
@@ -152,6 +173,12 @@ fn suite(rank: &Rank) {
         let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
         assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "sums sent as {wire:?}");
     }
+    // Several segments of every lane, and a rest.
+    let values: Vec<f32> = (0..20_000_003).map(|i| number(comm.rank(), i).into()).collect();
+    let mut data = Buffer::from_slice(&rank.device, &values).unwrap();
+    reduce(comm, &mut data, None).unwrap();
+    let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
+    assert!(data.to_vec().unwrap().into_iter().enumerate().all(|(i, found)| found == sum(i)), "many segments");
     for limit in [4, 1, 0, 4] {
         comm.limit_beside(limit).unwrap();
         let values: Vec<f32> = (0..n).map(|i| number(comm.rank(), i).into()).collect();
@@ -189,7 +216,7 @@ fn stays_in_order(rank: &Rank) {
             part.copy_from(source.slice(slice).unwrap()).unwrap();
             let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: each, wire: None };
             // SAFETY: the slice is not used before its handle is waited for.
-            handles.push(unsafe { comm.start(call, part.address() as *mut u8).unwrap() });
+            handles.push(unsafe { start_at(comm, call, part.address()).unwrap() });
         }
         handle::wait_all(&handles).unwrap();
         results.push(data.try_clone().unwrap());
@@ -303,4 +330,33 @@ fn a_rank_that_throws_or_leaves_ends_all() {
 fn a_hanging_rank_is_named_and_ended() {
     let Some(ran) = on_gpus(2, "hang:0") else { return };
     others_name(&ran, 2, 0, &["waited 3 s"]);
+}
+
+#[test]
+fn copy_engines_carry_collectives() {
+    for ranks in worlds() {
+        for what in ["suite-copies", "order-copies"] {
+            let Some(ran) = on_gpus(ranks, what) else { continue };
+            assert_eq!(ran.code, Some(0), "{}", ran.text);
+            assert_eq!(ran.text.matches("test result: ok. 1 passed").count(), ranks, "{}", ran.text);
+        }
+    }
+}
+
+#[test]
+fn copy_engines_do_not_wait_for_a_rank_that_is_gone() {
+    // The second one with streams that wait when it ends, behind much work.
+    for what in ["kill-copies:1", "kill-late-copies:1"] {
+        let Some(ran) = on_gpus(2, what) else { return };
+        others_name(&ran, 2, 1, &[]);
+        assert!(ran.text.contains("rank 1 failed first: it ended by signal 9 (SIGKILL)"), "{}", ran.text);
+    }
+    for (what, at_fault, words) in [
+        ("throw-copies:0", 0, "gave up: it panicked"),
+        ("leave-copies:1", 1, "has ended"),
+        ("hang-copies:0", 0, "waited 3 s"),
+    ] {
+        let Some(ran) = on_gpus(2, what) else { return };
+        others_name(&ran, 2, at_fault, &[words]);
+    }
 }

@@ -77,6 +77,10 @@ pub fn check(device: &Device, comm: Communicator) {
     let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(Form::Bucketed) });
     let distance = model::distance(&limited[STEPS - 1], &whole[STEPS - 1]);
     assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 multiprocessors: {distance:e}");
+    // By copy engines, between GPUs.
+    let copied = train_with(device, comm.clone(), DdpOptions { copies: true, ..ddp_options(Form::Bucketed) });
+    let distance = model::distance(&copied[STEPS - 1], &whole[STEPS - 1]);
+    assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "by copy engines: {distance:e}");
     // Products for some of a GPU's multiprocessors, in the place of all: sums in another order at most.
     for leave_sms in [None, Some(100), Some(100_000)] {
         let left = train_with(device, comm.clone(), DdpOptions { leave_sms, ..ddp_options(Form::Bucketed) });
@@ -216,6 +220,10 @@ fn products_leave_multiprocessors_while_gradients_travel() {
         let bucketed = left(Form::Bucketed, nccl_ctas, leave_sms);
         assert_eq!((bucketed[0], *bucketed.last().unwrap()), (0, expected));
     }
+    // Copy engines take none.
+    let copies = DdpOptions { copies: true, ..DdpOptions::default() };
+    assert_eq!(copies.left_multiprocessors(), 0);
+    assert_eq!(DdpOptions { leave_sms: Some(12), ..copies }.left_multiprocessors(), 12);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::world::{Carrier, each_world};
 use crate::cli::model_options::{ModelOptions, model_device};
@@ -39,11 +39,20 @@ pub struct Arguments {
     /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 0 is NCCL's own choice
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [NCCL_CTAS])]
     ctas: Vec<u32>,
+    /// Whether copy engines carry what is sent while backward goes on, between GPUs of one host: off, on, or both with a comma
+    #[arg(long, value_name = "SWITCH,…", value_enum, value_delimiter = ',', default_values_t = [Switch::Off])]
+    copy_engines: Vec<Switch>,
     /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "auto", value_parser = leave_sms)]
     leave_sms: Vec<LeaveSms>,
     #[command(flatten)]
     outputs: Outputs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    Off,
+    On,
 }
 
 /// A value of `--wires`.
@@ -274,7 +283,9 @@ struct Found {
     bucket_mb: Option<f64>,
     /// Where there is communication.
     wire: Option<&'static str>,
-    /// Where it runs beside a GPU's computing.
+    /// What carries it, where it runs beside a GPU's computing.
+    by: Option<&'static str>,
+    /// Where that is NCCL.
     ctas: Option<u32>,
     /// Multiprocessors that products leave to it.
     left: Option<u32>,
@@ -323,7 +334,8 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             gradients: trainee.model.params().grads().dtype().as_str(),
             bucket_mb: bucketed.and_then(|ddp| ddp.bucket_bytes).map(|bytes| bytes as f64 / 1e6),
             wire: ddp.map(|ddp| ddp.wire.unwrap_or(Dtype::F32).name()),
-            ctas: eager.map(|ddp| ddp.nccl_ctas),
+            by: eager.map(|ddp| if ddp.copies { "copy engines" } else { "NCCL" }),
+            ctas: eager.filter(|ddp| !ddp.copies).map(|ddp| ddp.nccl_ctas),
             left: eager.map(|ddp| ddp.left_multiprocessors()),
             calls,
             steps,
@@ -340,17 +352,29 @@ fn ways(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Way> {
     let mut ways: Vec<Way> = exact.into_iter().chain(kept).map(Way::Alone).collect();
     for &form in &arguments.form {
         let buckets = if form == Form::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
-        let shared: Vec<(u32, LeaveSms)> = match form {
-            Form::Naive | Form::Flat => vec![(0, LeaveSms(None))],
-            _ => arguments.ctas.iter().flat_map(|&ctas| arguments.leave_sms.iter().map(move |&n| (ctas, n))).collect(),
+        let shared: Vec<(bool, u32, LeaveSms)> = match form {
+            Form::Naive | Form::Flat => vec![(false, 0, LeaveSms(None))],
+            _ => carriers(arguments),
         };
-        for (&wire, &mb, &(nccl_ctas, LeaveSms(leave_sms))) in triples(&arguments.wires, buckets, &shared) {
+        for (&wire, &mb, &(copies, nccl_ctas, LeaveSms(leave_sms))) in triples(&arguments.wires, buckets, &shared) {
             let bucket_bytes = Some((mb * 1e6) as usize);
-            let options = DdpOptions { form, bucket_bytes, wire, nccl_ctas, leave_sms, ..DdpOptions::default() };
+            let options =
+                DdpOptions { form, bucket_bytes, wire, nccl_ctas, copies, leave_sms, ..DdpOptions::default() };
             ways.push(Way::Together(options, None));
         }
     }
     ways.into_iter()
+}
+
+/// What carries gradients while backward goes on, and how many multiprocessors products leave to it. Copy engines have no blocks to limit.
+fn carriers(arguments: &Arguments) -> Vec<(bool, u32, LeaveSms)> {
+    let mut carriers = Vec::new();
+    for &switch in &arguments.copy_engines {
+        let copies = switch == Switch::On;
+        let ctas = if copies { &[NCCL_CTAS] } else { arguments.ctas.as_slice() };
+        carriers.extend(ctas.iter().flat_map(|&ctas| arguments.leave_sms.iter().map(move |&n| (copies, ctas, n))));
+    }
+    carriers
 }
 
 /// Everything with everything; the last list changes fastest.
@@ -371,6 +395,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
         Column::text("gradients"),
         Column::number("bucket").unit("MB"),
         Column::text("wire"),
+        Column::text("carried by"),
         Column::integer("CTAs"),
         Column::integer("left to them").key("left_sms"),
         Column::integer("calls"),
@@ -402,6 +427,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 found.gradients.into(),
                 found.bucket_mb.into(),
                 found.wire.map_or(Cell::Empty, Cell::from),
+                found.by.map_or(Cell::Empty, Cell::from),
                 found.ctas.map_or(Cell::Empty, |ctas| Cell::from(u64::from(ctas))),
                 found.left.map_or(Cell::Empty, |left| Cell::from(u64::from(left))),
                 found.calls.into(),
@@ -414,6 +440,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
             ]);
             let mut size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
             size += &found.wire.filter(|wire| *wire != "f32").map(|wire| format!(" {wire}")).unwrap_or_default();
+            size += found.by.filter(|by| *by != "NCCL").map_or("", |_| " by copies");
             size += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
             size += &found.left.map(|left| format!(", {left} left")).unwrap_or_default();
             let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.back_end);
@@ -423,7 +450,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     let table = table
         .note(models_note(models, work) + " Every number is the slowest rank's, on average.")
         .note("Left over is what computing waits for after backward; hidden is the rest of the communication. `none` sends nothing; of none \
-             is the step by that one with gradients of the same type. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes; \
+             is the step by that one with gradients of the same type. Carried by is who carries it beside computing. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes; \
              left to them is for how many less matrix products are made meanwhile.")
         .without_empty_columns();
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);

@@ -31,6 +31,9 @@ pub struct Arguments {
     /// Most multiprocessors that NCCL takes while backward goes on; 0 is NCCL's own choice
     #[arg(long, value_name = "N", default_value_t = NCCL_CTAS)]
     nccl_ctas: u32,
+    /// Let copy engines carry what is sent while backward goes on, between GPUs of one host
+    #[arg(long)]
+    copy_engines: bool,
     /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes
     #[arg(long, value_name = "N", default_value = "auto", value_parser = leave_sms)]
     leave_sms: LeaveSms,
@@ -61,7 +64,8 @@ struct World {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let (bucket_bytes, nccl_ctas) = (arguments.bucket_mb.map(bytes_of).transpose()?, arguments.nccl_ctas);
-    let ddp = DdpOptions { bucket_bytes, nccl_ctas, leave_sms: arguments.leave_sms.0, ..DdpOptions::default() };
+    let (copies, leave_sms) = (arguments.copy_engines, arguments.leave_sms.0);
+    let ddp = DdpOptions { bucket_bytes, nccl_ctas, copies, leave_sms, ..DdpOptions::default() };
     let (work, models) = (&arguments.work, arguments.work.models()?);
     let worlds = each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
         measure(work, &models, ddp, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))

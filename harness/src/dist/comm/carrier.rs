@@ -108,6 +108,11 @@ pub(crate) trait Carrier {
         Ok(())
     }
 
+    /// From now on copy engines carry what runs beside computing, or no longer: every rank calls it, with the same answer.
+    fn copies(&mut self, _seq: u64, _on: bool, _deadline: Deadline) -> Result<()> {
+        Ok(())
+    }
+
     /// Looks after what is still under way; called now and then while nothing is called. It gives nothing up itself:
     /// [`Carrier::give_up`] comes after an error.
     ///

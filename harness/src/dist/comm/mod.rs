@@ -112,9 +112,16 @@ pub struct Communicator {
     host: Option<Box<Communicator>>,
 }
 
+/// What is to be from now on of collectives that run beside computing.
+#[derive(Clone, Copy)]
+enum Beside {
+    Limit(u32),
+    Copies(bool),
+}
+
 enum Job {
     Run { call: Call, memory: Memory, beside: bool, ready: Option<Ready>, called: Instant, done: Arc<Completion> },
-    Limit { multiprocessors: u32, done: Arc<Completion> },
+    Prepare { beside: Beside, done: Arc<Completion> },
     GiveUp(CommError),
 }
 
@@ -328,8 +335,22 @@ impl Communicator {
     /// # Errors
     /// [`CommError`].
     pub fn limit_beside(&self, multiprocessors: u32) -> Result<()> {
+        self.prepare(Beside::Limit(multiprocessors))
+    }
+
+    /// From now on copy engines carry collectives of [`Communicator::start_beside`], where they can (sums and averages of f32, bf16 and f16,
+    /// and all-gathers), or no longer. They take no multiprocessors but for short sums; all GPUs are of one host. A collective, for all
+    /// ranks to call with the same answer. Other back ends than NCCL do nothing.
+    ///
+    /// # Errors
+    /// [`CommError`]: on all ranks, where the processes may not share memory of their GPUs.
+    pub fn copies_beside(&self, on: bool) -> Result<()> {
+        self.prepare(Beside::Copies(on))
+    }
+
+    fn prepare(&self, beside: Beside) -> Result<()> {
         let done = Arc::new(Completion::default());
-        match self.send(Job::Limit { multiprocessors, done: done.clone() }) {
+        match self.send(Job::Prepare { beside, done: done.clone() }) {
             true => Handle::new(done).wait(),
             false => Err(CommError::Setup(handle::PANICKED.into())),
         }
@@ -470,7 +491,7 @@ impl Progress {
             };
             match job {
                 Job::GiveUp(reason) => self.fail(&mut carrier, reason),
-                Job::Limit { multiprocessors, done } => {
+                Job::Prepare { beside, done } => {
                     let done = handle::Finisher::new(done);
                     if let Some(error) = self.failed.get() {
                         done.finish(Err(error.clone()));
@@ -478,7 +499,10 @@ impl Progress {
                     }
                     self.seq += 1;
                     let deadline = Deadline::after(self.options.timeout);
-                    let outcome = carrier.limit(self.seq, multiprocessors, deadline);
+                    let outcome = match beside {
+                        Beside::Limit(multiprocessors) => carrier.limit(self.seq, multiprocessors, deadline),
+                        Beside::Copies(on) => carrier.copies(self.seq, on, deadline),
+                    };
                     if let Err(error) = &outcome {
                         self.fail(&mut carrier, error.clone());
                     }

@@ -13,7 +13,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::plan::{RELEASE, is_reached};
-use super::{Block, Kind, Plan, Step};
+use super::{Addresses, Block, Command, Kind, Plan, Step};
 use crate::dist::comm::sum::{Accumulator, chunk};
 use crate::dist::comm::{Dtype, Reduce};
 
@@ -42,9 +42,25 @@ struct Case {
 #[derive(Clone, Debug)]
 struct Place(usize, bool, Range<usize>);
 
+/// An address of rank `.0`'s own, as no other rank sees it: `.1` says whose memory it is, `.2` whether it is a block, `.3` where in it.
+const fn address(Seen(viewer, owner, block, at): Seen) -> u64 {
+    ((viewer as u64 + 1) << 56) | ((owner as u64) << 48) | ((block as u64) << 40) | at as u64
+}
+
+struct Seen(usize, usize, bool, usize);
+
+/// What lies at an address that `viewer` uses.
+fn place(viewer: usize, address: u64, bytes: usize) -> Place {
+    assert_eq!(address >> 56, viewer as u64 + 1, "rank {viewer} uses another rank's address");
+    let (owner, block) = ((address >> 48 & 0xff) as usize, address >> 40 & 1 == 1);
+    assert!(block || owner == viewer, "buffers are private");
+    let at = (address & 0xff_ffff_ffff) as usize;
+    Place(owner, block, at..at + bytes)
+}
+
+#[derive(Clone, Copy)]
 struct Task {
-    lane: usize,
-    step: Step,
+    command: Command,
     /// Which collective.
     of: usize,
 }
@@ -98,12 +114,16 @@ impl Gpus {
                 blocks[rank][flag..flag + 4].copy_from_slice(&after.wrapping_mul(2).to_le_bytes());
             }
             let mut plan = Plan::new(rank, world, lanes, segment).after(after);
+            let seen = (0..world).map(|owner| address(Seen(rank, owner, true, 0)));
+            let addresses = Addresses { rank, block, blocks: seen.collect() };
             let mut own: Vec<VecDeque<Task>> = (0..lanes).map(|_| VecDeque::new()).collect();
             for (of, c) in collectives.iter().enumerate() {
                 let mut steps = plan.steps(c.kind, c.count, c.dtype.size());
                 change(rank, of, &mut steps);
+                let buffer = address(Seen(rank, rank, false, starts[of]));
                 for (lane, step) in steps {
-                    own[if merged { 0 } else { lane }].push_back(Task { lane, step, of });
+                    let commands = addresses.commands(lane, &step, buffer);
+                    own[if merged { 0 } else { lane }].extend(commands.map(|command| Task { command, of }));
                 }
             }
             for tasks in own {
@@ -120,9 +140,8 @@ impl Gpus {
         &mut memory[range.clone()]
     }
 
-    fn flag(&self, rank: usize, lane: usize, from: usize) -> u32 {
-        let at = self.block.flag(lane, from);
-        u32::from_le_bytes(self.blocks[rank][at..at + 4].try_into().unwrap())
+    fn word(&self, Place(rank, _, range): &Place) -> u32 {
+        u32::from_le_bytes(self.blocks[*rank][range.clone()].try_into().unwrap())
     }
 
     fn set_flag(&mut self, rank: usize, lane: usize, from: usize, value: u32) {
@@ -134,38 +153,41 @@ impl Gpus {
         let Queue { rank, tasks, .. } = &self.queues[queue];
         match tasks.front() {
             None => false,
-            Some(Task { step: Step::Await { from, value }, lane, .. }) => {
-                is_reached(self.flag(*rank, *lane, *from), *value)
+            Some(Task { command: Command::Wait { at, value }, .. }) => {
+                is_reached(self.word(&place(*rank, *at, 4)), *value)
             }
             Some(_) => true,
         }
     }
 
-    /// What a copy or a reduction reads and writes; nothing for other steps.
-    fn begin(&mut self, rank: usize, lane: usize, step: &Step, of: usize) -> Option<Begun> {
-        let (block, start) = (self.block, self.starts[of]);
-        let own = |range: &Range<usize>| Place(rank, false, start + range.start..start + range.end);
-        let slot = |owner: usize, at: usize, range: &Range<usize>| Place(owner, true, at..at + range.len());
+    /// What a copy or a reduction reads and writes. Single words are written at once.
+    fn begin(&mut self, rank: usize, command: Command, of: usize) -> Option<Begun> {
         let mut spent = Vec::new();
-        let (reads, writes) = match step {
-            Step::Signal { .. } | Step::Await { .. } => return None,
-            Step::Push { to, from } => (vec![own(from)], vec![slot(*to, block.inbox_of(lane, *to, rank), from)]),
-            Step::Pull { from, into } => (vec![slot(*from, block.outbox(lane), into)], vec![own(into)]),
-            Step::Post { from } => (vec![own(from)], vec![slot(rank, block.outbox(lane), from)]),
-            Step::Reduce { of, post } => {
-                let part = |from: usize| match from == rank {
-                    true => own(of),
-                    false => slot(rank, block.inbox_of(lane, rank, from), of),
-                };
-                spent.extend((0..block.world).filter(|&from| from != rank).map(part));
-                let post = post.then(|| slot(rank, block.outbox(lane), of));
-                ((0..block.world).map(part).collect(), [own(of)].into_iter().chain(post).collect())
+        let (reads, writes) = match command {
+            Command::Write { at, value } => {
+                self.bytes(&place(rank, at, 4)).copy_from_slice(&value.to_le_bytes());
+                return None;
+            }
+            Command::Copy { to, from, bytes: 4 } if to >> 40 & from >> 40 & 1 == 1 => {
+                let word = self.word(&place(rank, from, 4));
+                self.bytes(&place(rank, to, 4)).copy_from_slice(&word.to_le_bytes());
+                return None;
+            }
+            Command::Wait { .. } => return None,
+            Command::Copy { to, from, bytes } => (vec![place(rank, from, bytes)], vec![place(rank, to, bytes)]),
+            Command::Reduce { own, inbox, stride, outbox, bytes } => {
+                let slots = (0..self.block.world - 1).map(|slot| place(rank, inbox + (slot * stride) as u64, bytes));
+                spent.extend(slots);
+                let mut reads = spent.clone();
+                reads.insert(rank, place(rank, own, bytes));
+                let writes = [Some(own), outbox].into_iter().flatten().map(|at| place(rank, at, bytes));
+                (reads, writes.collect())
             }
         };
         let reads: Vec<(Place, Vec<u8>)> =
             reads.into_iter().map(|place| (place.clone(), self.bytes(&place).to_vec())).collect();
-        let result = match step {
-            Step::Reduce { .. } => {
+        let result = match command {
+            Command::Reduce { .. } => {
                 let parts: Vec<&[u8]> = reads.iter().map(|(_, bytes)| bytes.as_slice()).collect();
                 reduced(&self.collectives[of], &parts)
             }
@@ -205,16 +227,10 @@ impl Gpus {
             self.queues[queue].tasks.pop_front();
             return self.end(begun);
         }
-        let Task { lane, step, of } = self.queues[queue].tasks.front().unwrap();
-        let (lane, step, of) = (*lane, step.clone(), *of);
-        match self.begin(rank, lane, &step, of) {
+        let Task { command, of } = *self.queues[queue].tasks.front().unwrap();
+        match self.begin(rank, command, of) {
             Some(begun) => self.queues[queue].begun = Some(begun),
-            None => {
-                if let Step::Signal { to, value } = step {
-                    self.set_flag(to, lane, rank, value);
-                }
-                self.queues[queue].tasks.pop_front();
-            }
+            None => drop(self.queues[queue].tasks.pop_front()),
         }
         Ok(())
     }

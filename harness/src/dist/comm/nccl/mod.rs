@@ -10,9 +10,13 @@
 //! What runs beside computing may have a communicator of NCCL's own, whose kernels have fewer blocks: each block keeps a multiprocessor
 //! from the kernels that compute. Both communicators' collectives are queued on the one stream, so that they never run at once.
 //!
+//! Or copy engines carry what runs beside computing ([`engines`]), on streams of their own, which need not wait for each other: the stream
+//! of collectives waits for them, so that it still says what has ended.
+//!
 //! Gradients that travel as bf16 or f16 are rounded into a buffer of this back end; NCCL adds two values at a time in f32, and rounds
 //! after each addition.
 
+mod engines;
 mod start;
 
 use std::collections::VecDeque;
@@ -30,11 +34,13 @@ use tilewright::{Buffer, Device, Element as KernelElement, View, ViewMut, kernel
 
 use super::call::{Call, Dtype, Op, Reduce};
 use super::carrier::{Carrier, Compute, Deadline, Fence, Lap, Memory, Ready};
+use super::copies::Kind;
 use super::links::OverLinks;
 use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
 use crate::dist::rank::Place;
 use crate::ops::convert;
+use engines::{Engines, Work};
 use start::{Made, initialize, is_installed, limited, meet};
 
 type Guard = OverLinks<Sockets>;
@@ -47,6 +53,8 @@ const EAGER: Duration = Duration::from_micros(100);
 const AFTERMATH: Duration = Duration::from_secs(1);
 /// How long a rank that is done waits for the others to be: they may still read its memory.
 const FAREWELL: Duration = Duration::from_secs(10);
+/// How long lanes that are let go may take to end: they come behind what the GPU still computes.
+const BACKLOG: Duration = Duration::from_secs(60);
 
 /// The communicator of GPUs whose processes `host` connects; `compute` is the stream that the model runs on. `host` goes on carrying
 /// collectives of host memory.
@@ -140,6 +148,12 @@ struct Nccl {
     limit: u32,
     /// Whether the next collective does.
     beside: bool,
+    /// Whether copy engines carry what does, if they can.
+    copies: bool,
+    /// There from the first time on that they were asked for.
+    engines: Option<Engines>,
+    /// Whether the last thing that the stream was given is to wait for them.
+    copies_last: bool,
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     stream: Arc<CudaStream>,
@@ -223,6 +237,9 @@ impl Nccl {
             limited: Vec::new(),
             limit: 0,
             beside: false,
+            copies: false,
+            engines: None,
+            copies_last: false,
             context,
             compute,
             stream,
@@ -301,8 +318,8 @@ impl Nccl {
     }
 
     /// Queues the data's part on the stream.
-    fn queue(&mut self, call: &Call, address: u64) -> Result<()> {
-        let Some(wire) = call.wire else { return self.queue_as(call, call.dtype, address) };
+    fn queue(&mut self, call: &Call, address: u64, ready: Option<&CudaEvent>) -> Result<()> {
+        let Some(wire) = call.wire else { return self.queue_as(call, call.dtype, address, ready) };
         match wire {
             Dtype::F16 => self.queue_rounded::<f16>(call, wire, address),
             _ => self.queue_rounded::<bf16>(call, wire, address),
@@ -315,11 +332,9 @@ impl Nccl {
         wire: Dtype,
         address: u64,
     ) -> Result<()> {
-        let failed = |error: tilewright::Error| CommError::Carrier {
-            rank: self.rank,
-            call: call.to_string(),
-            message: error.to_string(),
-        };
+        let rank = self.rank;
+        let failed =
+            |error: tilewright::Error| CommError::Carrier { rank, call: call.to_string(), message: error.to_string() };
         let (device, bytes) = (&self.device, call.count * wire.size());
         if self.wire.as_ref().is_none_or(|wire| wire.len() < bytes) {
             self.wire = Some(Buffer::uninit(device, bytes).map_err(failed)?);
@@ -330,7 +345,9 @@ impl Nccl {
             (View::<f32>::from_address(device, address, call.count), ViewMut::<T>::from_address(device, at, call.count))
         };
         convert(device, exact, rounded).map_err(failed)?;
-        self.queue_as(call, wire, at)?;
+        self.queue_as(call, wire, at, None)?;
+        let device = &self.device;
+        self.copies_last = false;
         // Of what is scattered, only the own chunk is worth anything.
         let (each, size) = (call.count / self.world, size_of::<f32>());
         let (first, count) = match call.op {
@@ -345,7 +362,40 @@ impl Nccl {
         convert(device, rounded, exact).map_err(failed)
     }
 
-    fn queue_as(&self, call: &Call, dtype: Dtype, address: u64) -> Result<()> {
+    /// What copy engines should make of the next collective, if they carry it.
+    fn work(&self, call: &Call, dtype: Dtype, address: u64) -> Option<Work> {
+        let (kind, average) = match call.op {
+            Op::AllReduce(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::AllReduce, reduce == Reduce::Avg),
+            Op::ReduceScatter(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::ReduceScatter, reduce == Reduce::Avg),
+            Op::AllGather => (Kind::AllGather, false),
+            _ => return None,
+        };
+        let can = matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16);
+        let wanted = self.copies && self.beside && can;
+        wanted.then_some(Work { kind, average, dtype, count: call.count, address })
+    }
+
+    /// As copy engines carry it. `ready` is where the stream that computes has written the memory; without it, the stream of collectives has.
+    fn queue_copies(&mut self, call: &Call, work: &Work, ready: Option<&CudaEvent>) -> Result<()> {
+        let rank = self.rank;
+        let Some(engines) = &mut self.engines else { return Ok(()) };
+        // What copy engines carried before uses other memory, and is not waited for: a lane may begin while the other one ends.
+        let queued = match ready.filter(|_| self.copies_last) {
+            Some(ready) => engines.queue(work, ready, &self.stream),
+            None => {
+                let before = self.stream.record_event(None).map_err(|error| driver(call, rank, error))?;
+                engines.queue(work, &before, &self.stream)
+            }
+        };
+        self.copies_last = true;
+        queued.map_err(|message| CommError::Carrier { rank, call: call.to_string(), message })
+    }
+
+    fn queue_as(&mut self, call: &Call, dtype: Dtype, address: u64, ready: Option<&CudaEvent>) -> Result<()> {
+        if let Some(work) = self.work(call, dtype, address).filter(|_| self.engines.is_some()) {
+            return self.queue_copies(call, &work, ready);
+        }
+        self.copies_last = false;
         let Some(comm) = self.chosen() else { return Ok(()) };
         let (each, ty) = (call.count / self.world, nccl_type(dtype));
         let stream = self.stream.cu_stream().cast();
@@ -369,14 +419,17 @@ impl Nccl {
         })
     }
 
-    /// Gives NCCL up: its kernels end, and so does whoever waits for the GPU.
+    /// Gives NCCL up: its kernels end, lanes of copy engines too, and so does whoever waits for the GPU.
     fn abort(&mut self) {
+        // Its memory stays: other ranks may still write there.
+        let engines = self.engines.take();
+        let waiting = engines.as_ref().filter(|engines| !engines.is_idle());
         // SAFETY: not used again.
         let abort = |Made(comm)| drop(unsafe { result::comm_abort(comm) });
         let mut all: Vec<Made> =
             self.limited.drain(..).map(|(_, comm)| comm).chain(self.comm.take()).map(Made).collect();
         let last = all.pop();
-        if self.under_way.is_empty() {
+        if self.under_way.is_empty() && waiting.is_none() {
             all.into_iter().chain(last).for_each(abort);
             return;
         }
@@ -384,6 +437,9 @@ impl Nccl {
         // each has a thread of its own.
         let context = &self.context;
         std::thread::scope(|scope| {
+            if let Some(engines) = waiting {
+                drop(std::thread::Builder::new().spawn_scoped(scope, || engines.release(BACKLOG)));
+            }
             for comm in all {
                 let on_thread = move || {
                     let _ = context.bind_to_thread();
@@ -410,12 +466,13 @@ impl Carrier for Nccl {
         self.guard.agree(seq, call, deadline)?;
         let failed = |error: DriverError| driver(call, rank, error);
         self.context.bind_to_thread().map_err(failed)?;
-        if let Some(ready) = ready.and_then(|ready| ready.downcast::<CudaEvent>().ok()) {
-            self.stream.wait(&ready).map_err(failed)?;
+        let ready = ready.and_then(|ready| ready.downcast::<CudaEvent>().ok());
+        if let Some(ready) = &ready {
+            self.stream.wait(ready).map_err(failed)?;
         }
         let begin = self.stream.record_event(TIMED).map_err(failed)?;
         if call.count > 0 {
-            self.queue(call, memory.address as u64)?;
+            self.queue(call, memory.address as u64, ready.as_deref())?;
         }
         let end = self.stream.record_event(TIMED).map_err(failed)?;
         let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call });
@@ -451,6 +508,17 @@ impl Carrier for Nccl {
         Ok(())
     }
 
+    fn copies(&mut self, seq: u64, on: bool, deadline: Deadline) -> Result<()> {
+        let call = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
+        self.guard.agree(seq, &call, deadline)?;
+        self.copies = on;
+        if on && self.engines.is_none() && self.world > 1 {
+            let made = engines::open(self.rank, self.world, &mut self.guard, &self.context, self.start_timeout);
+            self.engines = Some(made?);
+        }
+        Ok(())
+    }
+
     fn watch(&mut self) -> Result<()> {
         self.look()
     }
@@ -478,8 +546,11 @@ impl Drop for Nccl {
             }
         };
         if well {
-            // Nobody's memory goes while another rank's kernel may still read it. Whoever is gone needs nothing any more.
+            let mut engines = self.engines.take();
+            engines.iter_mut().for_each(Engines::close);
+            // Nobody's memory goes while another rank's kernel may still read it, or has it mapped. Whoever is gone needs nothing any more.
             self.guard.links().leave(FAREWELL);
+            engines.into_iter().for_each(Engines::free);
         }
         self.abort();
     }

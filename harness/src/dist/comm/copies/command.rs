@@ -1,0 +1,73 @@
+//! Steps as a GPU's driver knows them: addresses and numbers.
+
+use super::block::Block;
+use super::plan::Step;
+
+/// What a stream is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Copies `bytes`; one of the addresses may be another GPU's memory.
+    Copy { to: u64, from: u64, bytes: usize },
+    /// Writes a u32.
+    Write { at: u64, value: u32 },
+    /// Waits until the u32 there [is reached](super::plan::is_reached).
+    Wait { at: u64, value: u32 },
+    /// `bytes` at `own` become the reduction of themselves and what lies at `inbox`: the other ranks' parts in rank order, `stride` bytes from
+    /// one to the next. So do those at `outbox`, if there are any.
+    Reduce { own: u64, inbox: u64, stride: usize, outbox: Option<u64>, bytes: usize },
+}
+
+/// Where one rank sees all ranks' blocks.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    pub rank: usize,
+    pub block: Block,
+    /// By rank, its own among them.
+    pub blocks: Vec<u64>,
+}
+
+impl Addresses {
+    fn own(&self, at: usize) -> u64 {
+        self.at(self.rank, at)
+    }
+
+    fn at(&self, rank: usize, at: usize) -> u64 {
+        self.blocks[rank] + at as u64
+    }
+
+    /// The address of the flag of `lane` that `from` sets here.
+    pub fn flag(&self, lane: usize, from: usize) -> u64 {
+        self.own(self.block.flag(lane, from))
+    }
+
+    /// What a step of `lane` is made of, in this order, for a collective in the memory at `buffer`.
+    pub fn commands(&self, lane: usize, step: &Step, buffer: u64) -> impl Iterator<Item = Command> + use<> {
+        let block = &self.block;
+        let at = |offset: usize| buffer + offset as u64;
+        let (first, second) = match step {
+            Step::Push { to, from } => {
+                let slot = self.at(*to, block.inbox_of(lane, *to, self.rank));
+                (Command::Copy { to: slot, from: at(from.start), bytes: from.len() }, None)
+            }
+            Step::Pull { from, into } => {
+                let slot = self.at(*from, block.outbox(lane));
+                (Command::Copy { to: at(into.start), from: slot, bytes: into.len() }, None)
+            }
+            Step::Post { from } => {
+                (Command::Copy { to: self.own(block.outbox(lane)), from: at(from.start), bytes: from.len() }, None)
+            }
+            Step::Reduce { of, post } => {
+                let outbox = post.then(|| self.own(block.outbox(lane)));
+                let (own, inbox) = (at(of.start), self.own(block.inbox(lane)));
+                (Command::Reduce { own, inbox, stride: block.segment, outbox, bytes: of.len() }, None)
+            }
+            Step::Signal { to, value } => {
+                // A stream writes only its own GPU's memory; a copy takes it over. The cell is written again behind that copy, on the same lane.
+                let (cell, flag) = (self.own(block.cell(lane, *to)), self.at(*to, block.flag(lane, self.rank)));
+                (Command::Write { at: cell, value: *value }, Some(Command::Copy { to: flag, from: cell, bytes: 4 }))
+            }
+            Step::Await { from, value } => (Command::Wait { at: self.flag(lane, *from), value: *value }, None),
+        };
+        [Some(first), second].into_iter().flatten()
+    }
+}
