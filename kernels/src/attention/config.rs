@@ -30,6 +30,7 @@ pub struct Tiles {
     pub warp_specialize: Option<bool>,
     pub take_turns: Option<bool>,
     pub overlap: Option<bool>,
+    pub wgmma_f32: Option<bool>,
 }
 
 impl Tiles {
@@ -44,6 +45,7 @@ impl Tiles {
             warp_specialize: None,
             take_turns: None,
             overlap: None,
+            wgmma_f32: None,
         }
     }
 
@@ -51,15 +53,17 @@ impl Tiles {
     pub fn config(self) -> Config {
         let config = Config::default().set("q_tile", self.q_tile).set("k_tile", self.k_tile);
         let config = config.num_warps(self.num_warps).num_stages(self.num_stages);
-        let Tiles { bulk_copies, warp_specialize, take_turns, overlap, .. } = self;
-        Config { bulk_copies, warp_specialize, take_turns, overlap, ..config }
+        let Tiles { bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32, .. } = self;
+        Config { bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32, ..config }
     }
 
     /// From a configuration of one of the three kernels.
     pub fn of(config: &Config) -> Option<Tiles> {
         let (q_tile, k_tile) = (config.get("q_tile")?, config.get("k_tile")?);
-        let Config { num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap, .. } = *config;
-        Some(Tiles { q_tile, k_tile, num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap })
+        let Config { num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32, .. } =
+            *config;
+        let tiles = Tiles::new(q_tile, k_tile, num_warps, num_stages);
+        Some(Tiles { bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32, ..tiles })
     }
 }
 

@@ -281,7 +281,7 @@ impl Search<'_> {
         attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
     ) -> Result<Config> {
         let mut configs = vec![self.default.clone()];
-        for config in self.autotune.configs() {
+        for config in self.autotune.configs().filter(|config| self.problem.is_for(config)) {
             // On the CPU a program is one thread, whatever the number of warps.
             let same = |other: &Config| match self.device.is_cuda() {
                 true => *other == config,

@@ -7,7 +7,7 @@ use std::fmt;
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, KernelDef};
-use tilewright_codegen::target::{CompileOptions, Target};
+use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
 
 use super::table::Table;
 use crate::error::{Error, Result};
@@ -294,6 +294,13 @@ pub struct Problem<'a> {
 impl Problem<'_> {
     pub fn is_gpu(&self) -> bool {
         matches!(self.target, Target::Nvptx(_))
+    }
+
+    /// Whether a configuration can differ here from the same one without its choices: who multiplies f32 is one on Hopper, in kernels
+    /// of f32.
+    pub fn is_for(&self, config: &Config) -> bool {
+        let hopper = matches!(self.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
+        config.wgmma_f32 != Some(true) || (hopper && self.dtypes.contains(&DType::F32))
     }
 
     /// The key as text: element types first.

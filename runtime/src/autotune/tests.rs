@@ -90,6 +90,16 @@ fn configurations_read_as_they_are_written() {
 }
 
 #[test]
+fn f32_by_warpgroups_is_tried_where_it_can_be() {
+    use tilewright_codegen::target::{GpuArch, Target};
+    let config = Config { wgmma_f32: Some(true), ..Config::default() };
+    let on = |arch, dtypes: &'static [DType]| Problem { target: Target::Nvptx(arch), dtypes, ..problem(10) };
+    assert!(on(GpuArch::Sm90a, &[DType::F32]).is_for(&config));
+    assert!(!on(GpuArch::Sm90a, &[DType::BF16]).is_for(&config) && !on(GpuArch::Sm80, &[DType::F32]).is_for(&config));
+    assert!(!problem(10).is_for(&config) && problem(10).is_for(&Config::default()));
+}
+
+#[test]
 fn keys_have_sizes_and_exact_words() {
     assert_eq!([-5, 0, 1, 2, 3, 1000, 1024, 1025].map(size_bucket), [0, 0, 1, 2, 4, 1024, 1024, 2048]);
     assert_eq!(size_bucket(i64::MAX), 1 << 63);

@@ -7,9 +7,10 @@ use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::backward_rows::{FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::prelude::Precision;
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, interpret};
+use tilewright_tests::interpret::{self, Arg, FORMS, Form, Loads, interpret};
 use tilewright_tests::numerics::HostTensor;
 
 /// Tiles of one run.
@@ -22,11 +23,17 @@ struct Tiles {
 /// Several of each kind in a small problem.
 const SMALL: Tiles = Tiles { q: 16, k: 32 };
 
-fn common(case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValue)> {
+fn common(form: Form, case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValue)> {
     let p = &case.problem;
     let d_tile = p.d.next_power_of_two().max(16);
     let group = p.heads_q / p.heads_kv;
-    consts! { d = p.d, d_tile = d_tile, q_tile = tiles.q, k_tile = tiles.k, group = group, causal = p.causal }.to_vec()
+    let mut consts =
+        consts! { d = p.d, d_tile = d_tile, q_tile = tiles.q, k_tile = tiles.k, group = group, causal = p.causal }
+            .to_vec();
+    if let Form::Warpgroups { .. } = form {
+        consts.push(("precision", interpret::constant(Precision::Tf32x3)));
+    }
+    consts
 }
 
 fn with(
@@ -65,7 +72,7 @@ fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected
     let tensors =
         vec![Arg::In(&inputs.q), Arg::In(&inputs.k), Arg::In(&inputs.v), Arg::Out(&mut o), Arg::Out(&mut lse)];
     let mut args = arguments(tensors, vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)]);
-    let consts = with(common(&case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype], &consts, programs, &mut args);
     case.check("o", &o, &expected.o);
@@ -97,7 +104,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
         Arg::Out(&mut dq_sum),
     ];
     let mut args = arguments(tensors, vec![p.n_q.into()]);
-    let mut few = common(&case, tiles);
+    let mut few = common(form, &case, tiles);
     few.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let query_programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     let consts = with(few.clone(), "one_pass", one_pass);
@@ -109,7 +116,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     let mut tensors = read();
     tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut dq_sum)]);
     let mut args = arguments(tensors, numbers());
-    let consts = with(common(&case, tiles), "even_queries", p.n_q.is_multiple_of(tiles.q));
+    let consts = with(common(form, &case, tiles), "even_queries", p.n_q.is_multiple_of(tiles.q));
     let consts = with(consts, "even_keys", p.n_k.is_multiple_of(tiles.k));
     let consts = with(consts, "one_pass", one_pass);
     let key_programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch]);
@@ -125,7 +132,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
         let mut tensors = read();
         tensors.push(Arg::Out(&mut dq));
         let mut args = arguments(tensors, numbers());
-        let consts = with(common(&case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+        let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
         interpret(form, &FLASH_ATTENTION_BWD_DQ, &dtypes, &consts, query_programs, &mut args);
     }
     case.check("dq", &dq, &expected.gradients.dq);
@@ -192,6 +199,23 @@ fn roles() {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
         let form = Form::Specialist { num_warps, num_stages };
+        check_forward(form, case, tiles, &inputs, &expected);
+        check_backward(form, case, tiles, &inputs, &expected);
+    }
+}
+
+/// f32 by warpgroups, in three parts each: masked and full tiles, and loads by threads and by warps of their own.
+#[test]
+fn f32_by_warpgroups() {
+    let case = Case::new(150, 130, 32).causal().dtype(DType::F32);
+    let inputs = case.inputs();
+    let expected = case.expected(&inputs);
+    for (tiles, num_warps, loads) in [
+        (Tiles { q: 64, k: 64 }, 4, Loads::Threads),
+        (Tiles { q: 64, k: 64 }, 4, Loads::Specialists),
+        (Tiles { q: 128, k: 32 }, 8, Loads::Threads),
+    ] {
+        let form = Form::Warpgroups { num_warps, num_stages: 2, loads };
         check_forward(form, case, tiles, &inputs, &expected);
         check_backward(form, case, tiles, &inputs, &expected);
     }

@@ -55,6 +55,8 @@ struct Pending {
     writes: HashSet<Range>,
     /// Written by ordinary stores and not yet fenced for `wgmma`.
     unfenced: HashSet<Range>,
+    /// What products in flight read, barriers or not, until they have been waited for.
+    in_flight: HashSet<Range>,
 }
 
 impl SharedPlan {
@@ -163,6 +165,7 @@ impl SharedPlan {
                         merged.reads.extend(&arm.reads);
                         merged.writes.extend(&arm.writes);
                         merged.unfenced.extend(&arm.unfenced);
+                        merged.in_flight.extend(&arm.in_flight);
                     }
                     *pending = merged;
                 }
@@ -186,7 +189,7 @@ impl SharedPlan {
             self.fences.insert(id);
         }
         self.barriers.insert(id);
-        *pending = Pending::default();
+        *pending = Pending { in_flight: std::mem::take(&mut pending.in_flight), ..Pending::default() };
         self.settle(func, id, pending);
     }
 
@@ -201,6 +204,7 @@ impl SharedPlan {
             pending.reads.extend(&before.2.reads);
             pending.writes.extend(&before.2.writes);
             pending.unfenced.extend(&before.2.unfenced);
+            pending.in_flight.extend(&before.2.in_flight);
             if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
                 break;
             }
@@ -212,6 +216,14 @@ impl SharedPlan {
         if let Op::BlockBarrier { id: 0, threads: None } = data.op {
             pending.reads.clear();
             pending.writes.clear();
+            return;
+        }
+        if let Op::WgmmaWait { pending: left } = data.op {
+            // A warp that has waited knows of its own part: others' may go on until a barrier.
+            pending.reads.extend(&pending.in_flight);
+            if left == 0 {
+                pending.in_flight.clear();
+            }
             return;
         }
         if data.op == Op::FenceAsyncShared {
@@ -265,6 +277,9 @@ impl SharedPlan {
             pending.reads.insert(scratch);
             pending.unfenced.insert(scratch);
             return;
+        }
+        if by_wgmma {
+            pending.in_flight.extend(&reads);
         }
         pending.reads.extend(reads);
         pending.unfenced.extend(&writes);

@@ -2,7 +2,7 @@
 //!
 //! `64,128,4,2` are q_tile, k_tile, warps and stages; words after them say what the compiler would choose otherwise: `ws`
 //! (loads by warps of their own), `turns` (which take turns), `ov` (products under the next iteration's arithmetic), `bulk` (bulk
-//! copies), or the same with `no-` before.
+//! copies), `wgmma` (f32 by warpgroups), or the same with `no-` before.
 
 use tilewright::kernels::attention::Tiles;
 use tilewright::kernels::attention::config::Pass;
@@ -37,9 +37,10 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
             "ws" => &mut tiles.warp_specialize,
             "turns" => &mut tiles.take_turns,
             "ov" => &mut tiles.overlap,
+            "wgmma" => &mut tiles.wgmma_f32,
             _ => {
                 return Err(format!(
-                    "`{hint}` is no hint: after four numbers come ws, turns, ov, bulk, or no-ws and so on"
+                    "`{hint}` is no hint: after four numbers come ws, turns, ov, bulk, wgmma, or no-ws and so on"
                 ));
             }
         };
@@ -58,8 +59,10 @@ pub fn text(tiles: Tiles) -> String {
         Some(true) => format!(",{on}"),
         Some(false) => format!(",no-{on}"),
     };
-    let Tiles { q_tile, k_tile, num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap } = tiles;
-    let hints = [(bulk_copies, "bulk"), (warp_specialize, "ws"), (take_turns, "turns"), (overlap, "ov")];
+    let Tiles { q_tile, k_tile, num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32 } =
+        tiles;
+    let hints =
+        [(bulk_copies, "bulk"), (warp_specialize, "ws"), (take_turns, "turns"), (overlap, "ov"), (wgmma_f32, "wgmma")];
     let hints: String = hints.into_iter().map(|(value, word)| hint(value, word)).collect();
     format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}")
 }
@@ -111,6 +114,7 @@ mod tests {
                     overlap: Some(false),
                     take_turns: Some(false),
                     bulk_copies: Some(true),
+                    wgmma_f32: Some(true),
                     ..tiles
                 };
                 assert_eq!(parse(&text(hinted)), Ok(hinted));
