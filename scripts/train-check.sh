@@ -248,19 +248,22 @@ dist-bench() {
     fi
 }
 
-# Whether copy engines carry gradients right, then what they cost beside NCCL and beside nothing: 2 minutes in all.
+# Whether copy engines carry gradients right, then what they cost beside NCCL and beside nothing. Nothing is measured of what is wrong.
 dist-copies() {
     local precision
-    run copies-tests 60 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl::copy_engines_carry --nocapture
+    run copies-tests 60 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl::copy_engines_carry --nocapture || return
     if grep -q 'skipped: .* needs 2 GPUs' "$logs/copies-tests.log"; then
         failures+=("copies-tests: skipped, for want of two GPUs")
     fi
+    ranks copies-comm 40 bench comm --copy-engines --collective all_reduce,reduce_scatter,all_gather --sizes 1,25,100,1000 --commit "$commit" \
+        --json "$logs/copies-comm.json"
+    show copies-comm 18
     for precision in f32 bf16; do
         ranks "copies-$precision" 50 bench ddp --size xl --batch 4 --context 128 --precision "$precision" --wires "$precision" --form bucketed \
             --buckets 25,100,1000 --copy-engines off,on --warmup 3 --repeat 6 --commit "$commit" --json "$logs/copies-$precision.json"
         show "copies-$precision" 12
     done
-    check copies-table 30 dist "$logs"/copies-*.json
+    check copies-table 30 dist "$logs"/copies-{f32,bf16}.json
 }
 
 # How many multiprocessors NCCL should take, how large buckets should be, and what gradients in bf16 bring.

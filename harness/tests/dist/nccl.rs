@@ -179,6 +179,13 @@ fn suite(rank: &Rank) {
     reduce(comm, &mut data, None).unwrap();
     let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
     assert!(data.to_vec().unwrap().into_iter().enumerate().all(|(i, found)| found == sum(i)), "many segments");
+    // In the same memory, one behind the other, without a wait between them.
+    let values: Vec<f32> = (0..1_000_003).map(|i| number(comm.rank(), i).into()).collect();
+    let mut data = Buffer::from_slice(&rank.device, &values).unwrap();
+    let handles = [(); 3].map(|()| start(comm, &mut data, Op::AllReduce(Reduce::Sum), None).unwrap());
+    handle::wait_all(&handles).unwrap();
+    let often = |i| sum(i) * (comm.world() * comm.world()) as f32;
+    assert!(data.to_vec().unwrap().into_iter().enumerate().all(|(i, found)| found == often(i)), "three times");
     for limit in [4, 1, 0, 4] {
         comm.limit_beside(limit).unwrap();
         let values: Vec<f32> = (0..n).map(|i| number(comm.rank(), i).into()).collect();

@@ -36,6 +36,9 @@ pub struct Arguments {
     /// Where the buffers are: cpu, cuda or cuda:N; without it, on a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
+    /// Let copy engines carry them, between GPUs of one host: all-reduce, reduce_scatter and all_gather
+    #[arg(long)]
+    copy_engines: bool,
     /// Collectives before those that are timed
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
@@ -82,21 +85,24 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 /// Measures on one rank; every rank gets the samples of all.
 fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Result<Vec<Sample>, CommError> {
     let world = comm.world();
+    comm.copies_beside(arguments.copy_engines)?;
+    let copies = arguments.copy_engines && comm.is_on_device();
     let mut samples = Vec::new();
     for &collective in &arguments.collective {
         for &mb in &arguments.sizes {
             // Whole chunks for every rank.
             let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
             let mut data = Data::new(device, vec![(comm.rank() + 1) as f32; count])?;
-            data.calls(comm, collective, &mut [0.0])?;
+            data.calls(comm, collective, copies, &mut [0.0])?;
             check(comm, collective, &data.to_vec()?)?;
-            data.calls(comm, collective, &mut vec![0.0; arguments.warmup as usize])?;
+            data.calls(comm, collective, copies, &mut vec![0.0; arguments.warmup as usize])?;
             let mut all = vec![0.0_f64; world * arguments.repeat as usize];
             let own = &mut all[comm.rank() * arguments.repeat as usize..][..arguments.repeat as usize];
-            data.calls(comm, collective, own)?;
+            data.calls(comm, collective, copies, own)?;
             comm.all_gather(&mut all)?;
             let bytes = count * size_of::<f32>();
-            samples.push(Sample { back_end: comm.back_end(), ranks: world, collective, bytes, seconds: all });
+            let back_end = if copies && collective != Collective::Broadcast { "copies" } else { comm.back_end() };
+            samples.push(Sample { back_end, ranks: world, collective, bytes, seconds: all });
         }
     }
     Ok(samples)
@@ -127,7 +133,13 @@ impl Data {
     /// As many collectives as there are places for the seconds that each took. On the CPU all ranks begin each of them together. On a GPU
     /// they are queued one behind the other, and the time is that between events: what ranks say to each other before is hidden behind
     /// the collective before, as it is in training.
-    fn calls(&mut self, comm: &Communicator, collective: Collective, seconds: &mut [f64]) -> Result<(), CommError> {
+    fn calls(
+        &mut self,
+        comm: &Communicator,
+        collective: Collective,
+        copies: bool,
+        seconds: &mut [f64],
+    ) -> Result<(), CommError> {
         let op = match collective {
             // Averages stay what they are, however often they are taken.
             Collective::AllReduce => Op::AllReduce(Reduce::Avg),
@@ -142,7 +154,7 @@ impl Data {
         let call = Call { op, dtype: Dtype::F32, count, wire: None };
         // SAFETY: the buffer lives in `self`, and all collectives have ended before this returns; on a GPU the stream carries one after
         // the other.
-        let start = || unsafe { comm.start(call, address) };
+        let start = || unsafe { if copies { comm.start_beside(call, address) } else { comm.start(call, address) } };
         comm.barrier()?;
         if !comm.is_on_device() {
             return seconds.iter_mut().try_for_each(|seconds| {

@@ -13,14 +13,15 @@
 //!
 //! What always holds:
 //! - Sums are taken in rank order, half floats in f32: threads, tcp and mpi give the same bits on every rank and in every run.
-//!   (NCCL chooses its own order, the same for all ranks.)
+//!   (NCCL chooses its own order, the same for all ranks; sums that copy engines bring together are in rank order again.)
 //! - Ranks show each other what they call before any data moves. Where they disagree, all get an error that lists the
 //!   calls; nobody hangs.
 //! - Nothing waits longer than [`Options::timeout`] for another rank. A rank that ends is noticed at once.
 //! - After an error a communicator only returns that error.
 //!
 //! In reading order: [`call`] (what is called), [`carrier`] (what a back end owes), this page (queue and handles), [`sum`],
-//! then the back ends: [`threads`]; [`links`] for those that have messages between two ranks, which are [`tcp`] and `mpi`.
+//! then the back ends: [`threads`]; [`links`] for those that have messages between two ranks, which are [`tcp`] and `mpi`; [`copies`] is what
+//! GPUs queue where copy engines carry collectives in the place of NCCL's kernels.
 
 pub mod call;
 pub(crate) mod carrier;

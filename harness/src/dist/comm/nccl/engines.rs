@@ -284,7 +284,7 @@ impl Engines {
                 unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut self.addresses.blocks[rank], handle, flags) }.result();
             opened.map_err(|error| {
                 format!(
-                    "rank {rank}'s memory cannot be opened (cuIpcOpenMemHandle): {error}; their GPUs may have no way to each other, or their processes be in containers of their own"
+                    "rank {rank}'s memory cannot be opened (cuIpcOpenMemHandle): {error}; their GPUs may have no way to each other, or a process may not see the other's GPU (CUDA_VISIBLE_DEVICES) or its memory (another container)"
                 )
             })?;
         }

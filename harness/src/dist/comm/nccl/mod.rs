@@ -21,6 +21,7 @@ mod start;
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -179,6 +180,8 @@ fn priority(stream: &CudaStream) -> std::result::Result<i32, DriverError> {
 /// What the GPU has been given and has not ended.
 struct UnderWay {
     span: Arc<Span>,
+    /// Addresses of what it works in.
+    memory: Range<u64>,
     since: Instant,
     patience: Duration,
 }
@@ -266,7 +269,7 @@ impl Nccl {
     /// Whether what is under way can still end well.
     fn look(&mut self) -> Result<()> {
         let settled = self.settle();
-        let Some(UnderWay { span, since, patience }) = self.under_way.front() else { return settled };
+        let Some(UnderWay { span, since, patience, .. }) = self.under_way.front() else { return settled };
         if since.elapsed() > *patience {
             let (rank, call) = (self.rank, span.call.to_string());
             let message =
@@ -375,11 +378,12 @@ impl Nccl {
         wanted.then_some(Work { kind, average, dtype, count: call.count, address })
     }
 
-    /// As copy engines carry it. `ready` is where the stream that computes has written the memory; without it, the stream of collectives has.
+    /// As copy engines carry it. `ready` is where the stream that computes has written the memory; without it, that is where the stream of
+    /// collectives has come to.
     fn queue_copies(&mut self, call: &Call, work: &Work, ready: Option<&CudaEvent>) -> Result<()> {
         let rank = self.rank;
         let Some(engines) = &mut self.engines else { return Ok(()) };
-        // What copy engines carried before uses other memory, and is not waited for: a lane may begin while the other one ends.
+        // What copy engines carry already, in other memory, is not waited for: a lane may begin while the other one ends.
         let queued = match ready.filter(|_| self.copies_last) {
             Some(ready) => engines.queue(work, ready, &self.stream),
             None => {
@@ -471,13 +475,19 @@ impl Carrier for Nccl {
             self.stream.wait(ready).map_err(failed)?;
         }
         let begin = self.stream.record_event(TIMED).map_err(failed)?;
+        self.settle()?;
+        let address = memory.address as u64;
+        let memory = address..address + memory.bytes as u64;
         if call.count > 0 {
-            self.queue(call, memory.address as u64, ready.as_deref())?;
+            // What is under way in the same memory comes first.
+            let apart = |other: &UnderWay| other.memory.end <= memory.start || memory.end <= other.memory.start;
+            let ready = ready.as_deref().filter(|_| self.under_way.iter().all(apart));
+            self.queue(call, address, ready)?;
         }
         let end = self.stream.record_event(TIMED).map_err(failed)?;
         let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call });
-        self.settle()?;
-        self.under_way.push_back(UnderWay { span: span.clone(), since: Instant::now(), patience: deadline.patience });
+        let (since, patience) = (Instant::now(), deadline.patience);
+        self.under_way.push_back(UnderWay { span: span.clone(), memory, since, patience });
         Ok(Some(span))
     }
 
