@@ -30,13 +30,17 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     // The same problem is known, and a table keeps what it has.
     let out = tilewright(dir.path(), &arguments).ok();
     assert!(out.contains("known before"), "{out}");
+    let columns = [&arguments[..], &["--columns", "b"]].concat();
+    let out = tilewright(dir.path(), &columns).ok();
+    assert!(out.contains("matmul f32 40×50×60, b by columns") && out.contains("candidates in"), "{out}");
     let other =
         ["tune", "flash_attention_bwd_dq", "--length", "64", "--dim", "16", "--budget", "30", "--export", "t.json"];
     let out = tilewright(dir.path(), &other).ok();
     assert!(out.contains("flash_attention_bwd_dq f32 1×2×64×16 causal"), "{out}");
     let written = table(&dir, "t.json");
     let kernels: Vec<&Value> = written["entries"].as_array().unwrap().iter().map(|entry| &entry["kernel"]).collect();
-    assert_eq!(kernels, ["flash_attention_bwd_dq", "matmul"]);
+    assert_eq!(kernels, ["flash_attention_bwd_dq", "matmul", "matmul"]);
+    assert_eq!(written["entries"][2]["key"], key.replace("b_columns=false", "b_columns=true"));
 }
 
 /// What is found is in the table, and printed, before the next problem begins.
@@ -81,6 +85,8 @@ fn what_cannot_be_tuned_is_said() {
     refused(&["matmull"], 2, "did you mean `matmul`?");
     refused(&["matmul", "--budget", "soon"], 2, "no number of seconds");
     refused(&["matmul", "--size", "4x5"], 2, "256x256x64");
+    refused(&["matmul", "--columns", "c"], 2, "none of none, a, b and ab");
+    refused(&["matmul", "--precision", "fp32"], 2, "possible values");
     refused(&["attention", "--dim", "300"], 2, "1 to 256");
     std::fs::write(dir.path().join("foreign.json"), r#"{"format": "tilewright tuning table", "version": 1, "device": "another", "compute_capability": "9.0", "entries": []}"#).unwrap();
     refused(&["matmul", "--export", "foreign.json"], 1, "a table of another");

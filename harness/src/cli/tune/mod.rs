@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tilewright::autotune::{DeviceId, Entry, Table as Choices};
+use tilewright::codegen::lang::Precision;
 use tilewright::env::Env;
 
 use self::supervise::{Watch, supervise};
@@ -58,6 +59,13 @@ pub struct Arguments {
     /// Matrix products: m×n×k, several with commas; 4096x4096x4096, and 256x256x256 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = worker::size)]
     size: Vec<[usize; 3]>,
+    /// Matrix products: which operands lie column by column, several with commas: none, a, b, ab; a linear layer's are b forward,
+    /// none for its input's gradient, and a for its weight's
+    #[arg(long, value_delimiter = ',', default_value = "none", value_parser = worker::columns)]
+    columns: Vec<[bool; 2]>,
+    /// f32 on a GPU: how matrix products and attention multiply, several with commas; tf32x3
+    #[arg(long, value_delimiter = ',', value_parser = ["tf32x3", "tf32", "ieee"])]
+    precision: Vec<String>,
     /// Kernels over rows: how many; 50000 (16384 for cross-entropy), and 512 on the CPU
     #[arg(long)]
     rows: Option<usize>,
@@ -182,10 +190,19 @@ impl Arguments {
             ));
         }
         let mut problems = Vec::new();
+        let precisions = |dtype: &str| match (dtype == "f32" && gpu, &self.precision[..]) {
+            (false, _) => vec![None],
+            (true, []) => vec![Some(Precision::Tf32x3)],
+            (true, given) => given.iter().map(|word| Precision::from_name(word)).collect(),
+        };
         for kernel in kernels {
             for dtype in dtypes {
                 if kernel == worker::MATMUL {
-                    problems.extend(sizes.iter().map(|size| Problem::matmul(dtype, *size)));
+                    for precision in precisions(dtype) {
+                        for &columns in &self.columns {
+                            problems.extend(sizes.iter().map(|&size| Problem::matmul(dtype, precision, size, columns)));
+                        }
+                    }
                     continue;
                 }
                 if let Some((rows, widths)) = worker::usual_rows(kernel) {
@@ -194,10 +211,13 @@ impl Arguments {
                     problems.extend(shapes.map(|shape| Problem::over_rows(kernel, dtype, shape)));
                     continue;
                 }
-                for &d in &dims {
-                    for &causal in &self.causal {
-                        let shape = |&n: &usize| Problem::attention(kernel, dtype, [self.batch, heads, n, d], causal);
-                        problems.extend(lengths.iter().map(shape));
+                for precision in precisions(dtype) {
+                    for &d in &dims {
+                        for &causal in &self.causal {
+                            let shape = |n| [self.batch, heads, n, d];
+                            let problem = |&n| Problem::attention(kernel, dtype, precision, shape(n), causal);
+                            problems.extend(lengths.iter().map(problem));
+                        }
                     }
                 }
             }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use tilewright::autotune::{self, Outcome};
 use tilewright::kernels::attention::{self, reference};
 use tilewright::kernels::{Tensor, TensorMut, matmul};
+use tilewright::prelude::Precision;
 use tilewright::{Buffer, Device};
 
 use super::Arguments;
@@ -57,6 +58,8 @@ pub fn usual_rows(kernel: &str) -> Option<RowShapes> {
 pub struct Problem {
     kernel: &'static str,
     dtype: String,
+    /// How f32 multiplies on a GPU.
+    precision: Option<Precision>,
     shape: Shape,
 }
 
@@ -64,8 +67,8 @@ pub struct Problem {
 enum Shape {
     /// Batch, heads, length and head dimension.
     Attention([usize; 4], bool),
-    /// m, n and k.
-    Product([usize; 3]),
+    /// m, n and k, and which operands lie column by column.
+    Product([usize; 3], [bool; 2]),
     /// Rows, and elements of a row.
     Rows([usize; 2]),
 }
@@ -82,27 +85,58 @@ pub fn size(text: &str) -> Result<[usize; 3], String> {
     }
 }
 
+/// The words for which operands lie column by column.
+const COLUMNS: [(&str, [bool; 2]); 4] =
+    [("none", [false, false]), ("a", [true, false]), ("b", [false, true]), ("ab", [true, true])];
+
+/// One of [`COLUMNS`].
+pub fn columns(text: &str) -> Result<[bool; 2], String> {
+    let found = COLUMNS.iter().find(|(word, _)| *word == text);
+    found.map(|(_, columns)| *columns).ok_or_else(|| format!("`{text}` is none of none, a, b and ab"))
+}
+
+fn word_of(columns: [bool; 2]) -> &'static str {
+    COLUMNS.iter().find(|(_, other)| *other == columns).map_or("none", |(word, _)| word)
+}
+
 impl Problem {
-    pub fn attention(kernel: &'static str, dtype: &str, shape: [usize; 4], causal: bool) -> Problem {
-        Problem { kernel, dtype: dtype.to_string(), shape: Shape::Attention(shape, causal) }
+    pub fn attention(
+        kernel: &'static str,
+        dtype: &str,
+        precision: Option<Precision>,
+        shape: [usize; 4],
+        causal: bool,
+    ) -> Problem {
+        Problem { kernel, dtype: dtype.to_string(), precision, shape: Shape::Attention(shape, causal) }
     }
 
-    pub fn matmul(dtype: &str, size: [usize; 3]) -> Problem {
-        Problem { kernel: MATMUL, dtype: dtype.to_string(), shape: Shape::Product(size) }
+    pub fn matmul(dtype: &str, precision: Option<Precision>, size: [usize; 3], columns: [bool; 2]) -> Problem {
+        Problem { kernel: MATMUL, dtype: dtype.to_string(), precision, shape: Shape::Product(size, columns) }
     }
 
     pub fn over_rows(kernel: &'static str, dtype: &str, shape: [usize; 2]) -> Problem {
-        Problem { kernel, dtype: dtype.to_string(), shape: Shape::Rows(shape) }
+        Problem { kernel, dtype: dtype.to_string(), precision: None, shape: Shape::Rows(shape) }
+    }
+
+    /// The element type, and how it multiplies where there is a choice.
+    fn numbers(&self) -> String {
+        match self.precision {
+            Some(precision) => format!("{} ({})", self.dtype, precision.name()),
+            None => self.dtype.clone(),
+        }
     }
 
     /// In words; different for every problem.
     pub fn title(&self) -> String {
-        let (kernel, dtype) = (self.kernel, &self.dtype);
+        let (kernel, dtype) = (self.kernel, self.numbers());
         match self.shape {
             Shape::Attention([b, h, n, d], causal) => {
                 format!("{kernel} {dtype} {b}×{h}×{n}×{d} {}", if causal { "causal" } else { "full" })
             }
-            Shape::Product([m, n, k]) => format!("{kernel} {dtype} {m}×{n}×{k}"),
+            Shape::Product([m, n, k], [false, false]) => format!("{kernel} {dtype} {m}×{n}×{k}"),
+            Shape::Product([m, n, k], columns) => {
+                format!("{kernel} {dtype} {m}×{n}×{k}, {} by columns", word_of(columns))
+            }
             Shape::Rows([rows, d]) => format!("{kernel} {dtype} {rows}×{d}"),
         }
     }
@@ -119,11 +153,17 @@ impl Problem {
                 add("--dim", d.to_string());
                 add("--causal", causal.to_string());
             }
-            Shape::Product([m, n, k]) => add("--size", format!("{m}x{n}x{k}")),
+            Shape::Product([m, n, k], columns) => {
+                add("--size", format!("{m}x{n}x{k}"));
+                add("--columns", word_of(columns).to_string());
+            }
             Shape::Rows([rows, d]) => {
                 add("--rows", rows.to_string());
                 add("--d", d.to_string());
             }
+        }
+        if let Some(precision) = self.precision {
+            words.extend(["--precision".to_string(), precision.name().to_string()]);
         }
         words
     }
@@ -136,18 +176,20 @@ impl Problem {
                 let problem =
                     reference::Problem { batch, heads_q: heads, heads_kv: heads, n_q: n, n_k: n, d, causal, scale };
                 let mut attention = Attention::<T>::new(device, problem)?;
-                let options = attention::Options::new(causal);
+                let options = attention::Options { precision: self.precision, ..attention::Options::new(causal) };
                 attention.forward(&options)?;
                 if self.kernel != ATTENTION[0] {
                     attention.backward(&options)?;
                 }
             }
-            Shape::Product([m, n, k]) => {
+            Shape::Product([m, n, k], [a_columns, b_columns]) => {
                 let (a, b) = (normal::<T>(device, m * k, 1)?, normal::<T>(device, k * n, 2)?);
                 let mut c = Buffer::<T>::poisoned(device, m * n)?;
-                let (a, b) = (Tensor::dense(a.view(), [m, k])?, Tensor::dense(b.view(), [k, n])?);
+                let (a, b) = (matrix(&a, [m, k], a_columns)?, matrix(&b, [k, n], b_columns)?);
                 let c = TensorMut::dense(c.view_mut(), [m, n])?;
-                matmul::multiply(device, a, b, c, matmul::Options::default())?;
+                let options = matmul::Options::default();
+                let precision = self.precision.unwrap_or(options.precision);
+                matmul::multiply(device, a, b, c, matmul::Options { precision, ..options })?;
             }
             Shape::Rows([rows, d]) => {
                 if let Some(op) = op_of(self.kernel) {
@@ -158,6 +200,18 @@ impl Problem {
             }
         }
         device.synchronize()
+    }
+}
+
+/// A matrix that lies row by row, or column by column.
+fn matrix<T: Number>(
+    buffer: &Buffer<T>,
+    [rows, cols]: [usize; 2],
+    columns: bool,
+) -> tilewright::Result<Tensor<'_, T, 2>> {
+    match columns {
+        true => Ok(Tensor::dense(buffer.view(), [cols, rows])?.transposed(0, 1)),
+        false => Tensor::dense(buffer.view(), [rows, cols]),
     }
 }
 
