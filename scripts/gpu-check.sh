@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Checks and measures Tilewright on a GPU machine, from the package that lies beside this script; builds nothing.
 #
-#   gpu-check.sh [STEP...]    steps: tests sanitize tune leaderboard bench rows table; without one all of them, in this order
+#   gpu-check.sh [STEP...]    steps: tests sanitize tune leaderboard bench rows f32 table; without one all of them, in this order
 #
 # OUT     where logs, rows and tables go (./out)
 # PEERS   a Python program that prints rows of other implementations, for the same run (with the step leaderboard)
 # SWEEP_PEERS, ROW_PEERS   the same for the steps table and rows; for table, where PyTorch is, it is peers_sweep.py unless you say otherwise
-# TUNE_SECONDS   for each problem that the step rows tunes (8)
+# TUNE_SECONDS   for each problem that the steps rows and f32 tune (8)
 #
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
@@ -181,6 +181,18 @@ rows() {
     measure rows-wide 60 cuda:0 kernels --only cross_entropy --rows 8192 --d 131072 --warmup-ms 20 --rep-ms 80
 }
 
+# f32 on tensor cores: by warps and by warpgroups, as the tuner finds them, then with what was found.
+f32() {
+    local seconds=${TUNE_SECONDS:-8}
+    run tune-f32-matmul 240 "$bin/tilewright" tune matmul --device cuda:0 --dtype f32 --size 4096x4096x4096,512x1600x1600,4096x1600x6400 \
+        --columns none,b,a --budget "$seconds" --export "$out/tuned.json"
+    run tune-f32-attention 200 "$bin/tilewright" tune attention --device cuda:0 --dtype f32 --heads 1 --length 8192 --dim 64,128 \
+        --budget "$seconds" --export "$out/tuned.json"
+    tables+=("$out/tune-f32-matmul.log" "$out/tune-f32-attention.log")
+    measure f32-matmul 90 cuda:0 kernels --only matmul --sizes 1024,2048,4096,8192 --warmup-ms 20 --rep-ms 100
+    measure f32-attention 60 cuda:0 attention --dtype f32 --heads 1 --length 8192 --dim 64,128 --causal true --warmup-ms 20 --rep-ms 100
+}
+
 table() {
     local program=${SWEEP_PEERS:-}
     if [ -z "$program" ] && python3 -c 'import torch, triton' 2>/dev/null; then
@@ -195,13 +207,13 @@ commit=$(cat "$bin/commit")
 export TILEWRIGHT_CACHE=$bin/cache
 tables=()
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(tests sanitize tune leaderboard bench rows table)
+[ ${#steps[@]} -gt 0 ] || steps=(tests sanitize tune leaderboard bench rows f32 table)
 rm -f "$out/aside.txt" "$out/tests.txt" "$out/sanitize.txt" "$out/tune.txt"
 for step in "${steps[@]}"; do
     case $step in
-        tests | sanitize | tune | leaderboard | bench | rows | table) "$step" ;;
+        tests | sanitize | tune | leaderboard | bench | rows | f32 | table) "$step" ;;
         *)
-            say "gpu-check: there is no step '$step': the steps are tests, sanitize, tune, leaderboard, bench, rows and table" >&2
+            say "gpu-check: there is no step '$step': the steps are tests, sanitize, tune, leaderboard, bench, rows, f32 and table" >&2
             exit 2
             ;;
     esac
