@@ -307,7 +307,7 @@ impl Engines {
             buffers.push(buffer);
             let after = stream.record_event(None).map_err(|error| error.to_string())?;
             let work = Work { kind, average: false, dtype: Dtype::F32, count: values.len(), address };
-            self.queue(&work, &after, &stream)?;
+            self.queue(&work, &[&after], &stream)?;
         }
         while !self.is_idle() {
             if deadline.is_over() {
@@ -330,11 +330,11 @@ impl Engines {
         Ok(())
     }
 
-    /// Queues a collective, which begins when `after` has been reached; what comes on `then` from now on comes behind it.
+    /// Queues a collective, which begins when all of `after` have been reached; what comes on `then` from now on comes behind it.
     ///
     /// # Errors
     /// The driver's; then lanes wait for what does not come, until they are let go.
-    pub fn queue(&mut self, work: &Work, after: &CudaEvent, then: &CudaStream) -> Result<(), String> {
+    pub fn queue(&mut self, work: &Work, after: &[&CudaEvent], then: &CudaStream) -> Result<(), String> {
         let queued = self.queue_steps(work, after);
         // With an error, too: what was queued uses the memory.
         for lane in &self.lanes {
@@ -343,9 +343,9 @@ impl Engines {
         queued
     }
 
-    fn queue_steps(&mut self, work: &Work, after: &CudaEvent) -> Result<(), String> {
+    fn queue_steps(&mut self, work: &Work, after: &[&CudaEvent]) -> Result<(), String> {
         for lane in &self.lanes {
-            lane.stream.wait(after).map_err(|error| error.to_string())?;
+            after.iter().try_for_each(|event| lane.stream.wait(event)).map_err(|error| error.to_string())?;
         }
         for (lane, step) in self.plan.steps(work.kind, work.count, work.dtype.size()) {
             for command in self.addresses.commands(lane, &step, work.address) {

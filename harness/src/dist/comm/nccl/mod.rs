@@ -320,9 +320,9 @@ impl Nccl {
         }
     }
 
-    /// Queues the data's part on the stream.
-    fn queue(&mut self, call: &Call, address: u64, ready: Option<&CudaEvent>) -> Result<()> {
-        let Some(wire) = call.wire else { return self.queue_as(call, call.dtype, address, ready) };
+    /// Queues the data's part. Its memory may be used when the GPU has come to all of `behind`; where that is empty, when the stream has come to what is queued next.
+    fn queue(&mut self, call: &Call, address: u64, behind: &[&CudaEvent]) -> Result<()> {
+        let Some(wire) = call.wire else { return self.queue_as(call, call.dtype, address, behind) };
         match wire {
             Dtype::F16 => self.queue_rounded::<f16>(call, wire, address),
             _ => self.queue_rounded::<bf16>(call, wire, address),
@@ -348,7 +348,7 @@ impl Nccl {
             (View::<f32>::from_address(device, address, call.count), ViewMut::<T>::from_address(device, at, call.count))
         };
         convert(device, exact, rounded).map_err(failed)?;
-        self.queue_as(call, wire, at, None)?;
+        self.queue_as(call, wire, at, &[])?;
         let device = &self.device;
         self.copies_last = false;
         // Of what is scattered, only the own chunk is worth anything.
@@ -378,26 +378,24 @@ impl Nccl {
         wanted.then_some(Work { kind, average, dtype, count: call.count, address })
     }
 
-    /// As copy engines carry it. `ready` is where the stream that computes has written the memory; without it, that is where the stream of
-    /// collectives has come to.
-    fn queue_copies(&mut self, call: &Call, work: &Work, ready: Option<&CudaEvent>) -> Result<()> {
+    /// As copy engines carry it.
+    fn queue_copies(&mut self, call: &Call, work: &Work, behind: &[&CudaEvent]) -> Result<()> {
         let rank = self.rank;
         let Some(engines) = &mut self.engines else { return Ok(()) };
         // What copy engines carry already, in other memory, is not waited for: a lane may begin while the other one ends.
-        let queued = match ready.filter(|_| self.copies_last) {
-            Some(ready) => engines.queue(work, ready, &self.stream),
-            None => {
-                let before = self.stream.record_event(None).map_err(|error| driver(call, rank, error))?;
-                engines.queue(work, &before, &self.stream)
-            }
+        let queued = if self.copies_last && !behind.is_empty() {
+            engines.queue(work, behind, &self.stream)
+        } else {
+            let before = self.stream.record_event(None).map_err(|error| driver(call, rank, error))?;
+            engines.queue(work, &[&before], &self.stream)
         };
         self.copies_last = true;
         queued.map_err(|message| CommError::Carrier { rank, call: call.to_string(), message })
     }
 
-    fn queue_as(&mut self, call: &Call, dtype: Dtype, address: u64, ready: Option<&CudaEvent>) -> Result<()> {
+    fn queue_as(&mut self, call: &Call, dtype: Dtype, address: u64, behind: &[&CudaEvent]) -> Result<()> {
         if let Some(work) = self.work(call, dtype, address).filter(|_| self.engines.is_some()) {
-            return self.queue_copies(call, &work, ready);
+            return self.queue_copies(call, &work, behind);
         }
         self.copies_last = false;
         let Some(comm) = self.chosen() else { return Ok(()) };
@@ -480,9 +478,12 @@ impl Carrier for Nccl {
         let memory = address..address + memory.bytes as u64;
         if call.count > 0 {
             // What is under way in the same memory comes first.
-            let apart = |other: &UnderWay| other.memory.end <= memory.start || memory.end <= other.memory.start;
-            let ready = ready.as_deref().filter(|_| self.under_way.iter().all(apart));
-            self.queue(call, address, ready)?;
+            let overlaps = |other: &&UnderWay| other.memory.start < memory.end && memory.start < other.memory.end;
+            let spans: Vec<Arc<Span>> =
+                self.under_way.iter().filter(overlaps).map(|other| other.span.clone()).collect();
+            let behind: Vec<&CudaEvent> =
+                ready.as_deref().into_iter().chain(spans.iter().map(|span| &span.end)).collect();
+            self.queue(call, address, if ready.is_some() { &behind } else { &[] })?;
         }
         let end = self.stream.record_event(TIMED).map_err(failed)?;
         let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call });
