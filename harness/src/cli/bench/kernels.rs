@@ -46,6 +46,7 @@ enum Kernel {
     Embedding,
     Adamw,
     Cast,
+    RankSum,
     Matmul,
 }
 
@@ -64,6 +65,7 @@ impl Kernel {
             Kernel::Embedding => &[Op::EmbeddingBackward],
             Kernel::Adamw => &[Op::AdamW, Op::AdamWWithCopy],
             Kernel::Cast => &[Op::Cast],
+            Kernel::RankSum => &[Op::RankSum],
             Kernel::Matmul => &[],
         }
     }

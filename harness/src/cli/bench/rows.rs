@@ -4,8 +4,8 @@ use half::bf16;
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{
-    Tensor, TensorMut, adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rms_norm, rope, softmax, swiglu,
-    weighted_sum,
+    Tensor, TensorMut, adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rms_norm, rope,
+    softmax, swiglu, weighted_sum,
 };
 use tilewright::{Buffer, Device};
 
@@ -36,11 +36,12 @@ pub enum Op {
     AdamW,
     AdamWWithCopy,
     Cast,
+    RankSum,
 }
 
 impl Op {
     #[cfg(test)]
-    pub const ALL: [Op; 20] = [
+    pub const ALL: [Op; 21] = [
         Op::WeightedSum,
         Op::WeightedSumBackward,
         Op::ColumnSum,
@@ -61,6 +62,7 @@ impl Op {
         Op::AdamW,
         Op::AdamWWithCopy,
         Op::Cast,
+        Op::RankSum,
     ];
 
     pub fn name(self) -> &'static str {
@@ -85,6 +87,7 @@ impl Op {
             Op::AdamW => "adamw",
             Op::AdamWWithCopy => "adamw_with_copy",
             Op::Cast => "cast",
+            Op::RankSum => "rank_sum",
         }
     }
 
@@ -104,6 +107,8 @@ impl Op {
             Op::AdamWWithCopy => 26 + size,
             // To bf16, or from it.
             Op::Cast => 6,
+            // Two parts, and the average in two places.
+            Op::RankSum => 4 * size,
         }
     }
 }
@@ -231,7 +236,12 @@ impl<T: Number> Rows<T> {
             Op::CrossEntropyBackward => self.run(Op::CrossEntropy),
             _ => Ok(()),
         }?;
-        self.clean()
+        self.clean()?;
+        match op {
+            // In place.
+            Op::RankSum => self.y.copy_from(self.b.view()),
+            _ => Ok(()),
+        }
     }
 
     pub fn run(&mut self, op: Op) -> tilewright::Result<()> {
@@ -309,6 +319,12 @@ impl<T: Number> Rows<T> {
                 DType::F32 => cast::forward(device, x, TensorMut::dense(self.narrow.view_mut(), shape)?),
                 _ => cast::forward(device, x, TensorMut::dense(self.wide.view_mut(), shape)?),
             },
+            Op::RankSum => {
+                // Averages stay numbers, however often they are taken.
+                let ranks = rank_sum::Ranks { rank: 0, world: 2, average: true };
+                let (x, copy) = ((self.x.view(), self.x.len()), self.y2.view_mut());
+                rank_sum::reduce(device, self.y.view_mut(), x, Some(copy), ranks, None)
+            }
         }
     }
 
@@ -371,6 +387,10 @@ impl<T: Number> Rows<T> {
             }
             Op::Cast if T::dtype() == DType::F32 => vec![(Output::Narrow, x)],
             Op::Cast => vec![(Output::Wide, x)],
+            Op::RankSum => {
+                let average = rank_sum::reference(&[values(&self.b)?, x], true);
+                vec![(Output::Y, average.clone()), (Output::Y2, average)]
+            }
         })
     }
 
