@@ -5,7 +5,7 @@
 //!
 //! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops and control flow), [`elementwise`],
 //! [`memory`] (global), [`shared`], [`tma`] (bulk copies, roles), [`reduce`], [`dot`], [`plan`] (shared memory and
-//! barriers).
+//! barriers), [`exchange`] (which accesses of global memory need one).
 
 mod atomic;
 mod control;
@@ -13,6 +13,7 @@ mod debug;
 mod dot;
 mod elementwise;
 mod emit;
+mod exchange;
 mod math;
 mod memory;
 mod plan;
@@ -24,6 +25,7 @@ mod threads;
 mod tma;
 
 use self::emit::{Emitter, Val};
+use self::exchange::Exchange;
 use self::plan::SharedPlan;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
@@ -51,7 +53,9 @@ pub struct GpuModule {
 /// Lowers a function whose tiles all have layouts.
 pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
     let threads = block_threads(func, options);
-    let plan = SharedPlan::new(func);
+    let axis = AxisAnalysis::new(func);
+    let exchange = Rc::new(Exchange::new(func, &axis));
+    let plan = SharedPlan::new(func, exchange.clone());
     if plan.bytes > arch.max_shared_bytes() {
         return Err(Unsupported {
             loc: func.loc.clone(),
@@ -71,7 +75,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         func,
         arch,
         options,
-        axis: AxisAnalysis::new(func),
+        axis,
         plan,
         threads: ids,
         values: vec![None; func.num_values()],
@@ -81,7 +85,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         e,
         loc: func.loc.clone(),
     };
-    let mut params = l.params();
+    let mut params = l.params(&exchange);
     l.block(func.body)?;
     let (map_params, map_args) = l.map_arguments();
     params.extend(map_params);
@@ -198,9 +202,10 @@ type Result<T, E = Unsupported> = std::result::Result<T, E>;
 
 impl<'f> Lowering<'f> {
     /// The kernel's own parameters.
-    fn params(&mut self) -> Vec<String> {
+    fn params(&mut self, exchange: &Exchange) -> Vec<String> {
         let func = self.func;
         let written = written::through(func);
+        let exchanged = exchange.arguments();
         let mut params = Vec::new();
         for (i, (arg, &v)) in func.args.iter().zip(&func.block(func.body).params).enumerate() {
             let elem = func.ty(v).elem().expect("internal compiler error: argument type");
@@ -208,7 +213,9 @@ impl<'f> Lowering<'f> {
                 Elem::Ptr(_) => {
                     // Buffers are borrowed exclusively where they are written, so that no two arguments overlap.
                     let access = if written.contains(&v) { "" } else { " readonly" };
-                    format!("ptr addrspace(1) noalias{access} align {} %a{i}", arg.divisible_by.clamp(1, 16))
+                    // `noalias` would say that nothing but this thread changes the memory, barriers or not.
+                    let alone = if exchanged.contains(&v) { "" } else { " noalias" };
+                    format!("ptr addrspace(1){alone}{access} align {} %a{i}", arg.divisible_by.clamp(1, 16))
                 }
                 Elem::Num(DType::Bool) => format!("i8 %a{i}"),
                 Elem::Num(_) => format!("{} %a{i}", llvm_type(elem)),

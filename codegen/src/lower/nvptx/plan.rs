@@ -5,12 +5,16 @@
 //! an access that overlaps an earlier one, of which at least one writes, needs a barrier in between. Loops are walked
 //! again with what their end leaves open, until nothing changes; what is open only from before a loop is settled there.
 //!
+//! Global memory counts too, where one thread may read what another one writes ([`exchange`](super::exchange)).
+//!
 //! Of rings (buffers that asynchronous copies fill) the pass that made them placed the barriers; here they only wait for
 //! what used their memory before.
 
+use super::exchange::Exchange;
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 /// Alignment of buffers: the period of the widest swizzle.
 const BUFFER_ALIGN: u32 = 1024;
@@ -24,6 +28,7 @@ pub struct SharedPlan {
     scratch: HashMap<OpId, u32>,
     barriers: HashSet<OpId>,
     fences: HashSet<OpId>,
+    exchange: Rc<Exchange>,
 }
 
 /// Bytes from `start` up to `end`, needed from op number `first` to `last`.
@@ -57,11 +62,22 @@ struct Pending {
     unfenced: HashSet<Range>,
     /// What products in flight read, barriers or not, until they have been waited for.
     in_flight: HashSet<Range>,
+    /// Accesses of global memory.
+    global: HashSet<OpId>,
+}
+
+impl Pending {
+    /// Threads have met.
+    fn settled(&mut self) {
+        self.reads.clear();
+        self.writes.clear();
+        self.global.clear();
+    }
 }
 
 impl SharedPlan {
-    pub fn new(func: &Func) -> SharedPlan {
-        let mut plan = SharedPlan::default();
+    pub fn new(func: &Func, exchange: Rc<Exchange>) -> SharedPlan {
+        let mut plan = SharedPlan { exchange, ..SharedPlan::default() };
         plan.allocate(func);
         let mut pending = Pending::default();
         plan.walk(func, func.body, &mut pending);
@@ -166,6 +182,7 @@ impl SharedPlan {
                         merged.writes.extend(&arm.writes);
                         merged.unfenced.extend(&arm.unfenced);
                         merged.in_flight.extend(&arm.in_flight);
+                        merged.global.extend(&arm.global);
                     }
                     *pending = merged;
                 }
@@ -205,6 +222,7 @@ impl SharedPlan {
             pending.writes.extend(&before.2.writes);
             pending.unfenced.extend(&before.2.unfenced);
             pending.in_flight.extend(&before.2.in_flight);
+            pending.global.extend(&before.2.global);
             if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
                 break;
             }
@@ -214,8 +232,7 @@ impl SharedPlan {
     fn access(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
         let data = func.op(id);
         if let Op::BlockBarrier { id: 0, threads: None } = data.op {
-            pending.reads.clear();
-            pending.writes.clear();
+            pending.settled();
             return;
         }
         if let Op::WgmmaWait { pending: left } = data.op {
@@ -241,8 +258,7 @@ impl SharedPlan {
             }
             if unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
                 self.barriers.insert(id);
-                pending.reads.clear();
-                pending.writes.clear();
+                pending.settled();
             }
             return;
         }
@@ -260,11 +276,11 @@ impl SharedPlan {
         let by_wgmma = matches!(data.op, Op::Wgmma { .. });
         let unfenced = by_wgmma && reads.iter().any(|r| pending.unfenced.iter().any(|u| u.overlaps(*r)));
         let clash = reads.iter().any(|r| pending.writes.iter().any(|w| w.overlaps(*r)))
-            || writes.iter().any(|w| pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(*w)));
+            || writes.iter().any(|w| pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(*w)))
+            || pending.global.iter().any(|&first| self.exchange.meet(first, id));
         if clash || unfenced {
             self.barriers.insert(id);
-            pending.reads.clear();
-            pending.writes.clear();
+            pending.settled();
         }
         if unfenced {
             self.fences.insert(id);
@@ -272,14 +288,16 @@ impl SharedPlan {
         }
         if let Some(scratch) = scratch {
             // The op writes its scratch, has a barrier of its own, and reads it.
-            pending.reads.clear();
-            pending.writes.clear();
+            pending.settled();
             pending.reads.insert(scratch);
             pending.unfenced.insert(scratch);
             return;
         }
         if by_wgmma {
             pending.in_flight.extend(&reads);
+        }
+        if self.exchange.has(id) {
+            pending.global.insert(id);
         }
         pending.reads.extend(reads);
         pending.unfenced.extend(&writes);
