@@ -151,6 +151,12 @@ fn matmul_with_activations_and_precisions() {
                 check_matmul::<f32>(&gpu, shape, DENSE, columns, options);
             }
         }
+        // Each of the tiles that f32 has on Hopper, with operands that lie as a linear layer's do in its three products.
+        for shape in [[150, 140, 80], [1000, 1000, 72], [1500, 1600, 100]] {
+            for (a, b) in [(false, true), (false, false), (true, false)] {
+                check_matmul::<f32>(&gpu, shape, DENSE, Columns { a, b, c: false }, options);
+            }
+        }
     }
 }
 

@@ -72,6 +72,31 @@ fn attention_in_other_precisions() {
     }
 }
 
+/// f32 in parts by warpgroups, with loads by threads and by warps of their own.
+#[test]
+fn attention_of_f32_by_warpgroups() {
+    let Some(gpu) = gpu() else { return };
+    for (tiles, roles) in [([64, 64, 4], false), ([64, 32, 4], true), ([128, 32, 8], false)] {
+        let [q_tile, k_tile, num_warps] = tiles;
+        let tiles = |q_tile, k_tile| {
+            let tiles = Tiles::new(q_tile, k_tile, num_warps as u32, 2);
+            Some(Tiles { wgmma_f32: Some(true), warp_specialize: Some(roles), ..tiles })
+        };
+        let options = Options {
+            forward_tiles: tiles(q_tile, k_tile),
+            key_tiles: tiles(k_tile.min(32), q_tile),
+            query_tiles: tiles(q_tile, k_tile.min(32)),
+            precision: Some(Precision::Tf32x3),
+            ..Options::default()
+        };
+        for (n_q, n_k) in [(256, 256), (300, 300), (130, 700), (17, 1)] {
+            let case = Case::new(n_q, n_k, 64).heads(2, 2, 1).dtype(DType::F32);
+            check(&gpu, case, &options);
+            check(&gpu, case.causal(), &options);
+        }
+    }
+}
+
 #[test]
 fn attention_of_nothing() {
     let Some(gpu) = gpu() else { return };
