@@ -11,6 +11,7 @@ pub mod direct_local_loads;
 pub mod early_arrivals;
 pub(crate) mod edit;
 pub mod hoist_buffers;
+pub mod join_reductions;
 mod late;
 pub mod licm;
 pub mod order_products;
@@ -86,6 +87,11 @@ pub const PASSES: &[Pass] = &[
         name: "hoist_buffers",
         summary: "fill shared buffers before the loops that only read them",
         run: hoist_buffers::run,
+    },
+    Pass {
+        name: "join_reductions",
+        summary: "let warps meet once for reductions that stand side by side",
+        run: join_reductions::run,
     },
     Pass {
         name: "licm",

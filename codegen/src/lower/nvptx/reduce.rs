@@ -18,20 +18,8 @@ impl Lowering<'_> {
         // Each register of the result: one value per operand.
         let mut partial: Vec<Vec<Val>> = Vec::new();
         for group in &steps.registers {
-            let mut values: Vec<Vec<Val>> =
-                group.iter().map(|&r| (0..n).map(|i| operands[i][r].clone()).collect()).collect();
-            // Pairs of neighbours, then pairs of pairs: a short chain of dependent operations.
-            while values.len() > 1 {
-                let mut next = Vec::new();
-                for pair in values.chunks(2) {
-                    next.push(match pair {
-                        [a, b] => self.combine(region, a, b)?,
-                        rest => rest[0].clone(),
-                    });
-                }
-                values = next;
-            }
-            partial.push(values.remove(0));
+            let values = group.iter().map(|&r| (0..n).map(|i| operands[i][r].clone()).collect()).collect();
+            partial.push(self.combine_all(region, values)?);
         }
         for &mask in &steps.lanes {
             for value in &mut partial {
@@ -56,6 +44,21 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// All values as one: pairs of neighbours, then pairs of pairs, which is a short chain of dependent operations.
+    fn combine_all(&mut self, region: crate::ir::BlockId, mut values: Vec<Vec<Val>>) -> Result<Vec<Val>> {
+        while values.len() > 1 {
+            let mut next = Vec::new();
+            for pair in values.chunks(2) {
+                next.push(match pair {
+                    [a, b] => self.combine(region, a, b)?,
+                    rest => rest[0].clone(),
+                });
+            }
+            values = next;
+        }
+        Ok(values.remove(0))
     }
 
     /// The region on what is accumulated (in a scan: what comes before) and the next values.
@@ -116,12 +119,9 @@ impl Lowering<'_> {
         }
         let mut result = Vec::new();
         for r in 0..layout.num_registers() {
-            let mut value: Vec<Val> = columns.iter().map(|c| c[0][r].clone()).collect();
-            for part in 1..parts as usize {
-                let other: Vec<Val> = columns.iter().map(|c| c[part][r].clone()).collect();
-                value = self.combine(region, &value, &other)?;
-            }
-            result.push(value);
+            let of_part = |part: usize| columns.iter().map(|c| c[part][r].clone()).collect();
+            let values = (0..parts as usize).map(of_part).collect();
+            result.push(self.combine_all(region, values)?);
         }
         Ok(result)
     }
