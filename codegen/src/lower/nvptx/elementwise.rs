@@ -264,7 +264,9 @@ impl Lowering<'_> {
         self.e.inst(format!("icmp {predicate} {} {a}, {b}", llvm_type(elem)))
     }
 
-    /// Casts all registers of a tile. f32 → f16/bf16 goes two registers at a time: one instruction packs a pair.
+    /// Casts all registers of a tile. f32 → f16/bf16 goes two registers at a time: one instruction packs a pair. So does
+    /// bf16 → f32 of what lies in one word: the halves of the word are the upper halves of the results, one instruction
+    /// each, where taking a half out and widening it are two.
     fn cast(&mut self, regs: &[Val], from: DType, to: DType) -> Vec<Val> {
         let packed = match (from, to) {
             (DType::F32, DType::BF16) => Some(("bfloat", "llvm.nvvm.ff2bf16x2.rn")),
@@ -282,7 +284,22 @@ impl Lowering<'_> {
                 })
                 .collect();
         }
+        if (from, to) == (DType::BF16, DType::F32) && regs.len().is_multiple_of(2) {
+            return regs.chunks(2).flat_map(|pair| self.widen_pair([&pair[0], &pair[1]])).collect();
+        }
         regs.iter().map(|x| self.cast_element(x, from, to)).collect()
+    }
+
+    /// Two bf16s as f32s.
+    fn widen_pair(&mut self, pair: [&str; 2]) -> [Val; 2] {
+        match self.e.word_of(pair, "bfloat") {
+            Some(word) => {
+                let low = self.e.inst(format!("shl i32 {word}, 16"));
+                let high = self.e.inst(format!("and i32 {word}, -65536"));
+                [low, high].map(|bits| self.e.inst(format!("bitcast i32 {bits} to float")))
+            }
+            None => pair.map(|x| self.cast_element(x, DType::BF16, DType::F32)),
+        }
     }
 
     /// Numeric conversion of one element, as `cast` defines it.
@@ -469,8 +486,7 @@ impl Lowering<'_> {
                 self.e.inst(format!("bitcast {packed_ty} {packed} to {ty}"))
             }];
         }
-        let vector = format!("<{count} x {ty}>");
-        let v = self.e.inst(format!("bitcast {packed_ty} {packed} to {vector}"));
-        (0..count).map(|i| self.e.inst(format!("extractelement {vector} {v}, i32 {i}"))).collect()
+        let v = self.e.inst(format!("bitcast {packed_ty} {packed} to <{count} x {ty}>"));
+        self.e.elements(&v, ty, count)
     }
 }

@@ -26,6 +26,8 @@ pub struct Emitter {
     offsets: HashMap<Val, (Val, i32)>,
     /// Sums and differences of such other values, by their text and the block that they stand in.
     bases: HashMap<(String, String), Val>,
+    /// Elements of vectors: the vector and its type, how many it has, and which one it is.
+    elements: HashMap<Val, (Val, String, usize, usize)>,
     /// `@decode.NAME` and `@encode.NAME` of the 8-bit floats are called.
     pub f8: bool,
 }
@@ -51,6 +53,7 @@ impl Emitter {
             shared_math: Vec::new(),
             offsets: HashMap::new(),
             bases: HashMap::new(),
+            elements: HashMap::new(),
             f8: false,
         }
     }
@@ -70,6 +73,32 @@ impl Emitter {
     /// Emits an instruction without a result.
     pub fn void(&mut self, text: impl AsRef<str>) {
         self.body.push(format!("  {}", text.as_ref()));
+    }
+
+    /// The elements of a vector.
+    pub fn elements(&mut self, vector: &str, ty: &str, n: usize) -> Vec<Val> {
+        let each = |i| {
+            let v = self.inst(format!("extractelement <{n} x {ty}> {vector}, i32 {i}"));
+            self.elements.insert(v.clone(), (vector.into(), ty.into(), n, i));
+            v
+        };
+        (0..n).map(each).collect()
+    }
+
+    /// The 32 bits of a vector that these neighbours of 16 bits are, if they are.
+    pub fn word_of(&mut self, pair: [&str; 2], ty: &str) -> Option<Val> {
+        let [low, high] = pair.map(|v| self.elements.get(v));
+        let (vector, of, n, i) = low?;
+        let next = (vector.clone(), of.clone(), *n, i + 1);
+        if of != ty || i % 2 != 0 || n % 2 != 0 || high != Some(&next) {
+            return None;
+        }
+        let (words, at, from) = (n / 2, i / 2, format!("<{n} x {ty}> {vector}"));
+        if words == 1 {
+            return Some(self.inst(format!("bitcast {from} to i32")));
+        }
+        let all = self.inst(format!("bitcast {from} to <{words} x i32>"));
+        Some(self.inst(format!("extractelement <{words} x i32> {all}, i32 {at}")))
     }
 
     /// Emits an instruction whose operands are known at entry, there, once.

@@ -206,7 +206,7 @@ impl<'f> Lowering<'f> {
                     vec![self.e.inst(format!("load {ty}, ptr addrspace(1) {address}, align {bytes}"))]
                 } else {
                     let v = self.e.inst(format!("load <{n} x {ty}>, ptr addrspace(1) {address}, align {bytes}"));
-                    (0..n).map(|i| self.e.inst(format!("extractelement <{n} x {ty}> {v}, i32 {i}"))).collect()
+                    self.e.elements(&v, ty, n)
                 }
             }
             predicate => self.predicated_load(address, elem, n, predicate, fill, eviction),

@@ -91,7 +91,7 @@ impl Lowering<'_> {
             vec![self.e.inst(format!("load {ty}, ptr addrspace(3) {pointer}, align {align}"))]
         } else {
             let v = self.e.inst(format!("load <{n} x {ty}>, ptr addrspace(3) {pointer}, align {align}"));
-            (0..n).map(|i| self.e.inst(format!("extractelement <{n} x {ty}> {v}, i32 {i}"))).collect()
+            self.e.elements(&v, ty, n)
         };
         if elem == DType::Bool {
             values = values.iter().map(|v| self.e.inst(format!("icmp ne i8 {v}, 0"))).collect();
