@@ -76,7 +76,7 @@ tests() {
 
 # Small shapes, whose results the program checks as well. A sanitizer slows kernels down by a factor of hundreds.
 sanitize() {
-    local tool sanitizer shape dim length dtype
+    local tool sanitizer shape dim length dtype name
     sanitizer=$(command -v compute-sanitizer || find /usr/local -maxdepth 3 -name compute-sanitizer 2>/dev/null | sort | tail -n 1)
     if [ -z "$sanitizer" ]; then
         say "sanitize: there is no compute-sanitizer here" >"$out/sanitize.txt"
@@ -89,6 +89,10 @@ sanitize() {
             read -r dim length dtype <<<"$shape"
             aside sanitize.txt "$tool attention d=$dim length=$length $dtype" "sanitize-$tool-attention-$dim-$length-$dtype" 120 \
                 "${under[@]}" attention "${quick[@]}" --heads 2 --length "$length" --dim "$dim" --dtype "$dtype"
+        done
+        for name in walks_fetch_ahead threads_exchange_through_memory; do
+            aside sanitize.txt "$tool $name" "sanitize-$tool-$name" 300 \
+                "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/gpu" --exact "loops::$name" --test-threads=1
         done
         aside sanitize.txt "$tool kernels" "sanitize-$tool-kernels" 400 "${under[@]}" kernels "${quick[@]}" --rows 65 --d 100,1024 --sizes 130
     done

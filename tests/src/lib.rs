@@ -5,6 +5,7 @@ pub mod attention;
 pub mod configurations;
 pub mod examples;
 pub mod interpret;
+pub mod loops;
 pub mod numerics;
 pub mod on_device;
 pub mod ptxas;

@@ -10,87 +10,8 @@ use tilewright_codegen::target::{CompileOptions, GpuArch};
 use tilewright_tests::configurations::{configurations, well_aligned};
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, Form, interpret, record};
+use tilewright_tests::loops::{self, BLOCKS, COUNTED, GATHERED, HALVED, N, PASSED_ON, TURNED};
 use tilewright_tests::numerics::{HostTensor, Random};
-
-/// The elements in the other order, in place.
-#[kernel]
-fn turned(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
-    let i = arange(0, n);
-    store(x + (n as i32 - 1 - i), load(x + i));
-    store(y + i, 0.0);
-}
-
-/// What one thread stores, another one loads; twice.
-#[kernel]
-fn passed_on(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
-    let i = arange(0, n);
-    let other = (i * 5 + 3) % (n as i32);
-    store(y + i, load(x + i) * 2.0);
-    store(x + i, load(y + other) + load(x + other));
-}
-
-/// A number that all threads need and one of them replaces.
-#[kernel]
-fn counted(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
-    let i = arange(0, n);
-    let count = load(x);
-    store(x, count + 1.0);
-    store(y + i, count + i.to::<f32>());
-    let next = load(x);
-    store(x + (i + 1), next, mask = i < n as i32 - 1);
-}
-
-/// Sums of atomics to what has just been made zero, and read at once.
-#[kernel]
-fn gathered(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
-    let i = arange(0, n);
-    store(y + i, 0.0);
-    atomic_add(y + i % 8, load(x + i));
-    store(x + i, load(y + i % 8));
-}
-
-/// The sum of all elements in the first one, by halves.
-#[kernel]
-fn halved(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
-    let i = arange(0, n);
-    let mut half = scalar::<i32>(n as i32 / 2);
-    while half > 0 {
-        let mask = i < half;
-        store(x + i, load(x + i, mask = mask) + load(x + (i + half), mask = mask), mask = mask);
-        half = half / 2;
-    }
-    let total = load(x);
-    for row in range(0, 3) {
-        store(y + (i + row) % (n as i32), total + load(y + i));
-    }
-}
-
-/// Blocks of rows: a matrix is transposed in place, and then its rows are summed up from above.
-#[kernel]
-fn blocks(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
-    let rows: usize = 16;
-    let columns = n / rows;
-    let at = make_block_ptr(
-        x,
-        shape = [rows, columns],
-        strides = [columns, 1],
-        offsets = [0, 0],
-        block_shape = [rows, columns],
-        order = [1, 0],
-    );
-    let turned = make_block_ptr(
-        x,
-        shape = [columns, rows],
-        strides = [rows, 1],
-        offsets = [0, 0],
-        block_shape = [columns, rows],
-        order = [1, 0],
-    );
-    store(turned, load(at).trans());
-    store(y + arange(0, columns), sum(load(at), axis = 0));
-}
-
-const N: usize = 256;
 
 #[test]
 fn a_program_reads_what_it_has_written() {
@@ -142,4 +63,9 @@ fn threads_do_not_wait_for_themselves() {
     for kernel in configurations(DType::BF16).into_iter().filter(|c| c.def.name == "adamw") {
         assert_eq!(barriers(kernel.def, kernel.options, &kernel.dtypes, &kernel.consts), 0, "{}", kernel.def.name);
     }
+}
+
+#[test]
+fn exchange_on_the_cpu() {
+    loops::check_exchange(&Device::cpu());
 }

@@ -5,6 +5,8 @@
 
 #[path = "gpu/attention.rs"]
 mod attention;
+#[path = "gpu/loops.rs"]
+mod loops;
 #[path = "gpu/training.rs"]
 mod training;
 

@@ -10,48 +10,8 @@ use tilewright_codegen::target::{CompileOptions, GpuArch};
 use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, Form, interpret, record};
+use tilewright_tests::loops::{self, NESTED, RUNNING_ATOMIC, RUNNING_SUM, WALK};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
-
-/// y[j] = Σ of i · x[i, j] over i = first, first + by, … below end, and of w[i] alone; in columns 0 and up.
-#[kernel]
-fn walk<T: Float>(
-    x: In<T>,
-    w: In<f32>,
-    y: Out<f32>,
-    stride: i64,
-    rows: i32,
-    d: i32,
-    first: i32,
-    end: i32,
-    by: i32,
-    #[constexpr] d_tile: usize,
-    #[constexpr] stages: usize,
-) {
-    let mut total = zeros::<f32>([1, d_tile]);
-    for i in range(first, end, by, num_stages = stages) {
-        let block = make_block_ptr(
-            x,
-            shape = [rows, d],
-            strides = [stride, 1],
-            offsets = [i, 0],
-            block_shape = [1, d_tile],
-            order = [1, 0],
-        );
-        let w_block = make_block_ptr(w, shape = [rows], strides = [1], offsets = [i], block_shape = [1], order = [0]);
-        let weights = load(w_block, boundary_check = [0], padding = zero);
-        total += load(block, boundary_check = [0, 1], padding = zero).to::<f32>() * i.to::<f32>();
-        total += weights.expand_dims(1);
-    }
-    let y_block = make_block_ptr(
-        y,
-        shape = [1, d],
-        strides = [d, 1],
-        offsets = [0, 0],
-        block_shape = [1, d_tile],
-        order = [1, 0],
-    );
-    store(y_block, total, boundary_check = [1]);
-}
 
 /// Everything that is odd about a loop: its end, its step, rows beyond the matrix, columns that no vector divides.
 #[test]
@@ -101,48 +61,6 @@ fn walks_of_any_length_and_step() {
     }
 }
 
-/// A walk inside of a walk, and another one after it: Σᵢ Σₖ x[i, j] · w[k, j] for k < i, then Σᵢ x[i, j] where asked for.
-#[kernel]
-fn nested<T: Float>(
-    x: In<T>,
-    w: In<T>,
-    y: Out<f32>,
-    rows: i32,
-    again: i32,
-    #[constexpr] d: usize,
-    #[constexpr] stages: usize,
-) {
-    let mut total = zeros::<f32>([1, d]);
-    let start =
-        make_block_ptr(x, shape = [rows, d], strides = [d, 1], offsets = [0, 0], block_shape = [1, d], order = [1, 0]);
-    let w_start =
-        make_block_ptr(w, shape = [rows, d], strides = [d, 1], offsets = [0, 0], block_shape = [1, d], order = [1, 0]);
-    let mut x_block = start;
-    for i in range(0, rows, num_stages = stages) {
-        let factor = load(x_block).to::<f32>();
-        let mut w_block = w_start;
-        let mut sum = zeros::<f32>([1, d]);
-        for _ in range(0, i, num_stages = stages + 1) {
-            sum += load(w_block).to::<f32>();
-            w_block = w_block.advance([1, 0]);
-        }
-        total += factor * sum;
-        // Threads meet here, too.
-        total += max(factor, axis = 1, keep_dims = true) * 0.0;
-        x_block = x_block.advance([1, 0]);
-    }
-    if again > 0 {
-        x_block = start;
-        for _ in range(0, again, num_stages = stages) {
-            total += load(x_block, boundary_check = [0], padding = zero).to::<f32>();
-            x_block = x_block.advance([1, 0]);
-        }
-    }
-    let y_block =
-        make_block_ptr(y, shape = [1, d], strides = [d, 1], offsets = [0, 0], block_shape = [1, d], order = [1, 0]);
-    store(y_block, total);
-}
-
 #[test]
 fn walks_in_walks_and_one_after_the_other() {
     const D: usize = 64;
@@ -170,59 +88,6 @@ fn walks_in_walks_and_one_after_the_other() {
             interpret(form, &NESTED, &[dtype], consts! { d = D, stages = stages }, [1, 1, 1], args);
             y.check(&format!("{dtype} {rows} {again}, {stages} stages"), &want, tolerance(DType::F32));
         }
-    }
-}
-
-/// x[i, ·] += x[i − 1, ·], a row after the other: each iteration needs what the one before has written.
-#[kernel]
-fn running_sum(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize, #[constexpr] stages: usize) {
-    for i in range(1, rows, num_stages = stages) {
-        let strides = [d, 1];
-        let before = make_block_ptr(
-            x,
-            shape = [rows, d],
-            strides = strides,
-            offsets = [i - 1, 0],
-            block_shape = [1, d],
-            order = [1, 0],
-        );
-        let here = make_block_ptr(
-            x,
-            shape = [rows, d],
-            strides = strides,
-            offsets = [i, 0],
-            block_shape = [1, d],
-            order = [1, 0],
-        );
-        let more = make_block_ptr(
-            add,
-            shape = [rows, d],
-            strides = strides,
-            offsets = [i, 0],
-            block_shape = [1, d],
-            order = [1, 0],
-        );
-        store(here, load(here) + load(before) + load(more));
-    }
-}
-
-/// The same through pointers that a loop moves, and with an atomic for the store.
-#[kernel]
-fn running_atomic(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize, #[constexpr] stages: usize) {
-    let mut before =
-        make_block_ptr(x, shape = [rows, d], strides = [d, 1], offsets = [0, 0], block_shape = [1, d], order = [1, 0]);
-    for i in range(1, rows, num_stages = stages) {
-        let more = make_block_ptr(
-            add,
-            shape = [rows, d],
-            strides = [d, 1],
-            offsets = [i, 0],
-            block_shape = [1, d],
-            order = [1, 0],
-        );
-        let next = before.advance([1, 0]);
-        atomic_add(next, load(before) + load(more));
-        before = next;
     }
 }
 
@@ -303,4 +168,9 @@ fn laid(def: &KernelDef, dtypes: &[DType], consts: &[(&str, ConstValue)]) -> Fun
 /// Asynchronous copies in a kernel's text.
 fn copies(func: &Func) -> usize {
     func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::AsyncCopy { .. })).count()
+}
+
+#[test]
+fn walks_on_the_cpu() {
+    loops::check_walks(&Device::cpu());
 }
