@@ -75,6 +75,8 @@ const MEMSET: u32 = 2;
 const DRIVER: u32 = 4;
 const RUNTIME: u32 = 5;
 const CONCURRENT_KERNEL: u32 = 10;
+/// A copy between two GPUs.
+const MEMCPY2: u32 = 22;
 const EXTERNAL_CORRELATION: u32 = 39;
 const MEMORY2: u32 = 49;
 /// `CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0`.
@@ -127,6 +129,24 @@ struct Memcpy {
     device: u32,
     context: u32,
     stream: u32,
+    correlation: u32,
+}
+
+/// The start of `CUpti_ActivityMemcpyPtoP` and its successors.
+#[repr(C)]
+struct PeerCopy {
+    kind: u32,
+    copy: u8,
+    ends: [u8; 2],
+    flags: u8,
+    bytes: u64,
+    start: u64,
+    end: u64,
+    device: u32,
+    context: u32,
+    stream: u32,
+    /// Device and context of the source, then of the destination.
+    places: [u32; 4],
     correlation: u32,
 }
 
@@ -268,7 +288,7 @@ fn collected() -> MutexGuard<'static, Option<Collected>> {
 
 fn kinds() -> impl Iterator<Item = u32> {
     let memory = WITH_MEMORY.load(Ordering::Relaxed).then_some(MEMORY2);
-    [EXTERNAL_CORRELATION, DRIVER, RUNTIME, CONCURRENT_KERNEL, MEMCPY, MEMSET].into_iter().chain(memory)
+    [EXTERNAL_CORRELATION, DRIVER, RUNTIME, CONCURRENT_KERNEL, MEMCPY, MEMCPY2, MEMSET].into_iter().chain(memory)
 }
 
 /// Starts to collect, and gives the moment on the host's clock from which times count.
@@ -443,6 +463,12 @@ impl Collected {
                 let kind = ActivityKind::Copy { direction, bytes: copy.bytes };
                 self.activity(kind, copy.start, copy.end, copy.stream, copy.correlation);
             }
+            MEMCPY2 => {
+                // SAFETY: as above.
+                let copy = unsafe { &*record.cast::<PeerCopy>() };
+                let kind = ActivityKind::Copy { direction: "between GPUs", bytes: copy.bytes };
+                self.activity(kind, copy.start, copy.end, copy.stream, copy.correlation);
+            }
             MEMSET => {
                 // SAFETY: as above.
                 let fill = unsafe { &*record.cast::<Memset>() };
@@ -496,6 +522,7 @@ mod tests {
         assert_eq!((offset_of!(Kernel, correlation), offset_of!(Kernel, grid_id)), (92, 96));
         assert_eq!((offset_of!(Kernel, name), size_of::<Kernel>()), (104, 112));
         assert_eq!((offset_of!(Memcpy, bytes), offset_of!(Memcpy, correlation)), (8, 44));
+        assert_eq!((offset_of!(PeerCopy, stream), offset_of!(PeerCopy, correlation)), (40, 60));
         assert_eq!((offset_of!(Memset, start), offset_of!(Memset, correlation)), (16, 44));
         assert_eq!((offset_of!(MemoryRecord, address), offset_of!(MemoryRecord, timestamp)), (16, 32));
         assert_eq!((offset_of!(External, id), offset_of!(External, correlation), size_of::<External>()), (8, 16, 24));
@@ -537,8 +564,22 @@ mod tests {
             bytes: 4096,
             timestamp,
         };
+        let copy = PeerCopy {
+            kind: MEMCPY2,
+            copy: 10,
+            ends: [3; 2],
+            flags: 1,
+            bytes: 4096,
+            start: 1600,
+            end: 1650,
+            device: 0,
+            context: 1,
+            stream: 9,
+            places: [0, 1, 1, 2],
+            correlation: 42,
+        };
         let mut collected = Collected { epoch: 1000, ..Collected::default() };
-        for record in [&raw const kernel as *const u8, &raw const external as *const u8] {
+        for record in [&raw const kernel as *const u8, &raw const copy as *const u8, &raw const external as *const u8] {
             // SAFETY: these are records.
             unsafe { collected.take_record(record) };
         }
@@ -551,6 +592,8 @@ mod tests {
         assert_eq!((activity.node, activity.start_ns, activity.end_ns, activity.stream), (3, 500, 900, 7));
         let ActivityKind::Kernel { name, grid, shared_bytes, .. } = &activity.kind else { panic!("{activity:?}") };
         assert_eq!((name.as_str(), *grid, *shared_bytes), ("softmax", [4, 2, 1], 1040));
+        let activity = &found.activities[1];
+        assert_eq!((activity.kind.name().as_str(), activity.start_ns, activity.stream), ("copy between GPUs", 600, 9));
         let events: Vec<(bool, u64, NodeId)> = found.memory.iter().map(|e| (e.allocated, e.time_ns, e.node)).collect();
         assert_eq!(events, [(true, 600, ROOT), (false, 700, ROOT)]);
     }
