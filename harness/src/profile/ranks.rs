@@ -90,7 +90,9 @@ impl RankProfile {
 
 /// Streams of a GPU that carry collectives: NCCL's, and those on which copy engines carry and ranks' parts are added up.
 pub(super) fn communication_streams(trace: &Trace) -> Vec<u32> {
-    let carries = |name: &str| name.to_lowercase().contains("nccl") || name.starts_with(RANK_SUM.name);
+    let carries = |name: &str| {
+        name.to_lowercase().contains("nccl") || name.starts_with(RANK_SUM.name) || name == "copy between GPUs"
+    };
     let sends = trace.activities.iter().filter(|activity| carries(&activity.kind.name()));
     let mut streams: Vec<u32> = sends.map(|activity| activity.stream).collect();
     streams.sort_unstable();

@@ -283,8 +283,21 @@ impl Nccl {
             // What the GPU and NCCL say is its consequence.
             (Some(lost), Err(_)) => Err(lost),
             (Some(lost), Ok(())) if self.lost.get_or_insert_with(Instant::now).elapsed() > AFTERMATH => Err(lost),
+            (None, Err(error)) => Err(self.blame(&call, deadline, error)),
             (_, failed) => failed,
         }
+    }
+
+    /// A GPU's error, or what is behind it: copy engines may miss the memory of a rank that has ended before its sockets say so.
+    fn blame(&mut self, call: &Call, deadline: Deadline, error: CommError) -> CommError {
+        let until = Deadline::after(AFTERMATH);
+        while self.engines.is_some() && !until.is_over() {
+            if let Some(lost) = self.guard.links().ended() {
+                return self.guard.explain(call, deadline, lost);
+            }
+            std::thread::sleep(PAUSE / 20);
+        }
+        error
     }
 
     /// What NCCL's own threads have found.
@@ -473,7 +486,9 @@ impl Carrier for Nccl {
             self.stream.wait(ready).map_err(failed)?;
         }
         let begin = self.stream.record_event(TIMED).map_err(failed)?;
-        self.settle()?;
+        if let Err(error) = self.settle() {
+            return Err(self.blame(call, deadline, error));
+        }
         let address = memory.address as u64;
         let memory = address..address + memory.bytes as u64;
         if call.count > 0 {
