@@ -41,9 +41,23 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
 fn of_reduction(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
     match layout.reduction(axis) {
         Some(steps) if !steps.warps.is_empty() => {
-            let count = steps.layout.num_elements() as u32 * (1 << steps.warps.len());
-            dtypes.iter().map(|d| count * d.bytes() as u32).sum()
+            let parts = steps.layout.num_elements() as u32 * (1 << steps.warps.len());
+            reduction_operands(parts, dtypes).1
         }
         _ => 0,
     }
+}
+
+/// Where the parts of each operand of a reduction over warps lie, and the end of all. Vectors of any operand are aligned.
+pub fn reduction_operands(parts: u32, dtypes: &[DType]) -> (Vec<u32>, u32) {
+    /// Bytes of the widest access.
+    const WIDEST: u32 = 16;
+    let mut end = 0u32;
+    let mut place = |dtype: &DType| {
+        let start = end.next_multiple_of(WIDEST);
+        end = start + parts * dtype.bytes() as u32;
+        start
+    };
+    let starts = dtypes.iter().map(&mut place).collect();
+    (starts, end)
 }

@@ -2,7 +2,8 @@
 
 use super::emit::Val;
 use super::{Lowering, Result};
-use crate::ir::{Elem, Op, OpId, Type};
+use crate::analysis::scratch;
+use crate::ir::{DType, Elem, Op, OpId, Type};
 use crate::layout::{Dim, LinearLayout};
 
 impl Lowering<'_> {
@@ -92,20 +93,23 @@ impl Lowering<'_> {
         let writer = self.threads.first_of(&mut self.e, alike);
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         let memory = LinearLayout::shared_row_major(layout.shape(), &order);
-        let mut base = self.plan.scratch(id);
+        let scratch = self.plan.scratch(id);
         let mut columns: Vec<Vec<Vec<Val>>> = Vec::new();
         let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
+        let dtypes: Vec<DType> = elems.iter().filter_map(|elem| elem.num()).collect();
+        if dtypes.len() < elems.len() {
+            return self.unsupported("a reduction of pointers", None);
+        }
+        let (starts, _) = scratch::reduction_operands(parts * count, &dtypes);
         let mut reads = Vec::new();
-        for (i, &elem) in elems.iter().enumerate() {
-            let Elem::Num(dtype) = elem else { return self.unsupported("a reduction of pointers", None) };
-            let bytes = dtype.bytes() as u32;
+        for (i, (&dtype, start)) in dtypes.iter().zip(starts).enumerate() {
+            let (bytes, base) = (dtype.bytes() as u32, scratch + start);
             let values: Vec<Val> = partial.iter().map(|v| v[i].clone()).collect();
             let own = self.e.hoist(format!("mul i32 {rank}, {}", count * bytes));
             let own = self.e.hoist(format!("add i32 {own}, {base}"));
             let mut access = self.shared_access(layout, &memory, own, dtype);
             self.when(writer.clone(), |this| this.store_shared(&mut access, &values));
             reads.push((base, dtype, bytes));
-            base += parts * count * bytes;
         }
         self.barrier();
         for (base, dtype, bytes) in reads {
