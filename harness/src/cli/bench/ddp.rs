@@ -456,3 +456,31 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
     Report::new("ddp", "Data-parallel training").table(table).plot(plot)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn copy_engines_are_one_variant_beside_those_of_nccl() {
+        let carried = |words: &[&str]| {
+            let line = Line::try_parse_from([&["ddp"], words].concat()).map_err(|error| error.to_string()).unwrap();
+            carriers(&line.arguments)
+                .into_iter()
+                .map(|(copies, ctas, leave)| (copies, ctas, leave.0))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(carried(&[]), [(false, NCCL_CTAS, None)]);
+        let both = [(false, 0, None), (false, 8, None), (true, NCCL_CTAS, None)];
+        assert_eq!(carried(&["--copy-engines", "off,on", "--ctas", "0,8"]), both);
+        assert_eq!(carried(&["--copy-engines", "on", "--leave-sms", "8"]), [(true, NCCL_CTAS, Some(8))]);
+    }
+}

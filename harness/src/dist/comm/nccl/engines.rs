@@ -83,13 +83,13 @@ pub fn open(
     // An error of this rank would have been everybody's.
     let (mut engines, _) = made.map_err(CommError::Setup)?;
     let tried = one_host(&shown)
-        .map_err(CommError::Setup)
         .and_then(|()| {
             let opened = engines.open_others(&shown);
             table.show(opened.map(|()| Vec::new()))
         })
         .and_then(|_| {
-            let checked = engines.check(table.deadline);
+            // Sooner than the others lose patience, to say what it was.
+            let checked = engines.check(Deadline::after(patience / 3));
             table.show(checked.map(|()| Vec::new()))
         });
     match tried {
@@ -196,23 +196,18 @@ fn host_name() -> [u8; 64] {
 }
 
 /// Whether all ranks, of which each shows a handle and its host's name, are on one. All ranks find the same.
-fn one_host(shown: &[Vec<u8>]) -> Result<(), String> {
+fn one_host(shown: &[Vec<u8>]) -> Result<()> {
     let name = |rank: usize| {
-        String::from_utf8_lossy(shown[rank].get(HANDLE..).unwrap_or_default()).trim_end_matches('\0').to_string()
+        let bytes = shown[rank].get(HANDLE..).unwrap_or_default();
+        String::from_utf8_lossy(bytes).trim_end_matches('\0').to_string()
     };
     match (1..shown.len()).find(|&rank| name(rank) != name(0)) {
         None => Ok(()),
-        Some(other) => {
-            let trouble = format!(
-                "\n  rank 0 is on host `{}`, rank {other} on `{}`: memory is shared on one host only",
-                name(0),
-                name(other)
-            );
-            match refused(&trouble) {
-                CommError::Setup(text) => Err(text),
-                other => Err(other.to_string()),
-            }
-        }
+        Some(other) => Err(refused(&format!(
+            "\n  rank 0 is on host `{}`, rank {other} on `{}`: memory is shared on one host only",
+            name(0),
+            name(other)
+        ))),
     }
 }
 
@@ -367,6 +362,7 @@ impl Engines {
                     sys::cuStreamWriteValue32_v2(stream, at, value, flags as u32)
                 }
                 Command::Wait { at, value } => {
+                    // What another GPU's copy has written before this word is seen behind it without a flush; that is for other devices' writes.
                     let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ;
                     sys::cuStreamWaitValue32_v2(stream, at, value, flags as u32)
                 }
@@ -496,7 +492,7 @@ mod tests {
     fn ranks_on_several_hosts_are_named() {
         let on = |host: &str| [vec![0xff; HANDLE], host.as_bytes().to_vec(), vec![0; 3]].concat();
         assert_eq!(one_host(&[on("a"), on("a")]), Ok(()));
-        let message = one_host(&[on("a"), on("a"), on("b")]).unwrap_err();
+        let message = one_host(&[on("a"), on("a"), on("b")]).unwrap_err().to_string();
         for part in ["rank 2", "`a`", "`b`", "--copy-engines"] {
             assert!(message.contains(part), "{message}");
         }
