@@ -28,6 +28,8 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 /// their value; element types always count. `default = function` names a function from the problem to the configuration for
 /// what nobody has measured, which is the first one otherwise; `tables = TEXTS`, tables that ship with the kernel.
 ///
+/// `configs = OTHER_AUTOTUNE` takes over those of the kernel `other`, which chooses constants of the same names.
+///
 /// Of a kernel `scale` it makes the static `SCALE_AUTOTUNE`, and `launch_tuned` of the struct `Scale`.
 #[proc_macro_attribute]
 pub fn autotune(attribute: TokenStream, item: TokenStream) -> TokenStream {

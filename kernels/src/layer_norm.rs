@@ -115,12 +115,7 @@ pub fn layer_norm_fwd<T: Float>(
 /// The partial sums, dense, have one row per program. Where `d_tile` ≥ d (`whole_rows`), each walks down
 /// its `rows_each` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
 #[autotune(
-    configs = [
-        Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = [1, 2, 3]),
-        Config(rows_tile = 8, num_warps = [8, 16], stages = [1, 2]),
-        Config(rows_tile = [1, 2], num_warps = [8, 16], stages = 4),
-        Config(rows_tile = [1, 2], num_warps = 16, stages = [1, 2, 3], max_registers = 64),
-    ],
+    configs = crate::rms_norm::RMS_NORM_BWD_AUTOTUNE,
     key = [d_tile, rows],
     default = default_walk,
     tables = crate::tuned::TABLES,

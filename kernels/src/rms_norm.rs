@@ -123,6 +123,7 @@ fn default_forward(problem: &Problem) -> Config {
 /// multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
 #[autotune(
     configs = [
+        // Of all kernels that walk down rows. 64 registers let two programs of 16 warps share a multiprocessor.
         Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = [1, 2, 3]),
         Config(rows_tile = 8, num_warps = [8, 16], stages = [1, 2]),
         Config(rows_tile = [1, 2], num_warps = [8, 16], stages = 4),

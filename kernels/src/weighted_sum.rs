@@ -79,12 +79,7 @@ pub fn weighted_sum_fwd<T: Float>(
 /// One program per `rows_each` rows (axis 0), a multiple of `rows_tile`, and tile of columns (axis 1): it walks down its rows
 /// and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
 #[autotune(
-    configs = [
-        Config(rows_tile = [1, 2, 4], num_warps = [4, 8, 16], stages = [1, 2, 3]),
-        Config(rows_tile = 8, num_warps = [8, 16], stages = [1, 2]),
-        Config(rows_tile = [1, 2], num_warps = [8, 16], stages = 4),
-        Config(rows_tile = [1, 2], num_warps = 16, stages = [1, 2, 3], max_registers = 64),
-    ],
+    configs = crate::rms_norm::RMS_NORM_BWD_AUTOTUNE,
     key = [d_tile, rows],
     default = default_walk,
     tables = crate::tuned::TABLES,

@@ -32,11 +32,11 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
 }
 
 /// The static `Autotune`.
-fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
+fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ident) -> TokenStream {
     let private = private();
     let (vis, def) = (&f.vis, def_name(f));
     let tuned = autotune.tuned.iter().map(Ident::to_string);
-    let key = autotune.key.iter().map(|key| key.name.to_string());
+    let key: Vec<String> = autotune.key.iter().map(|key| key.name.to_string()).collect();
     let option = |value: Option<u32>| match value {
         Some(n) => quote!(::core::option::Option::Some(#n)),
         None => quote!(::core::option::Option::None),
@@ -73,6 +73,14 @@ fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
             wgmma_f32: #wgmma_f32,
         })
     });
+    let lists = match &autotune.shared {
+        Some(other) => {
+            let names = parse::constants(signature).map(|p| p.name.to_string());
+            let other = quote!(#private::autotune::shared(&#other, &[#(#names),*], &[#(#key),*]));
+            quote!(tuned: #other.tuned, configs: #other.configs,)
+        }
+        None => quote!(tuned: &[#(#tuned),*], configs: &[#(#configs),*],),
+    };
     let default = match &autotune.default {
         Some(function) => quote!(::core::option::Option::Some(#function)),
         None => quote!(::core::option::Option::None),
@@ -86,8 +94,7 @@ fn definition(f: &ItemFn, autotune: &Autotune, name: &Ident) -> TokenStream {
         #[doc = #doc]
         #vis static #name: #private::autotune::Autotune = #private::autotune::Autotune {
             def: &#def,
-            tuned: &[#(#tuned),*],
-            configs: &[#(#configs),*],
+            #lists
             key: &[#(#key),*],
             default: #default,
             tables: #tables,
@@ -102,7 +109,7 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
     let vis = &f.vis;
     let name = format_ident!("{}", pascal_case(&f.sig.ident.to_string()), span = f.sig.ident.span());
     let static_name = format_ident!("{}_AUTOTUNE", def_name(f));
-    let definition = definition(f, autotune, &static_name);
+    let definition = definition(f, signature, autotune, &static_name);
     let Lists { lifetime, params, names, args, keys: _, values, constants } = Lists::of(signature);
     let [device, config, grid, chosen, argument_list, value_list, choice, error] =
         ["device", "config", "grid", "chosen", "args", "values", "choice", "error"].map(hidden);
@@ -119,10 +126,21 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
         };
         quote!(#private::autotune::KeyPart { name: #text, value: #private::autotune::KeyValue::#value })
     });
-    let set = autotune.tuned.iter().map(|name| {
+    let set_one = |name: &Ident| {
         let text = name.to_string();
         quote!(self.#name = #chosen.value(Self::DEF, #text)?;)
-    });
+    };
+    let set: Vec<TokenStream> = match autotune.shared {
+        None => autotune.tuned.iter().map(set_one).collect(),
+        // Which ones the other kernel's configurations choose is not known here.
+        Some(_) => {
+            let set_chosen = |p: &signature::Param| {
+                let (text, set) = (p.name.to_string(), set_one(&p.name));
+                quote!(if #chosen.constant(#text).is_some() { #set })
+            };
+            parse::constants(signature).map(set_chosen).collect()
+        }
+    };
     quote! {
         #definition
 

@@ -6,13 +6,15 @@ use proc_macro2::{Span, TokenStream};
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Error, Expr, ExprArray, ExprCall, Ident, MetaNameValue, Token};
+use syn::{Error, Expr, ExprArray, ExprCall, ExprPath, Ident, MetaNameValue, Token};
 
 /// What `#[autotune]` says, checked against the kernel's signature.
 pub struct Autotune {
     /// The constants that every configuration gives, in the order of the first one.
     pub tuned: Vec<Ident>,
     pub configs: Vec<Config>,
+    /// Instead of both: the static of another kernel's configurations.
+    pub shared: Option<ExprPath>,
     pub key: Vec<Key>,
     /// A function that makes the default, and tables.
     pub default: Option<Expr>,
@@ -65,7 +67,12 @@ pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>
             errors.push(Error::new(pair.path.span(), "this argument is there twice"));
         }
     }
+    let shared = match &configs {
+        Some(Expr::Path(path)) => Some(path.clone()),
+        _ => None,
+    };
     let (tuned, configs) = match &configs {
+        Some(Expr::Path(_)) => (Vec::new(), Vec::new()),
         Some(list) => read_configs(list, signature, &mut errors),
         None => {
             errors.push(Error::new(Span::call_site(), format!("there are no configurations: {HELP}")));
@@ -76,7 +83,7 @@ pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>
         Some(list) => read_key(list, &tuned, signature, &mut errors),
         None => Vec::new(),
     };
-    let autotune = Autotune { tuned, configs, key, default, tables };
+    let autotune = Autotune { tuned, configs, shared, key, default, tables };
     (errors.is_empty().then_some(autotune), errors)
 }
 
@@ -90,7 +97,8 @@ fn elements<'a>(list: &'a Expr, what: &str, errors: &mut Vec<Error>) -> Vec<&'a 
     }
 }
 
-fn constants(signature: &Signature) -> impl Iterator<Item = &Param> {
+/// The parameters that configurations can choose.
+pub fn constants(signature: &Signature) -> impl Iterator<Item = &Param> {
     signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_)))
 }
 

@@ -28,6 +28,41 @@ pub struct Autotune {
     pub tables: &'static [&'static str],
 }
 
+/// For `#[autotune(configs = OTHER_AUTOTUNE)]` above a kernel with these constants and this key: `other`, whose configurations it
+/// has too.
+///
+/// # Panics
+/// Those configurations do not fit the kernel; evaluated when it is compiled.
+#[doc(hidden)]
+pub const fn shared(other: &'static Autotune, constants: &[&str], key: &[&str]) -> &'static Autotune {
+    let mut i = 0;
+    while i < other.tuned.len() {
+        assert!(
+            is_among(other.tuned[i], constants),
+            "these configurations choose a constant that the kernel does not have"
+        );
+        assert!(!is_among(other.tuned[i], key), "these configurations choose a constant that is in the key");
+        i += 1;
+    }
+    other
+}
+
+const fn is_among(name: &str, names: &[&str]) -> bool {
+    let mut i = 0;
+    while i < names.len() {
+        let (a, b) = (name.as_bytes(), names[i].as_bytes());
+        let mut same = 0;
+        while same < a.len() && same < b.len() && a[same] == b[same] {
+            same += 1;
+        }
+        if same == a.len() && same == b.len() {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
 /// One configuration as it stands in the source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConfigDef {

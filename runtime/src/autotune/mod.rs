@@ -26,7 +26,7 @@ mod tests;
 mod tuner;
 
 pub use choose::{Choice, Options, Source, choose, chosen, tuning};
-pub use config::{Autotune, Config, ConfigDef, KeyPart, KeyValue, Problem, size_bucket, tuned};
+pub use config::{Autotune, Config, ConfigDef, KeyPart, KeyValue, Problem, shared, size_bucket, tuned};
 pub use journal::{Event as JournalEvent, Journal};
 pub use store::{DeviceId, remembered};
 pub use table::{Entry, Table};

@@ -193,3 +193,32 @@ fn logs_go_on_where_they_were() {
     assert_eq!(Journal::read(&path), [Event::Job("other".into())]);
     assert_eq!(Journal::open(None, "job").rounds("a"), 0);
 }
+
+/// y = x / divisor or 2 x, with the configurations of another kernel.
+#[autotune(configs = SCALE_AUTOTUNE, key = [n])]
+#[kernel]
+fn halve(
+    x: In<f32>,
+    y: Out<f32>,
+    n: i32,
+    #[constexpr] divisor: i32,
+    #[constexpr] twice: bool,
+    #[constexpr] tile: usize,
+) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let factor = if twice { 2.0 } else { 1.0 };
+    store(y + i, load(x + i, mask = i < n) * factor / scalar::<i32>(divisor).to::<f32>(), mask = i < n);
+}
+
+#[test]
+fn configurations_of_another_kernel() {
+    assert_eq!((HALVE_AUTOTUNE.tuned, HALVE_AUTOTUNE.key), (SCALE_AUTOTUNE.tuned, &["n"][..]));
+    assert_eq!(HALVE_AUTOTUNE.configs, SCALE_AUTOTUNE.configs);
+    let device = Device::cpu();
+    let x = Buffer::from_slice(&device, &[8.0f32; 100]).unwrap();
+    let mut y = Buffer::<f32>::poisoned(&device, 100).unwrap();
+    let mut kernel = Halve { x: &x, y: &mut y, n: 100, divisor: 4, twice: tuned(), tile: tuned() };
+    kernel.launch_tuned(&device, |args| 100usize.div_ceil(args.tile)).unwrap();
+    assert_eq!((kernel.divisor, kernel.twice, kernel.tile), (4, true, 64));
+    assert_eq!(y.to_vec().unwrap(), [4.0; 100]);
+}
