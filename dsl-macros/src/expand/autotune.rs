@@ -102,6 +102,25 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
     }
 }
 
+/// What sets the constants that a configuration chooses.
+fn setters(signature: &Signature, autotune: &Autotune, chosen: &Ident) -> Vec<TokenStream> {
+    let set_one = |name: &Ident| {
+        let text = name.to_string();
+        quote!(self.#name = #chosen.value(Self::DEF, #text)?;)
+    };
+    match autotune.shared {
+        None => autotune.tuned.iter().map(set_one).collect(),
+        // Which ones the other kernel's configurations choose is not known here.
+        Some(_) => {
+            let set_chosen = |p: &signature::Param| {
+                let (text, set) = (p.name.to_string(), set_one(&p.name));
+                quote!(if #chosen.constant(#text).is_some() { #set })
+            };
+            parse::constants(signature).map(set_chosen).collect()
+        }
+    }
+}
+
 /// The static, and the methods of the argument struct.
 fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream {
     let private = private();
@@ -126,21 +145,7 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
         };
         quote!(#private::autotune::KeyPart { name: #text, value: #private::autotune::KeyValue::#value })
     });
-    let set_one = |name: &Ident| {
-        let text = name.to_string();
-        quote!(self.#name = #chosen.value(Self::DEF, #text)?;)
-    };
-    let set: Vec<TokenStream> = match autotune.shared {
-        None => autotune.tuned.iter().map(set_one).collect(),
-        // Which ones the other kernel's configurations choose is not known here.
-        Some(_) => {
-            let set_chosen = |p: &signature::Param| {
-                let (text, set) = (p.name.to_string(), set_one(&p.name));
-                quote!(if #chosen.constant(#text).is_some() { #set })
-            };
-            parse::constants(signature).map(set_chosen).collect()
-        }
-    };
+    let set = setters(signature, autotune, &chosen);
     quote! {
         #definition
 
