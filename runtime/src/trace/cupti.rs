@@ -291,6 +291,17 @@ fn kinds() -> impl Iterator<Item = u32> {
     [EXTERNAL_CORRELATION, DRIVER, RUNTIME, CONCURRENT_KERNEL, MEMCPY, MEMCPY2, MEMSET].into_iter().chain(memory)
 }
 
+/// Where there are no copies between GPUs to record, everything else still is.
+fn unless_rare(kind: u32, outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(error) if kind == MEMCPY2 => {
+            tracing::debug!("copies between GPUs are not recorded: {error}");
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
 /// Starts to collect, and gives the moment on the host's clock from which times count.
 pub(super) fn start(device: &Device, memory: bool) -> Result<Instant> {
     static REGISTERED: OnceLock<Status> = OnceLock::new();
@@ -308,7 +319,8 @@ pub(super) fn start(device: &Device, memory: bool) -> Result<Instant> {
     *collected() = Some(Collected { epoch, device: Some(device.clone()), baseline, ..Collected::default() });
     for kind in kinds() {
         // SAFETY: a plain call.
-        api.check("enabling activities", unsafe { (api.enable)(kind) })?;
+        let enabled = api.check("enabling activities", unsafe { (api.enable)(kind) });
+        unless_rare(kind, enabled)?;
     }
     Ok(started)
 }
@@ -317,7 +329,8 @@ fn stop() -> Result<()> {
     let api = api()?;
     for kind in kinds() {
         // SAFETY: a plain call.
-        api.check("disabling activities", unsafe { (api.disable)(kind) })?;
+        let disabled = api.check("disabling activities", unsafe { (api.disable)(kind) });
+        unless_rare(kind, disabled)?;
     }
     // SAFETY: a plain call; it calls `complete` for what is left.
     api.check("asking for the records", unsafe { (api.flush)(FORCED) })
