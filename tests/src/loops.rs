@@ -5,7 +5,7 @@ use crate::numerics::Random;
 use tilewright::kernels::{layer_norm::LayerNormBwd, rms_norm::RmsNormBwd, weighted_sum::WeightedSumBwd};
 use tilewright::prelude::*;
 
-/// y[j] = Σ i · x[i, j] + w[i] over i = first, first + by, … below end; rows that are not there are zeros.
+/// `y[j] = Σ i · x[i, j] + w[i]` over i = first, first + by, … below end; rows that are not there are zeros.
 #[kernel]
 pub fn walk<T: Float>(
     x: In<T>,

@@ -2,7 +2,7 @@
 //!
 //! A collective works on `world` chunks of the buffer. Chunks are cut into segments, and segment k is the k-th cut of *every* chunk: rank r
 //! reduces chunk r's. Segments are dealt to lanes in turn, over all collectives. A lane is a queue of each rank, with an inbox, an outbox and
-//! flags of its own ([`Block`](super::Block)); it runs its steps in order, and lanes run side by side, so that one lane's copies run under the
+//! flags of its own ([`Block`]); it runs its steps in order, and lanes run side by side, so that one lane's copies run under the
 //! other's reduction.
 //!
 //! For segment n of a lane, rank r queues there, with every other rank p:
