@@ -225,7 +225,7 @@ pub fn multiply<T: FloatElement>(
     c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
-    product(device, a, b, Extra::default(), c, options)
+    product(device, a, b, None, Plus::Nothing, c, options)
 }
 
 /// c [m, n] += activation(a [m, k] · b [k, n]): a gradient that adds up. Each element is rounded once.
@@ -239,7 +239,7 @@ pub fn accumulate<T: FloatElement>(
     c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
-    product(device, a, b, Extra { addend: Addend::Itself, ..Extra::default() }, c, options)
+    product(device, a, b, None, Plus::Itself, c, options)
 }
 
 /// c [m, n] = other [m, n] + activation(a [m, k] · b [k, n]): a layer whose result joins a residual stream.
@@ -255,7 +255,7 @@ pub fn multiply_add<T: FloatElement>(
     options: Options,
 ) -> Result<()> {
     expect_shape("matmul", "other", other.shape(), c.shape())?;
-    product(device, a, b, Extra { addend: Addend::Other, other: Some(other), ..Extra::default() }, c, options)
+    product(device, a, b, None, Plus::Other(other), c, options)
 }
 
 /// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]): a linear layer, whose weight [n, k] is b transposed.
@@ -271,27 +271,22 @@ pub fn multiply_add_bias<T: FloatElement>(
     options: Options,
 ) -> Result<()> {
     expect_shape("matmul", "bias", bias.shape(), [b.shape()[1]])?;
-    product(device, a, b, Extra { bias: Some((bias, Bias::Columns)), ..Extra::default() }, c, options)
+    product(device, a, b, Some((bias, Bias::Columns)), Plus::Nothing, c, options)
 }
 
-/// What comes to a product.
-struct Extra<'a, T: FloatElement> {
-    bias: Option<(Tensor<'a, T, 1>, Bias)>,
-    addend: Addend,
-    other: Option<Tensor<'a, T, 2>>,
-}
-
-impl<T: FloatElement> Default for Extra<'_, T> {
-    fn default() -> Self {
-        Extra { bias: None, addend: Addend::None, other: None }
-    }
+/// What matrix is added to a product, with that matrix.
+enum Plus<'a, T: FloatElement> {
+    Nothing,
+    Itself,
+    Other(Tensor<'a, T, 2>),
 }
 
 fn product<'a, T: FloatElement>(
     device: &Device,
     a: Tensor<'a, T, 2>,
     b: Tensor<'a, T, 2>,
-    extra: Extra<'a, T>,
+    bias: Option<(Tensor<'a, T, 1>, Bias)>,
+    plus: Plus<'a, T>,
     mut c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
@@ -302,19 +297,22 @@ fn product<'a, T: FloatElement>(
     let columns = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
     if columns(c.strides()) {
         // cᵀ = bᵀ·aᵀ lies row by row.
-        let bias = extra.bias.map(|(bias, _)| (bias, Bias::Rows));
-        let other = extra.other.map(|other| other.transposed(0, 1));
-        let extra = Extra { bias, other, ..extra };
-        return product(device, b.transposed(0, 1), a.transposed(0, 1), extra, c.transposed(0, 1), options);
+        let bias = bias.map(|(bias, _)| (bias, Bias::Rows));
+        let plus = match plus {
+            Plus::Other(other) => Plus::Other(other.transposed(0, 1)),
+            same => same,
+        };
+        return product(device, b.transposed(0, 1), a.transposed(0, 1), bias, plus, c.transposed(0, 1), options);
     }
     // Where nothing is added the kernel gets some memory that it does not read.
-    let (bias, bias_stride, bias_along) = match extra.bias {
+    let (bias, bias_stride, bias_along) = match bias {
         Some((bias, along)) => (bias.data, bias.strides()[0], along),
         None => (a.data, 1, Bias::None),
     };
-    let (other, [other_stride_m, other_stride_n]) = match extra.other {
-        Some(other) => (other.data, other.strides()),
-        None => (a.data, [0, 1]),
+    let (addend, other, [other_stride_m, other_stride_n]) = match plus {
+        Plus::Nothing => (Addend::None, a.data, [0, 1]),
+        Plus::Itself => (Addend::Itself, a.data, [0, 1]),
+        Plus::Other(other) => (Addend::Other, other.data, other.strides()),
     };
     Matmul {
         a_stride_m: a.strides()[0],
@@ -341,7 +339,7 @@ fn product<'a, T: FloatElement>(
         k_tile: tuned(),
         group: 8,
         bias_along,
-        addend: extra.addend,
+        addend,
         activation: options.activation,
         precision: options.precision,
     }

@@ -85,6 +85,15 @@ fn little_endian(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
 }
 
+/// The element type of a product's operands.
+fn operand_type(text: &str) -> Ty {
+    match text {
+        _ if text.contains("tf32") => Ty::Float,
+        _ if text.contains("bf16") => Ty::BFloat,
+        _ => Ty::Half,
+    }
+}
+
 fn outputs(constraints: &[String]) -> usize {
     constraints.iter().filter(|c| c.starts_with('=')).count()
 }
@@ -294,9 +303,8 @@ impl Block<'_> {
     }
 
     fn mma(&mut self, members: &[usize], text: &str, args: &[(Ty, Operand)]) -> Result<Vec<Value>, String> {
-        let tf32 = text.contains("tf32");
-        let element = if text.contains("bf16") { Ty::BFloat } else { Ty::Half };
-        let depth = if tf32 { 8 } else { 16 };
+        let element = operand_type(text);
+        let (tf32, depth) = (element == Ty::Float, 32 / element.bytes());
         let (mut a, mut b) = (vec![vec![0f64; depth]; 16], vec![vec![0f64; 8]; depth]);
         for (lane, &t) in members.iter().enumerate() {
             for w in 0..6 {
@@ -354,11 +362,7 @@ impl Block<'_> {
         }
         let n_out = outputs(constraints);
         let n = n_out * 2;
-        let element = match text {
-            _ if text.contains("tf32") => Ty::Float,
-            _ if text.contains("bf16") => Ty::BFloat,
-            _ => Ty::Half,
-        };
+        let element = operand_type(text);
         let (bytes, depth) = (element.bytes() as u64, 32 / element.bytes());
         let number_of =
             |bits: u64| value::float(if bytes == 4 { bits & matrix::TF32 } else { bits & 0xFFFF }, &element);

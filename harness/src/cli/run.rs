@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tilewright::codegen::analysis::written;
-use tilewright::codegen::ir::{DType, Func};
+use tilewright::codegen::ir::{DType, Func, Value};
 use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::num;
 use tilewright::codegen::passes::dce;
@@ -147,8 +147,10 @@ impl Job {
             }
         }
         choose::check_complete(def, &constants).map_err(or_missing)?;
-        let unused = unused_memory(def, &dtypes, &constants);
-        check_given(def, &given, &unread_memory(def, &dtypes, &constants), arguments, &in_file)?;
+        let func = recorded(def, &dtypes, &constants);
+        let unused = func.as_ref().map_or(Vec::new(), |func| unused_memory(def, func));
+        let unread = func.as_ref().map_or(Vec::new(), |func| unread_memory(def, func));
+        check_given(def, &given, &unread, arguments, &in_file)?;
 
         let mut memory = BTreeMap::new();
         for (param, elem) in memory_params(def) {
@@ -324,30 +326,23 @@ fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static st
     Some(func)
 }
 
-/// Memory that the kernel does not touch under these constants, such as the bias of a product without one.
-fn unused_memory(
-    def: &'static KernelDef,
-    dtypes: &[DType],
-    constants: &[(&'static str, ConstValue)],
-) -> Vec<&'static str> {
-    let Some(func) = recorded(def, dtypes, constants) else { return Vec::new() };
+/// Memory that the kernel does not touch as it was recorded, such as the bias of a product without one.
+fn unused_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     let uses = func.use_counts();
-    let params = &func.block(func.body).params;
-    let used = |name: &str| func.args.iter().zip(params).any(|(arg, v)| *arg.name == *name && uses[v.0 as usize] > 0);
-    memory_params(def).map(|(p, _)| p.name).filter(|name| !used(name)).collect()
+    memory_but(def, func, |v| uses[v.0 as usize] > 0)
 }
 
-/// Memory that the kernel does not read under these constants: what it does not touch, and sums that begin at nothing.
-fn unread_memory(
-    def: &'static KernelDef,
-    dtypes: &[DType],
-    constants: &[(&'static str, ConstValue)],
-) -> Vec<&'static str> {
-    let Some(func) = recorded(def, dtypes, constants) else { return Vec::new() };
-    let read = written::read_through(&func);
+/// Memory that the kernel does not read as it was recorded: what it does not touch, and sums that begin at nothing.
+fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
+    let read = written::read_through(func);
+    memory_but(def, func, |v| read.contains(&v))
+}
+
+/// Memory but that whose pointer is one of these.
+fn memory_but(def: &'static KernelDef, func: &Func, is: impl Fn(Value) -> bool) -> Vec<&'static str> {
     let params = &func.block(func.body).params;
-    let is_read = |name: &str| func.args.iter().zip(params).any(|(arg, v)| *arg.name == *name && read.contains(v));
-    memory_params(def).map(|(p, _)| p.name).filter(|name| !is_read(name)).collect()
+    let among = |name: &str| func.args.iter().zip(params).any(|(arg, &v)| *arg.name == *name && is(v));
+    memory_params(def).map(|(p, _)| p.name).filter(|name| !among(name)).collect()
 }
 
 /// Element types of the type parameters, from the tensors and from `--dtype`.

@@ -530,11 +530,16 @@ fn shared_layout(tile: &LinearLayout, shape: &[usize], dtype: DType) -> LinearLa
     let runs: Vec<usize> = (0..shape.len()).map(|axis| tile.contiguous_run(axis)).collect();
     let mut order: Vec<usize> = (0..shape.len()).rev().collect();
     order.sort_by_key(|&axis| std::cmp::Reverse(runs[axis]));
+    shared_in_order(shape, &order, dtype)
+}
+
+/// The layout of an operand in shared memory whose dimensions run in `order`, the fastest one first, swizzled as far as a row reaches.
+pub(super) fn shared_in_order(shape: &[usize], order: &[usize], dtype: DType) -> LinearLayout {
     let bytes = dtype.bytes() as u32;
     let row = shape[order[0]] as u32 * bytes;
     let shape = extents(shape);
     match crate::layout::Swizzle::widest_for(row).bytes() {
-        0..=16 => LinearLayout::shared_row_major(&shape, &order),
-        swizzle => LinearLayout::shared_swizzled(&shape, &order, bytes, swizzle),
+        0..=16 => LinearLayout::shared_row_major(&shape, order),
+        swizzle => LinearLayout::shared_swizzled(&shape, order, bytes, swizzle),
     }
 }

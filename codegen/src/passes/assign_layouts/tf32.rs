@@ -8,9 +8,9 @@
 
 use super::choose::extents;
 use super::dot::{DotPlan, DotShape};
-use super::rewrite::Rewrite;
+use super::rewrite::{Rewrite, shared_in_order};
 use crate::ir::{BinaryOp, DType, Literal, Op, Precision, Type, Value};
-use crate::layout::{LinearLayout, Swizzle};
+use crate::layout::LinearLayout;
 
 /// The bits of an f32 that tf32 keeps.
 const KEPT: i64 = 0xFFFF_E000 - (1 << 32);
@@ -31,19 +31,17 @@ impl Rewrite<'_, '_> {
         let exact = dot.precision == Precision::Tf32x3;
         let acc_ty = self.new.ty(acc).clone();
         let layout = plan.a_layout(dot.m, dot.k, DType::F32).expect("internal compiler error: no layout of an operand");
-        let b_layout = self.second_in_registers(b);
+        let b_buffer = self.k_major(b, 0);
+        let b_layout = self.second_in_registers(b, b_buffer.is_some());
         if !exact {
             let a = match self.k_major(a, 1) {
                 Some(buffer) => buffer,
                 None => self.tile(a, &layout),
             };
-            let b = match self.k_major(b, 0) {
-                Some(buffer) => buffer,
-                None => {
-                    let tile = self.tile(b, &b_layout);
-                    self.shared_along_k(tile)
-                }
-            };
+            let b = b_buffer.unwrap_or_else(|| {
+                let tile = self.tile(b, &b_layout);
+                self.shared_along_k(tile)
+            });
             let started = self.start(warps, [a, b], acc, &acc_ty);
             return self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty);
         }
@@ -87,12 +85,12 @@ impl Rewrite<'_, '_> {
         self.emit_one(Op::LocalLoad, vec![buffer], ty)
     }
 
-    /// The layout in which threads take the second operand [k, n] from where it is to a buffer along K: four neighbours on each side.
-    fn second_in_registers(&mut self, b: Value) -> LinearLayout {
+    /// The layout in which threads take the second operand [k, n] from where it is, which may be along K too, to a buffer along K: four
+    /// neighbours on each side.
+    fn second_in_registers(&self, b: Value, is_along_k: bool) -> LinearLayout {
         let shape = extents(self.old.ty(b).shape());
         let num_warps = self.homes.num_warps;
-        let along_k_already = self.k_major(b, 0).is_some();
-        match along_k_already {
+        match is_along_k {
             true => LinearLayout::blocked_filling(&shape, &[4.min(shape[0]), 1], num_warps, &[0, 1]),
             false => LinearLayout::transposing(&shape, num_warps),
         }
@@ -122,9 +120,7 @@ impl Rewrite<'_, '_> {
     }
 }
 
-/// The layout of a buffer in which `wgmma` can read f32: K, dimension `k`, runs fastest, swizzled as far as a row reaches.
+/// The layout of a buffer in which `wgmma` can read f32: K, dimension `k`, runs fastest.
 fn along_k(shape: &[usize], k: usize) -> LinearLayout {
-    let bytes = DType::F32.bytes() as u32;
-    let swizzle = Swizzle::widest_for(shape[k] as u32 * bytes);
-    LinearLayout::shared_swizzled(&extents(shape), &[k, 1 - k], bytes, swizzle.bytes())
+    shared_in_order(shape, &[k, 1 - k], DType::F32)
 }

@@ -25,6 +25,7 @@ use super::super::copies::plan::{LANES, RELEASE, SEGMENT};
 use super::super::copies::{Addresses, Command, Kind, Plan};
 use super::super::{CommError, Result};
 use super::Guard;
+use super::start::host_name;
 
 /// A collective that copy engines carry.
 #[derive(Clone, Copy, Debug)]
@@ -185,14 +186,6 @@ fn find_functions() -> Result<(), String> {
         None => Ok(()),
         Some(name) => Err(format!("the driver does not have {name}: it is older than CUDA 12")),
     }
-}
-
-/// This host's name, in as many bytes on all.
-fn host_name() -> [u8; 64] {
-    let mut name = [0; 64];
-    // SAFETY: the buffer has room for so many bytes, and a zero stays behind them.
-    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    name
 }
 
 /// Whether all ranks, of which each shows a handle and its host's name, are on one. All ranks find the same.

@@ -52,16 +52,22 @@ pub fn meet(host: &Communicator, place: &Place, id: &[u8], options: Options) -> 
     Ok(OverLinks::new(Sockets::new(rank, sockets)?.looking_for(EAGER)))
 }
 
+/// This host's name, in as many bytes on all: zeros follow it, one at least.
+pub fn host_name() -> [u8; 64] {
+    let mut name = [0; 64];
+    // SAFETY: the buffer has room for so many bytes, and a zero stays behind them.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    name
+}
+
 /// Rank 0's address where nobody named one: this host, or its name where there are several.
 fn address_over(host: &Communicator) -> Result<String> {
-    const LONGEST: usize = 64;
-    let mut names = vec![0_u8; LONGEST * host.world()];
-    let own = &mut names[LONGEST * host.rank()..][..LONGEST - 1];
-    // SAFETY: the buffer has room for so many bytes, and a zero stays behind them.
-    unsafe { libc::gethostname(own.as_mut_ptr().cast(), own.len()) };
+    let own = host_name();
+    let mut names = vec![0_u8; own.len() * host.world()];
+    names[own.len() * host.rank()..][..own.len()].copy_from_slice(&own);
     host.all_gather(&mut names)?;
-    let (first, others) = names.split_at(LONGEST);
-    if others.chunks(LONGEST).all(|other| other == first) {
+    let (first, others) = names.split_at(own.len());
+    if others.chunks(own.len()).all(|other| other == first) {
         return Ok("127.0.0.1".into());
     }
     Ok(String::from_utf8_lossy(first).trim_end_matches('\0').to_string())
