@@ -14,7 +14,7 @@ use std::path::Path;
 use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::pipeline::{self, Observer};
-use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Target};
+use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
 use tilewright_codegen::text;
 use tilewright_kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright_kernels::attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS;
@@ -39,11 +39,8 @@ struct Choice {
     dtype: DType,
     arch: GpuArch,
     tiles: Tiles,
-    overlap: Option<bool>,
     consts: Vec<(&'static str, ConstValue)>,
-    warp_specialize: Option<bool>,
-    take_turns: Option<bool>,
-    bulk_copies: Option<bool>,
+    schedule: Schedule,
 }
 
 fn main() -> Result<()> {
@@ -124,6 +121,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
     };
     let (warp_specialize, take_turns, overlap) = (flag("ws")?, flag("turns")?, flag("overlap")?);
     let bulk_copies = flag("tma")?;
+    let schedule = Schedule { warp_specialize, take_turns, overlap, bulk_copies, ..Schedule::default() };
     let has = |name: &str| def.params.iter().any(|p| p.name == name);
     let name = format!(
         "{name}_{dtype}_d{d}{}{}_q{}k{}w{}s{}",
@@ -140,7 +138,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
         tiles.num_stages
     );
     let consts = all.into_iter().filter(|(name, _)| has(name)).collect();
-    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, warp_specialize, take_turns, overlap, bulk_copies })
+    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, schedule })
 }
 
 /// Aligned memory, strides that are multiples of 16, rows without gaps.
@@ -181,10 +179,7 @@ fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
         num_warps,
         num_stages,
         debug_asserts: false,
-        warp_specialize: choice.warp_specialize,
-        overlap: choice.overlap,
-        take_turns: choice.take_turns,
-        bulk_copies: choice.bulk_copies,
+        schedule: choice.schedule,
         ..CompileOptions::default()
     };
     let mut stages = Stages { wanted: emit.map(String::as_str), tile: String::new(), llvm: String::new() };

@@ -6,7 +6,7 @@
 //! here [`swizzle2d`]).
 
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
-use tilewright_codegen::target::{GpuArch, Target};
+use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
@@ -369,7 +369,8 @@ fn default_config(problem: &Problem) -> Config {
     // Warps that do nothing but fetch pay where the products keep two warp groups busy.
     let apart = hopper && bytes == 2 && m * n >= 128 * 128;
     let f32 = hopper && bytes == 4 && problem.get("precision") != Some(Precision::Ieee);
-    Config { warp_specialize: apart.then_some(true), wgmma_f32: f32.then_some(true), ..config }
+    let (warp_specialize, wgmma_f32) = (apart.then_some(true), f32.then_some(true));
+    Config { schedule: Schedule { warp_specialize, wgmma_f32, ..Schedule::default() }, ..config }
 }
 
 /// Tiles and warps for f32 by warpgroups: as large as leaves work for all multiprocessors, since splitting the operands costs less the

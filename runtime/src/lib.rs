@@ -50,4 +50,5 @@ pub mod __private {
     pub use crate::kernel;
     pub use crate::{CompiledKernel, Device, Element, Grid, LaunchConfig, Result};
     pub use tilewright_codegen::lang;
+    pub use tilewright_codegen::target::Schedule;
 }

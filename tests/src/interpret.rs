@@ -7,7 +7,7 @@ use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, Specializ
 use tilewright_codegen::lower;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::sim::{self, Global, Launch};
-use tilewright_codegen::target::{CompileOptions, GpuArch};
+use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 
 /// An argument of a kernel.
 pub enum Arg<'a> {
@@ -70,6 +70,13 @@ pub const SIMULATED: [Form; 2] = [
     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 4, num_stages: 3 },
 ];
 
+/// How the norms' backward kernels go down rows two at a time: whether a tile has whole rows, its columns, how many programs there are, and
+/// stages. Few programs with many tiles each, fetched ahead or not; and a program for each tile.
+pub fn walks([rows, d]: [usize; 2]) -> [(bool, usize, usize, usize); 4] {
+    let (tiles, whole) = (rows.div_ceil(2), d.next_power_of_two());
+    [(true, whole, tiles.div_ceil(2), 1), (true, whole, 1, 3), (true, whole, tiles, 2), (false, 8, tiles, 1)]
+}
+
 /// The assumptions of a launch: pointers and integers that are multiples of 16, and ones.
 fn specialization(args: &[Arg]) -> Specialization {
     let spec = |arg: &Arg| match arg {
@@ -115,9 +122,12 @@ pub fn interpret(
             let options = CompileOptions {
                 num_warps,
                 num_stages,
-                bulk_copies: Some(loads != Loads::Threads),
-                warp_specialize: Some(loads == Loads::Specialists),
-                wgmma_f32: Some(true),
+                schedule: Schedule {
+                    bulk_copies: Some(loads != Loads::Threads),
+                    warp_specialize: Some(loads == Loads::Specialists),
+                    wgmma_f32: Some(true),
+                    ..Schedule::default()
+                },
                 ..CompileOptions::default()
             };
             simulate(&func, GpuArch::Sm90a, &options, grid, args)
@@ -127,8 +137,7 @@ pub fn interpret(
             let options = CompileOptions {
                 num_warps,
                 num_stages,
-                bulk_copies: bulk,
-                warp_specialize: roles,
+                schedule: Schedule { bulk_copies: bulk, warp_specialize: roles, ..Schedule::default() },
                 ..CompileOptions::default()
             };
             let before: Vec<Option<Vec<u8>>> = args.iter().map(Arg::written).collect();

@@ -7,7 +7,7 @@ use tilewright::prelude::Precision;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::GpuArch;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, SIMULATED, interpret};
+use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, SIMULATED, interpret, walks};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::activated;
 
@@ -229,16 +229,7 @@ fn rms_norm_gradients_match() {
         let (xs, ws) = (x.values(), w.values());
         let rstd = HostTensor::of(DType::F32, &[rows], &[1], &rms_norm::reference::forward(&xs, &ws, 0.1).1);
         let (want_x, want_w) = rms_norm::reference::backward(&xs, &ws, &grad_y.values(), 0.1);
-        let tiles = rows.div_ceil(2);
-        let whole = d.next_power_of_two();
-        // Few programs with many tiles each, fetched ahead or not; and a program for each tile.
-        let cuts = [
-            (true, whole, tiles.div_ceil(2), 1usize),
-            (true, whole, 1, 3),
-            (true, whole, tiles, 2),
-            (false, 8, tiles, 1),
-        ];
-        for (whole_rows, d_tile, tiles, stages) in cuts {
+        for (whole_rows, d_tile, tiles, stages) in walks([rows, d]) {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);

@@ -6,7 +6,7 @@ use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, lay
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, SIMULATED, interpret};
+use tilewright_tests::interpret::{Arg, FORMS, Form, SIMULATED, interpret, walks};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::indices;
 
@@ -91,15 +91,7 @@ fn layer_norm_gradients_match() {
         let mean = HostTensor::of(DType::F32, &[rows], &[1], &mean);
         let rstd = HostTensor::of(DType::F32, &[rows], &[2], &rstd);
         let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &g.values(), 0.1);
-        let (tiles, whole) = (rows.div_ceil(2), d.next_power_of_two());
-        // Few programs with many tiles each, fetched ahead or not; and a program for each tile.
-        let cuts = [
-            (true, whole, tiles.div_ceil(2), 1usize),
-            (true, whole, 1, 3),
-            (true, whole, tiles, 2),
-            (false, 8, tiles, 1),
-        ];
-        for (whole_rows, d_tile, tiles, stages) in cuts {
+        for (whole_rows, d_tile, tiles, stages) in walks([rows, d]) {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], s);
                 let partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);

@@ -9,7 +9,7 @@ use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::pipeline;
-use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Target};
+use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
 use tilewright_tests::configurations::{Configuration, PTX_VERSION, configurations, well_aligned};
 use tilewright_tests::{consts, ptxas, sass};
 
@@ -62,8 +62,7 @@ impl Case {
             num_stages: 2,
             ptx_version: PTX_VERSION,
             debug_asserts: false,
-            warp_specialize: Some(self.producers),
-            overlap: Some(true),
+            schedule: Schedule { warp_specialize: Some(self.producers), overlap: Some(true), ..Schedule::default() },
             ..CompileOptions::default()
         };
         ptx(&Configuration { def: self.def, dtypes: vec![DType::BF16], consts, options })
@@ -132,7 +131,8 @@ fn sums_stay_under_way_from_one_iteration_to_the_next() {
     let all = configurations(DType::BF16);
     let matmul = all.into_iter().find(|c| c.def.name == "matmul").expect("a configuration");
     for producers in [false, true] {
-        let options = CompileOptions { warp_specialize: Some(producers), ..matmul.options.clone() };
+        let schedule = Schedule { warp_specialize: Some(producers), ..matmul.options.schedule };
+        let options = CompileOptions { schedule, ..matmul.options.clone() };
         let ptx = ptx(&Configuration { options, ..matmul.clone() });
         let resources = ptxas::assemble_to(&ptxas, &ptx, "sm_90a", &cubin).unwrap_or_else(|e| panic!("{e}"));
         println!("matmul, producers: {producers}: {} registers", resources.registers);

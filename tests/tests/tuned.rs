@@ -43,11 +43,7 @@ impl Variant {
             num_warps: self.config.num_warps,
             num_stages: self.config.num_stages,
             max_registers: self.config.max_registers,
-            bulk_copies: self.config.bulk_copies,
-            warp_specialize: self.config.warp_specialize,
-            take_turns: self.config.take_turns,
-            overlap: self.config.overlap,
-            wgmma_f32: self.config.wgmma_f32,
+            schedule: self.config.schedule,
             ptx_version: PTX_VERSION,
             ..CompileOptions::default()
         };

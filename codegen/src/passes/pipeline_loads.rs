@@ -60,7 +60,7 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
     if candidates.is_empty() {
         return;
     }
-    if arch >= GpuArch::Sm90a && options.bulk_copies == Some(true) {
+    if arch >= GpuArch::Sm90a && options.schedule.bulk_copies == Some(true) {
         let axis = AxisAnalysis::new(func);
         candidates.iter_mut().for_each(|c| c.bulk = by_engine(func, &axis, c));
     }

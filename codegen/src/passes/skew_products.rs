@@ -26,7 +26,7 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
     for id in loops {
         let Op::For { overlap, .. } = func.op(id).op else { continue };
-        let wanted = overlap.or(options.overlap);
+        let wanted = overlap.or(options.schedule.overlap);
         if wanted == Some(false) {
             continue;
         }

@@ -67,7 +67,7 @@ fn wanted(func: &Func, options: &CompileOptions) -> bool {
             _ => None,
         })
         .collect();
-    hints.contains(&true) || options.warp_specialize == Some(true) && !hints.contains(&false)
+    hints.contains(&true) || options.schedule.warp_specialize == Some(true) && !hints.contains(&false)
 }
 
 impl Plan {
@@ -79,7 +79,7 @@ impl Plan {
             if candidates.is_empty() {
                 continue;
             }
-            let rings = rings(func, &candidates, options.bulk_copies != Some(false))?;
+            let rings = rings(func, &candidates, options.schedule.bulk_copies != Some(false))?;
             let same = |g: &Group| {
                 let pairs = || g.rings.iter().zip(&rings);
                 g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.bulk == b.bulk)

@@ -10,7 +10,7 @@ use crate::target::CompileOptions;
 
 /// See the module's page.
 pub fn run(func: &mut Func, options: &CompileOptions) {
-    if options.take_turns != Some(true) {
+    if options.schedule.take_turns != Some(true) {
         return;
     }
     let consumers = func.walk().into_iter().find_map(|id| match func.op(id).op {

@@ -1,7 +1,7 @@
 //! Roles on the simulated GPU: attention whose loads are the work of warps of their own.
 
 use super::tests::{Attention, relative_error};
-use crate::target::{CompileOptions, GpuArch};
+use crate::target::{CompileOptions, GpuArch, Schedule};
 
 /// With a length that the host knows as an i32, and of one head: what a tensor map can say.
 fn attention64_in_bulk() -> Attention {
@@ -14,8 +14,8 @@ fn attention64_in_bulk() -> Attention {
 
 /// The options of roles with this many warps that compute.
 fn roles(num_warps: u32, take_turns: bool) -> CompileOptions {
-    let (warp_specialize, take_turns) = (Some(true), Some(take_turns));
-    CompileOptions { num_warps, num_stages: 2, warp_specialize, take_turns, ..CompileOptions::default() }
+    let schedule = Schedule { warp_specialize: Some(true), take_turns: Some(take_turns), ..Schedule::default() };
+    CompileOptions { num_warps, num_stages: 2, schedule, ..CompileOptions::default() }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::{Global, Launch, run};
 use crate::ir::{Elem, Func};
 use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
-use crate::target::{CompileOptions, GpuArch};
+use crate::target::{CompileOptions, GpuArch, Schedule};
 use crate::testgen::{self, Argument, Options, Program};
 
 /// Outputs of a program on the simulated GPU.
@@ -218,7 +218,8 @@ fn long_attention64() -> Attention {
 }
 
 fn overlapped(num_warps: u32, num_stages: u32, overlap: bool) -> CompileOptions {
-    CompileOptions { num_warps, num_stages, overlap: Some(overlap), ..CompileOptions::default() }
+    let schedule = Schedule { overlap: Some(overlap), ..Schedule::default() };
+    CompileOptions { num_warps, num_stages, schedule, ..CompileOptions::default() }
 }
 
 /// The second product of an iteration runs under the arithmetic of the next one, or it does not: the result is the same.

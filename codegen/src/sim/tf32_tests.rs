@@ -5,7 +5,7 @@ use super::{Global, Launch, run};
 use crate::ir::Func;
 use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
-use crate::target::{CompileOptions, GpuArch};
+use crate::target::{CompileOptions, GpuArch, Schedule};
 
 /// c [m, n] = a [m, k] · b [k, n], all of it by one program, `k_tile` of k at a time.
 struct Product {
@@ -104,7 +104,8 @@ impl Product {
 }
 
 fn by_warpgroups(num_warps: u32, num_stages: u32) -> CompileOptions {
-    CompileOptions { num_warps, num_stages, wgmma_f32: Some(true), ..CompileOptions::default() }
+    let schedule = Schedule { wgmma_f32: Some(true), ..Schedule::default() };
+    CompileOptions { num_warps, num_stages, schedule, ..CompileOptions::default() }
 }
 
 #[test]

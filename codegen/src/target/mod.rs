@@ -120,9 +120,31 @@ pub struct CompileOptions {
     pub debug_asserts: bool,
     /// Upper bound of registers per thread that ptxas may use; `None` leaves it to the block size.
     pub max_registers: Option<u32>,
+    /// Choices of how loops with products run.
+    #[serde(flatten)]
+    pub schedule: Schedule,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        CompileOptions {
+            num_warps: 4,
+            num_stages: 3,
+            ptx_version: 83,
+            debug_asserts: true,
+            max_registers: None,
+            schedule: Schedule::default(),
+        }
+    }
+}
+
+/// How loops with products run on a GPU. What is `None` is the compiler's choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Schedule {
     /// Whether loads that run ahead in software pipelines are the work of the bulk copy engine (TMA, Hopper only) where a
     /// tensor map describes them; `None` leaves it to the compiler, which has the threads copy, but for loads that are the work
-    /// of warps of their own. With `Some(false)` the code takes no tensor map.
+    /// of warps of their own. With `Some(false)` the code takes no tensor map; a launch on
+    /// tensors that the engine cannot fetch (an extent of 0, a negative stride) is such a one.
     pub bulk_copies: Option<bool>,
     /// Whether loads that run ahead are the work of warps of their own (Hopper only), in kernels whose loops do not say so
     /// themselves; `None` leaves it to the compiler, which does not do it yet.
@@ -138,20 +160,39 @@ pub struct CompileOptions {
     pub wgmma_f32: Option<bool>,
 }
 
-impl Default for CompileOptions {
-    fn default() -> Self {
-        CompileOptions {
-            num_warps: 4,
-            num_stages: 3,
-            ptx_version: 83,
-            debug_asserts: true,
-            max_registers: None,
-            bulk_copies: None,
-            warp_specialize: None,
-            overlap: None,
-            take_turns: None,
-            wgmma_f32: None,
+impl Schedule {
+    /// All of them, by name.
+    pub fn named(self) -> [(&'static str, Option<bool>); 5] {
+        let Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = self;
+        [
+            ("bulk_copies", bulk_copies),
+            ("warp_specialize", warp_specialize),
+            ("take_turns", take_turns),
+            ("overlap", overlap),
+            ("wgmma_f32", wgmma_f32),
+        ]
+    }
+
+    /// The choice of that name.
+    pub fn choice(&mut self, name: &str) -> Option<&mut Option<bool>> {
+        Some(match name {
+            "bulk_copies" => &mut self.bulk_copies,
+            "warp_specialize" => &mut self.warp_specialize,
+            "take_turns" => &mut self.take_turns,
+            "overlap" => &mut self.overlap,
+            "wgmma_f32" => &mut self.wgmma_f32,
+            _ => return None,
+        })
+    }
+
+    /// These choices, and where one is left open that of `others`.
+    pub fn or(mut self, others: Schedule) -> Schedule {
+        for (name, value) in others.named() {
+            if let Some(choice) = self.choice(name) {
+                *choice = choice.or(value);
+            }
         }
+        self
     }
 }
 

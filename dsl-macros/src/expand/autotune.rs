@@ -3,7 +3,7 @@
 use super::host::{Lists, pascal_case};
 use super::kernel::{const_default, def_name};
 use super::{body::hidden, private};
-use crate::parse::autotune::{self as parse, Autotune, Config, Key};
+use crate::parse::autotune::{self as parse, Autotune, CHOICES, Config, Key};
 use crate::parse::kernel::{self as signature, Signature};
 use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote};
@@ -46,31 +46,16 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
         None => quote!(::core::option::Option::None),
     };
     let configs = autotune.configs.iter().map(|config| {
-        let Config {
-            constants,
-            num_warps,
-            num_stages,
-            max_registers,
-            bulk_copies,
-            warp_specialize,
-            take_turns,
-            overlap,
-            wgmma_f32,
-        } = config;
+        let Config { constants, num_warps, num_stages, max_registers, choices } = config;
         let constants = constants.iter().map(|c| const_default(c, &quote!(#private::lang)));
         let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
-        let [bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32] =
-            [*bulk_copies, *warp_specialize, *take_turns, *overlap, *wgmma_f32].map(flag);
+        let (names, choices) = (CHOICES.map(|name| format_ident!("{name}")), choices.map(flag));
         quote!(#private::autotune::ConfigDef {
             constants: &[#(#constants),*],
             num_warps: #num_warps,
             num_stages: #num_stages,
             max_registers: #max_registers,
-            bulk_copies: #bulk_copies,
-            warp_specialize: #warp_specialize,
-            take_turns: #take_turns,
-            overlap: #overlap,
-            wgmma_f32: #wgmma_f32,
+            schedule: #private::Schedule { #(#names: #choices),* },
         })
     });
     let lists = match &autotune.shared {

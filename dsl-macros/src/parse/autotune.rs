@@ -21,17 +21,17 @@ pub struct Autotune {
     pub tables: Option<Expr>,
 }
 
+/// What a configuration chooses of the compiler's schedule, by the names that it has there.
+pub const CHOICES: [&str; 5] = ["bulk_copies", "warp_specialize", "take_turns", "overlap", "wgmma_f32"];
+
 pub struct Config {
     /// One per tuned constant.
     pub constants: Vec<Default>,
     pub num_warps: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
-    pub bulk_copies: Option<bool>,
-    pub warp_specialize: Option<bool>,
-    pub take_turns: Option<bool>,
-    pub overlap: Option<bool>,
-    pub wgmma_f32: Option<bool>,
+    /// One per name of [`CHOICES`].
+    pub choices: [Option<bool>; CHOICES.len()],
 }
 
 /// An entry of the key.
@@ -192,11 +192,7 @@ fn read_config(
         num_warps: None,
         num_stages: None,
         max_registers: None,
-        bulk_copies: None,
-        warp_specialize: None,
-        take_turns: None,
-        overlap: None,
-        wgmma_f32: None,
+        choices: [None; CHOICES.len()],
     };
     let known = errors.len();
     for arg in &call.args {
@@ -236,8 +232,8 @@ impl Config {
         };
         let constants: Vec<String> = self.constants.iter().map(value).collect();
         let Config { num_warps, num_stages, max_registers, .. } = self;
-        let flags = [self.bulk_copies, self.warp_specialize, self.take_turns, self.overlap, self.wgmma_f32];
-        format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {flags:?}")
+        let choices = self.choices;
+        format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {choices:?}")
     }
 }
 
@@ -252,6 +248,9 @@ fn read_argument(
         return Err(Error::new(arg.span(), "write `name = value`, as in `Config(tile = 64)`"));
     };
     let known = constants(signature).any(|p| p.name == *name);
+    if let (false, Some(at)) = (known, CHOICES.iter().position(|choice| name == choice)) {
+        return read_flag(name, value, &mut config.choices[at]);
+    }
     let (slot, range, expected) = match name.to_string().as_str() {
         _ if known => {
             if given.iter().any(|(other, _)| other == name) {
@@ -265,18 +264,14 @@ fn read_argument(
         "num_warps" => (&mut config.num_warps, 1..=32, "1, 2, 4, 8, 16 or 32"),
         "num_stages" => (&mut config.num_stages, 1..=16, "1 to 16"),
         "max_registers" => (&mut config.max_registers, 16..=255, "16 to 255"),
-        "bulk_copies" => return read_flag(name, value, &mut config.bulk_copies),
-        "warp_specialize" => return read_flag(name, value, &mut config.warp_specialize),
-        "take_turns" => return read_flag(name, value, &mut config.take_turns),
-        "overlap" => return read_flag(name, value, &mut config.overlap),
-        "wgmma_f32" => return read_flag(name, value, &mut config.wgmma_f32),
         _ => {
             let message = match signature.params.iter().any(|p| p.name == *name) {
                 true => format!("`{name}` is passed at each launch: a configuration chooses `#[constexpr]` parameters"),
                 false => format!(
                     "the kernel has no constant `{name}`: a configuration chooses among {}, and num_warps, num_stages, \
-                     max_registers, bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32",
-                    names(constants(signature))
+                     max_registers, {}",
+                    names(constants(signature)),
+                    CHOICES.join(", ")
                 ),
             };
             return Err(Error::new(name.span(), message));

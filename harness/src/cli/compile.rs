@@ -5,12 +5,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use tilewright::autotune::Config;
 use tilewright::codegen::ir::{DType, Func, Stage};
 use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::llvm::{self, Opt};
 use tilewright::codegen::pipeline::Observer;
-use tilewright::codegen::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
+use tilewright::codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright::codegen::text;
 use tilewright::env::Env;
 use tilewright::kernel::{explain, explain_failure};
@@ -88,16 +87,17 @@ pub struct Schedule {
     pub wgmma_f32: Option<bool>,
 }
 
-impl Schedule {
-    /// What a tuned configuration says, but for what this one does.
-    pub fn or(self, config: &Config) -> Schedule {
-        Schedule {
-            bulk_copies: self.bulk_copies.or(config.bulk_copies),
-            warp_specialize: self.warp_specialize.or(config.warp_specialize),
-            overlap: self.overlap.or(config.overlap),
-            take_turns: self.take_turns.or(config.take_turns),
-            wgmma_f32: self.wgmma_f32.or(config.wgmma_f32),
-        }
+impl From<Schedule> for target::Schedule {
+    fn from(given: Schedule) -> target::Schedule {
+        let Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = given;
+        target::Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 }
+    }
+}
+
+impl From<target::Schedule> for Schedule {
+    fn from(chosen: target::Schedule) -> Schedule {
+        let target::Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = chosen;
+        Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 }
     }
 }
 
@@ -211,11 +211,7 @@ impl Options {
             num_stages: self.num_stages,
             debug_asserts: !self.no_asserts,
             max_registers: self.max_registers,
-            bulk_copies: self.schedule.bulk_copies,
-            warp_specialize: self.schedule.warp_specialize,
-            overlap: self.schedule.overlap,
-            take_turns: self.schedule.take_turns,
-            wgmma_f32: self.schedule.wgmma_f32,
+            schedule: self.schedule.into(),
             ..CompileOptions::default()
         })
     }

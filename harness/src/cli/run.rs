@@ -206,11 +206,7 @@ impl Job {
         config.num_stages = options.num_stages;
         config.debug_asserts = options.debug_asserts;
         config.max_registers = options.max_registers;
-        config.bulk_copies = options.bulk_copies;
-        config.warp_specialize = options.warp_specialize;
-        config.overlap = options.overlap;
-        config.take_turns = options.take_turns;
-        config.wgmma_f32 = options.wgmma_f32;
+        config.schedule = options.schedule;
 
         let mut places = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
         let mut args = tensors::kernel_args(self.def, &mut places, &self.scalars);

@@ -1,7 +1,7 @@
 //! Tile sizes, warps and pipeline depth: the defaults per head dimension, element type and target. The configurations that
 //! tuning tries stand beside the kernels.
 
-use tilewright_codegen::target::{GpuArch, Target};
+use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 
 /// The parts of an attention that are kernels with tiles of their own.
@@ -25,45 +25,30 @@ pub struct Tiles {
     pub num_warps: u32,
     /// Depth of the loops' pipelines (GPU).
     pub num_stages: u32,
-    /// As in [`LaunchConfig`](tilewright_runtime::LaunchConfig), as the next ones; `None` leaves it to the compiler.
-    pub bulk_copies: Option<bool>,
-    pub warp_specialize: Option<bool>,
-    pub take_turns: Option<bool>,
-    pub overlap: Option<bool>,
-    pub wgmma_f32: Option<bool>,
+    /// What is left open is the compiler's choice.
+    pub schedule: Schedule,
 }
 
 impl Tiles {
     /// Tiles whose schedule is the compiler's choice.
     pub const fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
-        Tiles {
-            q_tile,
-            k_tile,
-            num_warps,
-            num_stages,
-            bulk_copies: None,
-            warp_specialize: None,
-            take_turns: None,
-            overlap: None,
-            wgmma_f32: None,
-        }
+        const OPEN: Schedule =
+            Schedule { bulk_copies: None, warp_specialize: None, overlap: None, take_turns: None, wgmma_f32: None };
+        Tiles { q_tile, k_tile, num_warps, num_stages, schedule: OPEN }
     }
 
     /// As the autotuner has it.
     pub fn config(self) -> Config {
         let config = Config::default().set("q_tile", self.q_tile).set("k_tile", self.k_tile);
         let config = config.num_warps(self.num_warps).num_stages(self.num_stages);
-        let Tiles { bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32, .. } = self;
-        Config { bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32, ..config }
+        Config { schedule: self.schedule, ..config }
     }
 
     /// From a configuration of one of the three kernels.
     pub fn of(config: &Config) -> Option<Tiles> {
         let (q_tile, k_tile) = (config.get("q_tile")?, config.get("k_tile")?);
-        let Config { num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32, .. } =
-            *config;
-        let tiles = Tiles::new(q_tile, k_tile, num_warps, num_stages);
-        Some(Tiles { bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32, ..tiles })
+        let Config { num_warps, num_stages, schedule, .. } = *config;
+        Some(Tiles { q_tile, k_tile, num_warps, num_stages, schedule })
     }
 }
 
@@ -96,7 +81,12 @@ pub fn d_tile(d: usize) -> usize {
 
 /// Loads by warps of their own.
 fn roles(tiles: Tiles) -> Tiles {
-    Tiles { warp_specialize: Some(true), ..tiles }
+    Tiles { schedule: Schedule { warp_specialize: Some(true), ..tiles.schedule }, ..tiles }
+}
+
+/// No products in flight.
+fn in_turn(tiles: Tiles) -> Tiles {
+    Tiles { schedule: Schedule { overlap: Some(false), ..tiles.schedule }, ..tiles }
 }
 
 /// The tiles that are used where the caller names none.
@@ -132,7 +122,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         (Target::Nvptx(arch), Pass::Queries) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
             ..=64 => roles(Tiles::new(128, 64, 8, 4)),
             // With products in flight it spills.
-            _ => Tiles { overlap: Some(false), ..roles(Tiles::new(128, 128, 8, 2)) },
+            _ => in_turn(roles(Tiles::new(128, 128, 8, 2))),
         },
         (Target::Nvptx(_), Pass::Forward) => match d_tile(d) {
             ..=64 => Tiles::new(64, 128, 4, 2),
@@ -143,7 +133,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         (Target::Nvptx(_), Pass::Keys) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),
             // Four warps and 64 × 64 spill, and so do sums that stay in flight.
-            128 => Tiles { overlap: Some(false), ..Tiles::new(32, 128, 8, 2) },
+            128 => in_turn(Tiles::new(32, 128, 8, 2)),
             _ if little_memory => Tiles::new(32, 32, 8, 2),
             _ => Tiles::new(32, 64, 8, 2),
         },

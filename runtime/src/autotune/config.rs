@@ -7,7 +7,7 @@ use std::fmt;
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, KernelDef};
-use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
+use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule, Target};
 
 use super::table::Table;
 use crate::error::{Error, Result};
@@ -71,11 +71,7 @@ pub struct ConfigDef {
     pub num_warps: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
-    pub bulk_copies: Option<bool>,
-    pub warp_specialize: Option<bool>,
-    pub take_turns: Option<bool>,
-    pub overlap: Option<bool>,
-    pub wgmma_f32: Option<bool>,
+    pub schedule: Schedule,
 }
 
 /// One configuration: constants of the kernel, and choices of its compilation.
@@ -85,28 +81,14 @@ pub struct Config {
     pub num_warps: u32,
     pub num_stages: u32,
     pub max_registers: Option<u32>,
-    pub bulk_copies: Option<bool>,
-    pub warp_specialize: Option<bool>,
-    pub take_turns: Option<bool>,
-    pub overlap: Option<bool>,
-    pub wgmma_f32: Option<bool>,
+    pub schedule: Schedule,
 }
 
 impl Default for Config {
     /// No constants, and the compiler's defaults.
     fn default() -> Config {
         let CompileOptions { num_warps, num_stages, max_registers, .. } = CompileOptions::default();
-        Config {
-            constants: Vec::new(),
-            num_warps,
-            num_stages,
-            max_registers,
-            bulk_copies: None,
-            warp_specialize: None,
-            take_turns: None,
-            overlap: None,
-            wgmma_f32: None,
-        }
+        Config { constants: Vec::new(), num_warps, num_stages, max_registers, schedule: Schedule::default() }
     }
 }
 
@@ -156,11 +138,7 @@ impl Config {
             num_warps: self.num_warps,
             num_stages: self.num_stages,
             max_registers: self.max_registers.or(base.max_registers),
-            bulk_copies: self.bulk_copies.or(base.bulk_copies),
-            warp_specialize: self.warp_specialize.or(base.warp_specialize),
-            take_turns: self.take_turns.or(base.take_turns),
-            overlap: self.overlap.or(base.overlap),
-            wgmma_f32: self.wgmma_f32.or(base.wgmma_f32),
+            schedule: self.schedule.or(base.schedule),
             ..base.clone()
         }
     }
@@ -175,14 +153,7 @@ impl fmt::Display for Config {
         if let Some(registers) = self.max_registers {
             write!(f, ",max_registers={registers}")?;
         }
-        let flags = [
-            ("bulk_copies", self.bulk_copies),
-            ("warp_specialize", self.warp_specialize),
-            ("take_turns", self.take_turns),
-            ("overlap", self.overlap),
-            ("wgmma_f32", self.wgmma_f32),
-        ];
-        for (name, flag) in flags {
+        for (name, flag) in self.schedule.named() {
             if let Some(flag) = flag {
                 write!(f, ",{name}={flag}")?;
             }
@@ -201,11 +172,7 @@ impl Autotune {
                 num_warps: def.num_warps.unwrap_or(default.num_warps),
                 num_stages: def.num_stages.unwrap_or(default.num_stages),
                 max_registers: def.max_registers,
-                bulk_copies: def.bulk_copies,
-                warp_specialize: def.warp_specialize,
-                take_turns: def.take_turns,
-                overlap: def.overlap,
-                wgmma_f32: def.wgmma_f32,
+                schedule: def.schedule,
             }
         })
     }
@@ -249,13 +216,11 @@ impl Autotune {
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             let (name, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not name=value"))?;
             let number = || value.parse::<u32>().map_err(|_| format!("{name} cannot be `{value}`"));
-            let flag = || value.parse::<bool>().map_err(|_| format!("{name} is true or false, not `{value}`"));
+            if let Some(choice) = config.schedule.choice(name) {
+                *choice = Some(value.parse().map_err(|_| format!("{name} is true or false, not `{value}`"))?);
+                continue;
+            }
             match name {
-                "bulk_copies" => config.bulk_copies = Some(flag()?),
-                "warp_specialize" => config.warp_specialize = Some(flag()?),
-                "take_turns" => config.take_turns = Some(flag()?),
-                "overlap" => config.overlap = Some(flag()?),
-                "wgmma_f32" => config.wgmma_f32 = Some(flag()?),
                 "num_warps" => config.num_warps = number()?,
                 "num_stages" => config.num_stages = number()?,
                 "max_registers" => config.max_registers = Some(number()?),
@@ -335,7 +300,7 @@ impl Problem<'_> {
     /// of f32.
     pub fn is_for(&self, config: &Config) -> bool {
         let hopper = matches!(self.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
-        config.wgmma_f32 != Some(true) || (hopper && self.dtypes.contains(&DType::F32))
+        config.schedule.wgmma_f32 != Some(true) || (hopper && self.dtypes.contains(&DType::F32))
     }
 
     /// The key as text: element types first.

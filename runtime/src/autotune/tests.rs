@@ -91,8 +91,9 @@ fn configurations_read_as_they_are_written() {
 
 #[test]
 fn f32_by_warpgroups_is_tried_where_it_can_be() {
-    use tilewright_codegen::target::{GpuArch, Target};
-    let config = Config { wgmma_f32: Some(true), ..Config::default() };
+    use tilewright_codegen::target::{GpuArch, Schedule, Target};
+    let schedule = Schedule { wgmma_f32: Some(true), ..Schedule::default() };
+    let config = Config { schedule, ..Config::default() };
     let on = |arch, dtypes: &'static [DType]| Problem { target: Target::Nvptx(arch), dtypes, ..problem(10) };
     assert!(on(GpuArch::Sm90a, &[DType::F32]).is_for(&config));
     assert!(!on(GpuArch::Sm90a, &[DType::BF16]).is_for(&config) && !on(GpuArch::Sm80, &[DType::F32]).is_for(&config));

@@ -1,7 +1,7 @@
 //! How a kernel is started: its grid, and choices of the compilation.
 
 use tilewright_codegen::lang::kernel::KernelDef;
-use tilewright_codegen::target::CompileOptions;
+use tilewright_codegen::target::{CompileOptions, Schedule};
 
 use crate::error::{Error, Result};
 use crate::stream::Stream;
@@ -86,19 +86,8 @@ pub struct LaunchConfig {
     pub debug_asserts: bool,
     /// Upper bound of registers per thread (GPU).
     pub max_registers: Option<u32>,
-    /// Loads that run ahead are the work of the bulk copy engine (Hopper) where it can; `None` leaves it to the compiler. A
-    /// launch on tensors that the engine cannot fetch (an extent of 0, a negative stride) is one with `Some(false)`.
-    pub bulk_copies: Option<bool>,
-    /// Loads that run ahead are the work of warps of their own (Hopper), in kernels whose loops do not say so themselves;
-    /// `None` leaves it to the compiler.
-    pub warp_specialize: Option<bool>,
-    /// The warpgroups that compute take turns at the tensor cores, where loads are the work of others; `None` leaves it to
-    /// the compiler.
-    pub take_turns: Option<bool>,
-    /// Products of one iteration run under the arithmetic of the next (Hopper); `None` leaves it to the compiler.
-    pub overlap: Option<bool>,
-    /// Warpgroups make products of f32 in tf32 and tf32x3 (Hopper), where tiles are large enough; `None` leaves it to the compiler.
-    pub wgmma_f32: Option<bool>,
+    /// Choices of how loops with products run (GPU).
+    pub schedule: Schedule,
     /// Where the launch queues; the device's own stream by default.
     pub stream: Option<Stream>,
     /// Whether the launch shows first that the kernel stays inside its arguments' memory.
@@ -115,11 +104,7 @@ impl LaunchConfig {
             num_stages,
             debug_asserts,
             max_registers,
-            bulk_copies: None,
-            warp_specialize: None,
-            take_turns: None,
-            overlap: None,
-            wgmma_f32: None,
+            schedule: Schedule::default(),
             stream: None,
             reach: ReachCheck::default(),
         }
@@ -141,27 +126,27 @@ impl LaunchConfig {
     }
 
     pub fn bulk_copies(mut self, bulk_copies: bool) -> LaunchConfig {
-        self.bulk_copies = Some(bulk_copies);
+        self.schedule.bulk_copies = Some(bulk_copies);
         self
     }
 
     pub fn warp_specialize(mut self, warp_specialize: bool) -> LaunchConfig {
-        self.warp_specialize = Some(warp_specialize);
+        self.schedule.warp_specialize = Some(warp_specialize);
         self
     }
 
     pub fn take_turns(mut self, take_turns: bool) -> LaunchConfig {
-        self.take_turns = Some(take_turns);
+        self.schedule.take_turns = Some(take_turns);
         self
     }
 
     pub fn overlap(mut self, overlap: bool) -> LaunchConfig {
-        self.overlap = Some(overlap);
+        self.schedule.overlap = Some(overlap);
         self
     }
 
     pub fn wgmma_f32(mut self, wgmma_f32: bool) -> LaunchConfig {
-        self.wgmma_f32 = Some(wgmma_f32);
+        self.schedule.wgmma_f32 = Some(wgmma_f32);
         self
     }
 
@@ -188,11 +173,7 @@ impl LaunchConfig {
             num_stages: self.num_stages,
             debug_asserts: self.debug_asserts,
             max_registers: self.max_registers,
-            bulk_copies: self.bulk_copies,
-            warp_specialize: self.warp_specialize,
-            take_turns: self.take_turns,
-            overlap: self.overlap,
-            wgmma_f32: self.wgmma_f32,
+            schedule: self.schedule,
             ..CompileOptions::default()
         }
     }

@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::target::Schedule;
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
 pub(crate) use compile::record;
@@ -135,9 +136,10 @@ pub fn launch(
         }
     };
     match start(&kernel) {
-        Err(error @ Error::TensorMap { .. }) if config.bulk_copies != Some(false) => {
+        Err(error @ Error::TensorMap { .. }) if config.schedule.bulk_copies != Some(false) => {
             tracing::debug!("{error}: threads copy it instead");
-            let config = LaunchConfig { bulk_copies: Some(false), ..config.clone() };
+            let schedule = Schedule { bulk_copies: Some(false), ..config.schedule };
+            let config = LaunchConfig { schedule, ..config.clone() };
             start(&variant(def, device, &config, dtypes, args, consts)?.kernel)
         }
         outcome => outcome,

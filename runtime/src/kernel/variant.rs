@@ -74,24 +74,11 @@ fn key(
         Inner::Cpu(_) => key.extend([0, 0]),
         Inner::Cuda(cuda) => key.extend([cuda.context.cu_ctx() as u64, cuda.stream.cu_stream() as u64]),
     }
-    let LaunchConfig {
-        grid: _,
-        stream: _,
-        reach: _,
-        num_warps,
-        num_stages,
-        debug_asserts,
-        max_registers,
-        bulk_copies,
-        warp_specialize,
-        take_turns,
-        overlap,
-        wgmma_f32,
-    } = config;
+    let LaunchConfig { grid: _, stream: _, reach: _, num_warps, num_stages, debug_asserts, max_registers, schedule } =
+        config;
     key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
     key.push(u64::from(*debug_asserts) << 63 | max_registers.map_or(u64::MAX >> 1, u64::from));
-    let choices = [bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32];
-    key.push(choices.iter().fold(0, |word, choice| word << 2 | choice.map_or(2, u64::from)));
+    key.push(schedule.named().iter().fold(0, |word, (_, choice)| word << 2 | choice.map_or(2, u64::from)));
     for chunk in dtypes.chunks(8) {
         key.push(chunk.iter().fold(0, |word, &d| word << 8 | d as u64));
     }

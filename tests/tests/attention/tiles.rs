@@ -4,7 +4,7 @@ use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
 use tilewright::codegen::lower::nvptx;
 use tilewright::codegen::pipeline::gpu_ir;
-use tilewright::codegen::target::{CompileOptions, GpuArch, Target};
+use tilewright::codegen::target::{CompileOptions, GpuArch, Schedule, Target};
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::config::{Pass, d_tile, default_tiles};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
@@ -68,8 +68,7 @@ fn code_without_bulk_copies_takes_no_tensor_map() {
             let options = CompileOptions {
                 num_warps: 8,
                 num_stages: 2,
-                warp_specialize,
-                bulk_copies,
+                schedule: Schedule { warp_specialize, bulk_copies, ..Schedule::default() },
                 ..CompileOptions::default()
             };
             let laid = gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());

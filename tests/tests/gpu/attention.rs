@@ -2,6 +2,7 @@
 
 use super::gpu;
 use tilewright::codegen::ir::DType;
+use tilewright::codegen::target::Schedule;
 use tilewright::kernels::attention::{Options, Tiles};
 use tilewright::prelude::Precision;
 use tilewright_tests::attention::{Case, Layout, check};
@@ -80,7 +81,8 @@ fn attention_of_f32_by_warpgroups() {
         let [q_tile, k_tile, num_warps] = tiles;
         let tiles = |q_tile, k_tile| {
             let tiles = Tiles::new(q_tile, k_tile, num_warps as u32, 2);
-            Some(Tiles { wgmma_f32: Some(true), warp_specialize: Some(roles), ..tiles })
+            let schedule = Schedule { wgmma_f32: Some(true), warp_specialize: Some(roles), ..Schedule::default() };
+            Some(Tiles { schedule, ..tiles })
         };
         let options = Options {
             forward_tiles: tiles(q_tile, k_tile),
@@ -110,13 +112,15 @@ fn attention_of_nothing() {
 fn attention_in_every_schedule() {
     let Some(gpu) = gpu() else { return };
     let plain = Tiles::new(128, 128, 8, 2);
-    let roles = Tiles { warp_specialize: Some(true), ..plain };
+    let open = Schedule::default();
+    let with = |schedule| Tiles { schedule, ..plain };
+    let roles = Schedule { warp_specialize: Some(true), ..open };
     let schedules = [
-        ("waits", Tiles { overlap: Some(false), ..plain }),
-        ("products in flight", Tiles { overlap: Some(true), ..plain }),
-        ("bulk copies", Tiles { bulk_copies: Some(true), ..plain }),
-        ("roles", roles),
-        ("turns", Tiles { take_turns: Some(true), ..roles }),
+        ("waits", with(Schedule { overlap: Some(false), ..open })),
+        ("products in flight", with(Schedule { overlap: Some(true), ..open })),
+        ("bulk copies", with(Schedule { bulk_copies: Some(true), ..open })),
+        ("roles", with(roles)),
+        ("turns", with(Schedule { take_turns: Some(true), ..roles })),
     ];
     for (name, schedule) in schedules {
         println!("{name}");

@@ -48,7 +48,7 @@ impl<'f> Homes<'f> {
             }
         }
         let axis = AxisAnalysis::new(func);
-        let (num_warps, wgmma_f32) = (options.num_warps, options.wgmma_f32 == Some(true));
+        let (num_warps, wgmma_f32) = (options.num_warps, options.schedule.wgmma_f32 == Some(true));
         let mut homes = Homes { func, axis, arch, num_warps, wgmma_f32, homes: vec![None; func.num_values()], uses };
         homes.block(func.body);
         homes

@@ -4,6 +4,7 @@
 //! (loads by warps of their own), `turns` (which take turns), `ov` (products under the next iteration's arithmetic), `bulk` (bulk
 //! copies), `wgmma` (f32 by warpgroups), or the same with `no-` before.
 
+use tilewright::codegen::target::Schedule;
 use tilewright::kernels::attention::Tiles;
 use tilewright::kernels::attention::config::Pass;
 
@@ -33,11 +34,11 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     for hint in hints {
         let word = hint.strip_prefix("no-").unwrap_or(hint);
         let slot = match word {
-            "bulk" => &mut tiles.bulk_copies,
-            "ws" => &mut tiles.warp_specialize,
-            "turns" => &mut tiles.take_turns,
-            "ov" => &mut tiles.overlap,
-            "wgmma" => &mut tiles.wgmma_f32,
+            "bulk" => &mut tiles.schedule.bulk_copies,
+            "ws" => &mut tiles.schedule.warp_specialize,
+            "turns" => &mut tiles.schedule.take_turns,
+            "ov" => &mut tiles.schedule.overlap,
+            "wgmma" => &mut tiles.schedule.wgmma_f32,
             _ => {
                 return Err(format!(
                     "`{hint}` is no hint: after four numbers come ws, turns, ov, bulk, wgmma, or no-ws and so on"
@@ -59,8 +60,8 @@ pub fn text(tiles: Tiles) -> String {
         Some(true) => format!(",{on}"),
         Some(false) => format!(",no-{on}"),
     };
-    let Tiles { q_tile, k_tile, num_warps, num_stages, bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32 } =
-        tiles;
+    let Tiles { q_tile, k_tile, num_warps, num_stages, schedule } = tiles;
+    let Schedule { bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32 } = schedule;
     let hints =
         [(bulk_copies, "bulk"), (warp_specialize, "ws"), (take_turns, "turns"), (overlap, "ov"), (wgmma_f32, "wgmma")];
     let hints: String = hints.into_iter().map(|(value, word)| hint(value, word)).collect();
@@ -109,14 +110,14 @@ mod tests {
         for pass in [Pass::Forward, Pass::Keys, Pass::Queries] {
             for tiles in sweep(pass) {
                 assert_eq!(parse(&text(tiles)), Ok(tiles));
-                let hinted = Tiles {
+                let schedule = Schedule {
                     warp_specialize: Some(true),
                     overlap: Some(false),
                     take_turns: Some(false),
                     bulk_copies: Some(true),
                     wgmma_f32: Some(true),
-                    ..tiles
                 };
+                let hinted = Tiles { schedule, ..tiles };
                 assert_eq!(parse(&text(hinted)), Ok(hinted));
             }
         }

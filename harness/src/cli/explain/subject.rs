@@ -3,7 +3,7 @@
 use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem, size_bucket};
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
-use tilewright::codegen::target::{GpuArch, Target};
+use tilewright::codegen::target::{self, GpuArch, Target};
 use tilewright::kernels::AUTOTUNED;
 
 use super::floors::{self, Work};
@@ -65,7 +65,7 @@ impl Subject {
             arguments.num_warps.unwrap_or(config.num_warps),
             arguments.num_stages.unwrap_or(config.num_stages),
             arguments.max_registers.or(config.max_registers),
-            arguments.schedule.or(&config),
+            target::Schedule::from(arguments.schedule).or(config.schedule).into(),
         );
         let specialization = match arguments.assume.is_empty() {
             true => dense(def),
@@ -90,12 +90,14 @@ impl Subject {
         words.push(format!("num_warps={}", options.num_warps));
         words.push(format!("num_stages={}", options.num_stages));
         words.extend(options.max_registers.map(|registers| format!("max_registers={registers}")));
+        let target::Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = options.schedule;
+        // In the command line's order.
         let schedule = [
-            ("bulk_copies", options.bulk_copies),
-            ("warp_specialize", options.warp_specialize),
-            ("overlap", options.overlap),
-            ("take_turns", options.take_turns),
-            ("wgmma_f32", options.wgmma_f32),
+            ("bulk_copies", bulk_copies),
+            ("warp_specialize", warp_specialize),
+            ("overlap", overlap),
+            ("take_turns", take_turns),
+            ("wgmma_f32", wgmma_f32),
         ];
         words.extend(schedule.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))));
         words.join(" ")
