@@ -192,7 +192,7 @@ fn fitting(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: G
 }
 
 /// Changes the layout of a tile from a ring and of nothing else: it will be read in the other layout.
-fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> bool {
+pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> bool {
     let mut at = Some(id).filter(|&id| func.op(id).op == Op::ConvertLayout);
     while let Some(id) = at {
         at = func.def_op(func.op(id).operands[0]);

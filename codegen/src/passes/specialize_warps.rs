@@ -14,9 +14,9 @@
 mod build;
 mod slice;
 
-use super::pipeline_loads::{Candidate, find};
+use super::pipeline_loads::{Candidate, find, reads_ring};
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::tensor_map;
+use crate::analysis::{scratch, tensor_map};
 use crate::ir::{Func, Op, OpId, Type};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
@@ -104,7 +104,8 @@ impl Plan {
         (plan.stages >= 1).then_some(plan)
     }
 
-    /// The most buffers of each ring that fit into shared memory beside the other buffers.
+    /// The most buffers of each ring that fit into shared memory beside the other buffers and what single ops need, as a change
+    /// of layout does: rings are there until the kernel ends.
     fn fitting(&self, func: &Func, arch: GpuArch) -> u32 {
         let ours = |id: OpId| self.loops.values().any(|(_, list)| list.iter().any(|c| c.alloc == Some(id)));
         let size = |ty: &Type| match ty {
@@ -117,9 +118,12 @@ impl Plan {
             .filter(|&id| func.op(id).op == Op::LocalAlloc && !ours(id))
             .map(|id| size(func.ty(func.result(id))))
             .sum();
+        let of_ring = |id: OpId| self.loops.values().any(|(_, list)| reads_ring(func, id, list));
+        let steps = func.walk().into_iter().filter(|&id| !of_ring(id));
+        let scratch = steps.map(|id| scratch::bytes(func, id)).max().unwrap_or(0);
         let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| size(&r.buffer)).sum();
         // Barriers, and the padding between small buffers.
-        let room = arch.max_shared_bytes().saturating_sub(others + 1024);
+        let room = arch.max_shared_bytes().saturating_sub(others + scratch + 1024);
         room / rings.max(1)
     }
 

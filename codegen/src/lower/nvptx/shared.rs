@@ -138,8 +138,15 @@ impl Lowering<'_> {
         let (memory, elem, base) = self.buffer(buffer);
         let memory = memory.clone();
         let regs = self.regs(tile);
-        let mut access = self.shared_access(layout, &memory, base, elem);
-        self.store_shared(&mut access, &regs);
+        let layout = layout.clone();
+        let mut access = self.shared_access(&layout, &memory, base, elem);
+        self.store_by_owners(&layout, &mut access, &regs);
+    }
+
+    /// Stores a tile whose copies, where threads have some, are stored by one of them.
+    fn store_by_owners(&mut self, layout: &LinearLayout, access: &mut SharedAccess, regs: &[Val]) {
+        let owner = self.threads.owner(&mut self.e, layout);
+        self.when(owner, |this| this.store_shared(access, regs));
     }
 
     pub(super) fn local_load(&mut self, id: OpId) {
@@ -251,7 +258,7 @@ impl Lowering<'_> {
             ),
         };
         let mut write = self.shared_access(from, memory, base.into(), dtype);
-        self.store_shared(&mut write, &regs);
+        self.store_by_owners(from, &mut write, &regs);
         self.barrier();
         let mut read = self.shared_access(to, memory, base.into(), dtype);
         let out = self.load_shared(&mut read, to.num_registers());
@@ -351,10 +358,9 @@ impl Lowering<'_> {
         let memory = LinearLayout::shared_row_major(layout.shape(), &order);
         let id = self.func.def_op(result).expect("internal compiler error: an exchange of a parameter");
         let base = self.plan.scratch(id).to_string();
-        let owner = self.threads.owner(&mut self.e, layout);
         let elem = self.dtype(result);
         let mut access = self.shared_access(layout, &memory, base.clone(), elem);
-        self.when(owner, |this| this.store_shared(&mut access, &values));
+        self.store_by_owners(layout, &mut access, &values);
         self.barrier();
         let mut access = self.shared_access(layout, &memory, base, elem);
         self.load_shared(&mut access, values.len())

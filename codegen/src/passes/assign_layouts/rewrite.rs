@@ -3,7 +3,7 @@
 use super::choose::extents;
 use super::dot::DotPlan;
 use super::homes::{Homes, scan_layout};
-use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpId, Type, Value};
+use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpData, OpId, Type, Value};
 use crate::layout::LinearLayout;
 use std::collections::HashMap;
 
@@ -80,6 +80,7 @@ impl Rewrite<'_, '_> {
             return found;
         }
         let value = match self.homes.home(v) {
+            Some(_) if self.is_wider_than_its_source(v) => self.materialise(v, layout),
             Some(home) => {
                 let home = self.intern(&home.layout);
                 let at_home =
@@ -91,6 +92,17 @@ impl Rewrite<'_, '_> {
         };
         self.define((v, Some(layout)), value);
         value
+    }
+
+    /// Whether a tile is another one cast to more bytes, at the same home: then that one had better change its layout, since less
+    /// goes through shared memory.
+    fn is_wider_than_its_source(&self, v: Value) -> bool {
+        let Some(OpData { op: Op::Cast, operands, .. }) = self.old.def_op(v).map(|id| self.old.op(id)) else {
+            return false;
+        };
+        let bits = |v: Value| self.old.ty(v).elem().map_or(0, Elem::bits);
+        let layout = |v: Value| self.homes.home(v).map(|home| &home.layout);
+        bits(operands[0]) < bits(v) && layout(operands[0]).is_some() && layout(operands[0]) == layout(v)
     }
 
     /// A tile in its home, or in the default layout of its shape.
