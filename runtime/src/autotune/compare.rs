@@ -1,11 +1,33 @@
 //! Whether two runs of a kernel wrote the same.
 
+use std::ops::Range;
+
+use rayon::prelude::*;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::num;
 
 /// Elements whose error is looked at together. A wrong row of a large output changes its overall error by little, that of
 /// its own part by much.
 const PART: usize = 256;
+
+/// Bytes of an output that are looked at. Fetching and comparing more would take longer than the runs that are to be timed.
+const MOST: usize = 64 << 20;
+
+/// Bytes of a window: several rows, or tiles, of most outputs.
+const WINDOW: usize = 64 << 10;
+
+/// The bytes of an output of `len` bytes that are compared: all, or where those are too many windows at equal distances, of which
+/// the first begins and the last ends with it. A candidate that gets some of its tiles wrong gets them wrong all over an output.
+pub(super) fn windows(len: usize) -> Vec<Range<usize>> {
+    if len <= MOST {
+        return std::iter::once(0..len).collect();
+    }
+    let count = MOST / WINDOW;
+    // Elements of all types, in whole parts of such.
+    let aligned = |start: usize| start / (8 * PART) * (8 * PART);
+    let start = |i: usize| if i + 1 == count { len - WINDOW } else { aligned((len - WINDOW) / (count - 1) * i) };
+    (0..count).map(|i| start(i)..start(i) + WINDOW).collect()
+}
 
 /// Largest relative error between outputs that differ by the order of sums alone. `types` are those of all the kernel's
 /// memory: what is rounded to a small type on the way shows in large ones too.
@@ -33,22 +55,22 @@ pub(super) fn error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
     if !dtype.is_float() {
         return if want == found { 0.0 } else { f64::INFINITY };
     }
-    let n = want.len() / bytes;
     let value = |memory: &[u8], i: usize| num::decode(dtype, read(memory, i));
-    let (mut total, mut count) = (0.0_f64, 0_usize);
-    for i in 0..n {
-        let x = value(want, i);
-        if x.is_finite() {
-            total += x * x;
-            count += 1;
-        }
-    }
+    // A candidate's outputs may be gigabytes; sums of pieces are added in their order, so that they are the same every time.
+    let squares = |memory: &[u8]| {
+        let finite = (0..memory.len() / bytes).map(|i| value(memory, i)).filter(|x| x.is_finite());
+        finite.fold((0.0_f64, 0_usize), |(total, count), x| (total + x * x, count + 1))
+    };
+    let pieces: Vec<(f64, usize)> = want.par_chunks(256 * PART * bytes).map(squares).collect();
+    let (total, count) = pieces.into_iter().fold((0.0, 0), |(x, n), (y, m)| (x + y, n + m));
     let mean_square = total / count.max(1) as f64;
-    let mut worst = 0.0_f64;
-    for start in (0..n).step_by(PART) {
-        let part = start..(start + PART).min(n);
+    let of_part = |(want, found): (&[u8], &[u8])| {
+        if want == found {
+            return 0.0;
+        }
         let (mut difference, mut size) = (0.0_f64, 0.0_f64);
-        for i in part.clone() {
+        let n = want.len() / bytes;
+        for i in 0..n {
             let (x, y) = (value(want, i), value(found, i));
             // Infinities and what neither wrote are equal as bits.
             if read(want, i) == read(found, i) || x.is_nan() && y.is_nan() {
@@ -57,13 +79,15 @@ pub(super) fn error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
             difference += (x - y) * (x - y);
             size += x * x;
         }
-        if difference > 0.0 || difference.is_nan() {
-            let floor = mean_square * part.len() as f64;
-            let relative = (difference / size.max(floor).max(f64::MIN_POSITIVE)).sqrt();
-            worst = if relative.is_nan() { f64::INFINITY } else { worst.max(relative) };
+        if difference == 0.0 {
+            return 0.0;
         }
-    }
-    worst
+        let floor = mean_square * n as f64;
+        let relative = (difference / size.max(floor).max(f64::MIN_POSITIVE)).sqrt();
+        if relative.is_nan() { f64::INFINITY } else { relative }
+    };
+    let parts = want.par_chunks(PART * bytes).zip(found.par_chunks(PART * bytes)).with_min_len(64);
+    parts.map(of_part).reduce(|| 0.0, f64::max)
 }
 
 #[cfg(test)]
@@ -84,6 +108,26 @@ mod tests {
         assert!(small > 1e-7 && small < 1e-5, "{small}");
         found[50_000..50_100].fill(0.0);
         assert!(error(DType::F32, &bytes(&want), &bytes(&found)) > 0.3);
+    }
+
+    #[test]
+    fn large_outputs_are_looked_at_all_over() {
+        assert_eq!(windows(0), Vec::from_iter([0..0]));
+        assert_eq!(windows(MOST), Vec::from_iter([0..MOST]));
+        // Bytes of an odd number of f32, f64, or bf16.
+        for len in [MOST + 4, MOST + WINDOW + 8, 10 * MOST + 2] {
+            let windows = windows(len);
+            assert_eq!(windows.iter().map(Range::len).sum::<usize>(), MOST);
+            assert_eq!((windows[0].start, windows[windows.len() - 1].end), (0, len));
+            let apart = len / windows.len();
+            for pair in windows.windows(2) {
+                assert!(
+                    pair[0].start < pair[1].start && pair[1].start - pair[0].start < apart + WINDOW,
+                    "{len}: {pair:?}"
+                );
+            }
+            assert!(windows[..windows.len() - 1].iter().all(|window| window.start.is_multiple_of(8)));
+        }
     }
 
     #[test]

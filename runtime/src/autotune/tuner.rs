@@ -489,7 +489,7 @@ fn memory_types(job: &Job) -> Vec<Option<MemoryType>> {
     job.def.params.iter().filter_map(|p| of(p.kind)).collect()
 }
 
-/// What a run wrote, one entry per passed argument that is written.
+/// What a run wrote, as far as it is compared, one entry per passed argument that is written.
 type Outputs = Vec<(usize, DType, Vec<u8>)>;
 
 /// The largest error of any output, and that output's name.
@@ -543,7 +543,14 @@ impl Scratch {
         args
     }
 
+    /// What is compared of the outputs.
     fn download(&self) -> Result<Outputs> {
-        self.parts.iter().map(|(index, memory, _, buffer)| Ok((*index, memory.dtype, buffer.to_vec()?))).collect()
+        let fetch = |buffer: &Buffer<u8>| -> Result<Vec<u8>> {
+            let windows = compare::windows(buffer.len());
+            let fetched: Vec<Vec<u8>> =
+                windows.into_iter().map(|window| buffer.slice(window)?.to_vec()).collect::<Result<_>>()?;
+            Ok(fetched.concat())
+        };
+        self.parts.iter().map(|(index, memory, _, buffer)| Ok((*index, memory.dtype, fetch(buffer)?))).collect()
     }
 }

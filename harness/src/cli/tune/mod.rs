@@ -15,7 +15,7 @@ use tilewright::autotune::{DeviceId, Entry, Table as Choices};
 use tilewright::codegen::lang::Precision;
 use tilewright::env::Env;
 
-use self::supervise::{Watch, supervise};
+use self::supervise::{Watch, is_stopped, supervise};
 use self::worker::{Answer, Problem};
 use super::run::{Choice, device, open};
 use super::{CliError, Result, choose};
@@ -91,15 +91,26 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         };
         let answer = worker::tune(problem, &open(arguments.device)?, arguments, log)?;
         writeln!(out, "{}", answer.line())?;
-        return Ok(());
+        out.flush()?;
+        leave();
     }
     arguments.outputs.check()?;
     let device = open(arguments.device)?;
     let mut table = arguments.export.as_deref().map(|path| read_export(path, &device)).transpose()?;
     let mut answers: Vec<Answer> = Vec::new();
     let mut written = Vec::new();
+    let mut failures = Vec::new();
     for problem in &problems {
-        answers.push(arguments.ask(problem)?);
+        match arguments.ask(problem) {
+            Ok(answer) => answers.push(answer),
+            // The others may fare better.
+            Err(error) if problems.len() > 1 && !is_stopped() => {
+                eprintln!("{error}");
+                failures.push(problem.title());
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
         // What is found is kept and shown at once: the next problem may be stopped.
         let last = &answers[answers.len() - 1];
         if let (Some(table), Some(path)) = (&mut table, &arguments.export) {
@@ -118,7 +129,17 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     for path in written.iter().chain(&arguments.export) {
         writeln!(out, "wrote {}", path.display())?;
     }
-    Ok(())
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(CliError::Failure(format!("not tuned, as said above: {}", failures.join("; ")))),
+    }
+}
+
+/// Ends a worker that has answered. Threads may still be compiling candidates that came too late: what LLVM and the driver tear down when
+/// a process ends in good order they would be using.
+fn leave() -> ! {
+    // SAFETY: ends the process; all that was to be written has been.
+    unsafe { libc::_exit(0) }
 }
 
 /// Puts an entry into a table, in the place of what it has for the same problem.

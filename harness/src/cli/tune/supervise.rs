@@ -57,7 +57,7 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
                     Some(config) => drop_candidate(watch, config, format!("it ended the process ({status})"))?,
                     // It has named the culprit itself.
                     None if names_a_culprit(&events[before.min(events.len())..]) => {}
-                    None => return Err(failure(watch, &messages)),
+                    None => return Err(failure(watch, &messages, status)),
                 }
             }
             End::Hung(config) => {
@@ -87,9 +87,19 @@ fn reader(pipe: impl std::io::Read + Send + 'static, pass_on: bool) -> std::thre
     })
 }
 
-fn failure(watch: &Watch, messages: &str) -> CliError {
-    let text = messages.trim().trim_start_matches("error: ");
-    CliError::Failure(format!("{}: {text}", watch.what))
+fn failure(watch: &Watch, messages: &str, status: ExitStatus) -> CliError {
+    match messages.trim().trim_start_matches("error: ") {
+        "" => CliError::Failure(format!(
+            "{}: the process that tuned it ended without a word ({status})\n  help: the same command goes on where it was; TILEWRIGHT_LOG=info shows what it does",
+            watch.what
+        )),
+        text => CliError::Failure(format!("{}: {text}", watch.what)),
+    }
+}
+
+/// Whether somebody pressed Ctrl-C.
+pub fn is_stopped() -> bool {
+    STOPPED.load(Ordering::Relaxed)
 }
 
 /// Whether a worker that failed has made progress that a new one can build on.
@@ -196,5 +206,10 @@ mod tests {
     fn a_failure_that_is_no_candidates_is_told() {
         let (outcome, _) = worker("echo 'error: no device' >&2; exit 1");
         assert_eq!(outcome.unwrap_err().to_string(), "error: a test: no device");
+        let message = worker("kill -SEGV $$").0.unwrap_err().to_string();
+        assert!(
+            message.contains("a test: the process that tuned it ended") && message.contains("signal: 11"),
+            "{message}"
+        );
     }
 }
