@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn large_outputs_are_looked_at_all_over() {
-        assert_eq!(windows(0), Vec::from_iter([0..0]));
-        assert_eq!(windows(MOST), Vec::from_iter([0..MOST]));
+        assert!(windows(0).len() == 1 && windows(0)[0].is_empty());
+        assert_eq!((windows(MOST).len(), windows(MOST)[0].clone()), (1, 0..MOST));
         // Bytes of an odd number of f32, f64, or bf16.
         for len in [MOST + 4, MOST + WINDOW + 8, 10 * MOST + 2] {
             let windows = windows(len);
