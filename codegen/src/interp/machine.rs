@@ -284,9 +284,13 @@ impl<'a> Machine<'a> {
                 }
                 none(())
             }
-            Op::MmaSync { precision, warps: _ } => one(self.dot_anywhere(&operands, *precision)?),
-            Op::FmaDot => one(self.dot_anywhere(&operands, Precision::Ieee)?),
-            Op::Wgmma { warps: _, late: _, open: _ } => one(self.dot_anywhere(&operands, Precision::Tf32)?),
+            Op::MmaSync { precision, warps: _, k_end, n_end } => {
+                one(self.dot_anywhere(&operands, *precision, [*k_end, *n_end])?)
+            }
+            Op::FmaDot => one(self.dot_anywhere(&operands, Precision::Ieee, [None; 2])?),
+            Op::Wgmma { warps: _, late: _, open: _, k_end, n_end } => {
+                one(self.dot_anywhere(&operands, Precision::Tf32, [*k_end, *n_end])?)
+            }
         }
     }
 
@@ -296,7 +300,8 @@ impl<'a> Machine<'a> {
     }
 
     /// A product whose operands may lie in shared memory.
-    fn dot_anywhere(&self, operands: &[Val], precision: Precision) -> Result<Tile, String> {
+    /// A product of what lies before `ends` along K and N: beyond them a machine need not multiply.
+    fn dot_anywhere(&self, operands: &[Val], precision: Precision, ends: [Option<u32>; 2]) -> Result<Tile, String> {
         let read = |v: &Val| match v {
             Val::Shared(buffer) => self.shared.load(buffer).map(Rc::new),
             Val::Tile(tile) => Ok(tile.clone()),
@@ -304,7 +309,10 @@ impl<'a> Machine<'a> {
                 unreachable!("internal compiler error: product of another value, please report")
             }
         };
-        Ok(contract::dot(&*read(&operands[0])?, &*read(&operands[1])?, operands[2].tile(), precision))
+        let [k_end, n_end] = ends;
+        let a = clear_from(read(&operands[0])?, 1, k_end);
+        let b = clear_from(clear_from(read(&operands[1])?, 0, k_end), 1, n_end);
+        Ok(contract::dot(&a, &b, operands[2].tile(), precision))
     }
 
     /// Runs the region of a `reduce` or `scan` on one row of each side.
@@ -351,4 +359,17 @@ impl<'a> Machine<'a> {
         }
         Ok(results.into_iter().map(Val::from).collect())
     }
+}
+
+/// A matrix with zeros from `end` on along a dimension.
+fn clear_from(tile: Rc<Tile>, dim: usize, end: Option<u32>) -> Rc<Tile> {
+    let Some(end) = end else { return tile };
+    let mut cleared = (*tile).clone();
+    let columns = cleared.shape[1];
+    for (i, bits) in cleared.bits.iter_mut().enumerate() {
+        if [i / columns, i % columns][dim] >= end as usize {
+            *bits = 0;
+        }
+    }
+    Rc::new(cleared)
 }

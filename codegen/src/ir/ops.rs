@@ -405,8 +405,9 @@ op_table! {
     /// Waits until at most `pending` groups are under way.
     AsyncWait { pending: u32 } = "async_wait" (0..0) -> 0, Control, Async;
     /// `acc + a × b` in f32 by `mma.sync`. Operands: a and b in shared memory or in the layouts of the instruction's
-    /// operands, accumulator. `warps` stand along M and N.
-    MmaSync { precision: Precision, warps: Vec<u32> } = "mma_sync" (3..3) -> 1, Read, Laid;
+    /// operands, accumulator. `warps` stand along M and N. From `k_end` on along K, a and b are zero, from `n_end` on along N
+    /// b is: what is multiplied there need not be.
+    MmaSync { precision: Precision, warps: Vec<u32>, k_end: Option<u32>, n_end: Option<u32> } = "mma_sync" (3..3) -> 1, Read, Laid;
     /// `acc + a × b` by multiply-adds, each thread its own elements of the accumulator. Operands: a and b in shared
     /// memory, accumulator.
     FmaDot = "fma_dot" (3..3) -> 1, Read, Laid;
@@ -414,8 +415,8 @@ op_table! {
     /// b (in shared memory), accumulator. The result is not to be touched before a `wgmma_wait` that lists it.
     /// `warps` stand along M and N. `late`: the next iteration of its loop is to start it, under its own arithmetic.
     /// `open`: it may stay under way until the next iteration has started its own. (`skew_products` marks both,
-    /// `rotate_loops` and `delay_waits` do it.)
-    Wgmma { warps: Vec<u32>, late: Option<bool>, open: Option<bool> } = "wgmma" (3..3) -> 1, Control, Laid;
+    /// `rotate_loops` and `delay_waits` do it.) `k_end` and `n_end` are those of `mma_sync`.
+    Wgmma { warps: Vec<u32>, late: Option<bool>, open: Option<bool>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Laid;
     /// Waits until at most `pending` products are under way. Operands are passed through: results of products, and, after
     /// them, what is to be computed before the wait, while they run.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Laid;

@@ -20,6 +20,8 @@ mod clock;
 mod machine;
 mod matrix;
 mod memory;
+#[cfg(test)]
+mod padding_tests;
 mod parse;
 #[cfg(test)]
 mod role_tests;

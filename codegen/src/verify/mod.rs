@@ -270,7 +270,9 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
         Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared | Op::TakeTurn | Op::PassTurn => Ok(()),
-        Op::MmaSync { precision: _, warps } | Op::Wgmma { warps, late: _, open: _ } => shared::dot_by_warps(cx, warps),
+        Op::MmaSync { precision: _, warps, k_end, n_end } | Op::Wgmma { warps, late: _, open: _, k_end, n_end } => {
+            shared::dot_by_warps(cx, warps, [*k_end, *n_end])
+        }
         Op::FmaDot => shared::dot(cx),
         Op::WgmmaWait { pending: _ } => {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())

@@ -89,10 +89,17 @@ pub(super) fn dot(cx: &OpCx) -> Check {
 }
 
 /// As [`dot`], for instructions that `warps` share along M and N.
-pub(super) fn dot_by_warps(cx: &OpCx, warps: &[u32]) -> Check {
+pub(super) fn dot_by_warps(cx: &OpCx, warps: &[u32], ends: [Option<u32>; 2]) -> Check {
     let fine = warps.len() == 2 && warps.iter().all(|n| n.is_power_of_two());
     cx.attribute(fine, || format!("`warps` should be two powers of two, along M and N, found {warps:?}"))?;
-    dot(cx)
+    dot(cx)?;
+    for (end, (name, &extent)) in ends.iter().zip(["k_end", "n_end"].iter().zip(cx.operand(1).shape())) {
+        let inside = end.is_none_or(|end| (end as usize) < extent);
+        cx.attribute(inside, || {
+            format!("`{name}` should be inside of the second operand, which ends at {extent}, found {end:?}")
+        })?;
+    }
+    Ok(())
 }
 
 pub(super) fn block_barrier(cx: &OpCx, id: u32, threads: Option<u32>) -> Check {

@@ -3,7 +3,7 @@
 use super::emit::Val;
 use super::shared::SharedAccess;
 use super::{Lowering, Result, llvm_type};
-use crate::ir::{DType, Elem, Literal, Op, OpId, Precision, Type, Value};
+use crate::ir::{BlockId, DType, Def, Elem, Literal, Op, OpId, Precision, Type, Value};
 use crate::layout::{Dim, LinearLayout, Swizzle};
 
 /// An operand whose registers are fetched when they are first needed.
@@ -133,7 +133,9 @@ impl Lowering<'_> {
 
     pub(super) fn mma_sync(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
-        let Op::MmaSync { precision, warps } = &data.op else { panic!("internal compiler error: not mma.sync") };
+        let Op::MmaSync { precision, warps, k_end, n_end } = &data.op else {
+            panic!("internal compiler error: not mma.sync")
+        };
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
         let dtype = self.operand_dtype(a);
         let (a_shape, b_shape) = (self.shape2(a), self.shape2(b));
@@ -148,10 +150,13 @@ impl Lowering<'_> {
         let mut sums = self.regs(acc).to_vec();
         let n_tiles = (b_shape[1] as usize / (8 * warps[1] as usize)).max(1);
         let m_tiles = sums.len() / 4 / n_tiles;
-        for k in 0..k_steps {
+        // All warps are beyond the end where the first one is.
+        let n_used = n_end.map_or(n_tiles, |end| n_tiles.min((end as usize).div_ceil(8 * warps[1] as usize)));
+        let k_used = k_end.map_or(k_steps, |end| k_steps.min((end as usize).div_ceil(8 * per_word)));
+        for k in 0..k_used {
             for m in 0..m_tiles {
                 let a_parts = self.fragment(&mut a_regs, (m * k_steps + k) * a_size, a_size, dtype, *precision);
-                for n in 0..n_tiles {
+                for n in 0..n_used {
                     let b_parts = self.fragment(&mut b_regs, (n * k_steps + k) * b_size, b_size, dtype, *precision);
                     let at = (m * n_tiles + n) * 4;
                     let sum = &sums[at..at + 4];
@@ -238,7 +243,7 @@ impl Lowering<'_> {
 
     pub(super) fn wgmma(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
-        let Op::Wgmma { warps, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
+        let Op::Wgmma { warps, k_end, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
         let layout = self.tile_layout(data.results[0]);
         let (m, n) = (layout.shape()[0], layout.shape()[1]);
@@ -249,6 +254,7 @@ impl Lowering<'_> {
         // One instruction takes 32 bytes along K.
         let k_instr = 32 / dtype.bytes() as u32;
         let k_steps = self.func.ty(b).shape()[0] as u32 / k_instr;
+        let k_used = k_end.map_or(k_steps, |end| k_steps.min(end.div_ceil(k_instr)));
         let b_matrix = self.matrix(b, [1, 0]);
         let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, [0, 1]));
         let a_regs = if a_matrix.is_some() { None } else { Some(self.regs(a)) };
@@ -271,8 +277,11 @@ impl Lowering<'_> {
             for ni in 0..n_tiles {
                 let b_group = self.group_offset(&b_matrix, &along_n, n_instr);
                 let b_tile = ni * n_instr * warps[1];
+                let at = (mi * n_tiles + ni) as usize * per_tile;
+                let n_used = self.columns_written(id, ni) as usize;
+                let (own, rest) = sums[at..at + per_tile].split_at(n_used / 2);
                 let mut descriptors = Vec::new();
-                for k in 0..k_steps {
+                for k in 0..k_used {
                     let b_desc = self.descriptor(&b_matrix, &b_group, b_tile, k_instr * k);
                     let a_desc = match &a_matrix {
                         Some(matrix) => {
@@ -289,9 +298,13 @@ impl Lowering<'_> {
                     };
                     descriptors.push((a_desc, b_desc));
                 }
-                let at = (mi * n_tiles + ni) as usize * per_tile;
                 let trans = (a_matrix.as_ref().map(|a| !a.k_major), !b_matrix.k_major);
-                out.extend(self.wgmma_tile(dtype, n_instr, &descriptors, trans, &sums[at..at + per_tile], fresh));
+                if n_used > 0 && k_used > 0 {
+                    out.extend(self.wgmma_tile(dtype, n_used as u32, &descriptors, trans, own, fresh));
+                } else {
+                    out.extend_from_slice(own);
+                }
+                out.extend_from_slice(rest);
             }
         }
         self.e.void("call void asm sideeffect \"wgmma.commit_group.sync.aligned;\", \"~{memory}\"() #1");
@@ -455,7 +468,12 @@ impl Lowering<'_> {
                 self.values[result.0 as usize] = Some(regs);
             }
         }
-        let regs: Vec<Val> = products.iter().flat_map(|&v| self.regs(v).to_vec()).collect();
+        // What no product writes stays what it is, and costs no register if that is a constant.
+        let written: Vec<Vec<bool>> = products.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
+        let mut regs: Vec<Val> = Vec::new();
+        for (&v, written) in products.iter().zip(&written) {
+            regs.extend(self.regs(v).iter().zip(written).filter(|(_, written)| **written).map(|(reg, _)| reg.clone()));
+        }
         // Operands that products read from registers must keep them until then.
         let held = self.register_operands(&data.operands);
         let text = format!("wgmma.wait_group.sync.aligned {pending};");
@@ -475,13 +493,78 @@ impl Lowering<'_> {
             constraints.join(","),
             args.join(", ")
         ));
-        let mut at = 0;
-        for (&o, &result) in data.operands.iter().zip(&data.results).filter(|(o, _)| products.contains(o)) {
-            let n = self.regs(o).len();
-            let values = (at..at + n).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect();
+        let mut given = 0..regs.len();
+        let results = data.operands.iter().zip(&data.results).filter(|(o, _)| products.contains(o));
+        for ((&o, &result), written) in results.zip(&written) {
+            let before = self.regs(o);
+            let values =
+                before.iter().zip(written).map(|(reg, written)| match written.then(|| given.next()).flatten() {
+                    Some(at) => self.e.inst(format!("extractvalue {ty} {v}, {at}")),
+                    None => reg.clone(),
+                });
+            let values = values.collect();
             self.set(result, values);
-            at += n;
         }
+    }
+
+    /// Columns that the instructions of a product write of those of tile `tile` along N.
+    fn columns_written(&self, id: OpId, tile: u32) -> u32 {
+        let data = self.func.op(id);
+        let Op::Wgmma { warps, n_end, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
+        let columns = (self.tile_layout(data.results[0]).shape()[1] / warps[1]).min(256);
+        match n_end {
+            // Of several warpgroups along N each has columns of its own, and all have one instruction.
+            Some(end) if warps[1] == 1 => end.saturating_sub(tile * columns).min(columns).next_multiple_of(8),
+            _ => columns,
+        }
+    }
+
+    /// Which registers of a sum the products write that may be under way.
+    fn written(&self, v: Value, seen: &mut Vec<Value>) -> Vec<bool> {
+        let count = self.tile_layout(v).num_registers();
+        let all = |written: bool| vec![written; count];
+        if seen.contains(&v) {
+            return all(false);
+        }
+        seen.push(v);
+        let either = |values: &[Value], seen: &mut Vec<Value>| {
+            let each: Vec<Vec<bool>> = values.iter().map(|&v| self.written(v, seen)).collect();
+            (0..count).map(|i| each.iter().any(|written| written[i])).collect()
+        };
+        match self.func.value(v).def {
+            Def::Result(id, index) => match &self.func.op(id).op {
+                Op::Wgmma { n_end: Some(_), warps, .. } => {
+                    let data = self.func.op(id);
+                    let layout = self.tile_layout(v);
+                    let per_tile = (layout.shape()[1] / warps[1]).min(256) / 2;
+                    let n_tiles = layout.shape()[1] / (2 * per_tile * warps[1]);
+                    let own =
+                        (0..count as u32).map(|i| i % per_tile < self.columns_written(id, i / per_tile % n_tiles) / 2);
+                    let before = self.written(data.operands[2], seen);
+                    own.zip(before).map(|(own, before)| own || before).collect()
+                }
+                Op::WgmmaWait { .. } => self.written(self.func.op(id).operands[index], seen),
+                Op::Constant { .. } => all(false),
+                Op::For { .. } => either(&self.carried(id, index), seen),
+                _ => all(true),
+            },
+            Def::Param(block, index) => match self.loop_of(block) {
+                Some(id) if index > 0 => either(&self.carried(id, index - 1), seen),
+                _ => all(true),
+            },
+        }
+    }
+
+    /// What a loop carries under a number: before its first iteration, and after each.
+    fn carried(&self, id: OpId, index: usize) -> [Value; 2] {
+        let data = self.func.op(id);
+        let last = self.func.block(data.regions[0]).ops.last().expect("internal compiler error: an empty region");
+        [data.operands[3 + index], self.func.op(*last).operands[index]]
+    }
+
+    fn loop_of(&self, block: BlockId) -> Option<OpId> {
+        let is = |&id: &OpId| matches!(self.func.op(id).op, Op::For { .. }) && self.func.op(id).regions[0] == block;
+        self.func.walk().into_iter().find(is)
     }
 }
 

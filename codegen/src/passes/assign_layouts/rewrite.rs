@@ -3,6 +3,7 @@
 use super::choose::extents;
 use super::dot::DotPlan;
 use super::homes::{Homes, scan_layout};
+use crate::analysis::padding::zero_from;
 use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpData, OpId, Type, Value};
 use crate::layout::LinearLayout;
 use std::collections::HashMap;
@@ -448,6 +449,7 @@ impl Rewrite<'_, '_> {
         let acc_layout = self.intern(&plan.acc_layout(shape.m, shape.n));
         let acc_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
+        let [k_end, n_end] = self.ends([a, b]);
         if let (DotPlan::Wgmma { warps, .. }, DType::F32) = (&plan, shape.operands) {
             let acc = self.get(acc, acc_layout);
             let result = self.tf32_product(shape, &plan, warps, [a, b], acc);
@@ -465,19 +467,25 @@ impl Rewrite<'_, '_> {
         let result = match &plan {
             DotPlan::Wgmma { warps, .. } => {
                 let started = self.emit_one(
-                    Op::Wgmma { warps: warps.to_vec(), late: None, open: None },
+                    Op::Wgmma { warps: warps.to_vec(), late: None, open: None, k_end, n_end },
                     vec![a, b, acc],
                     acc_ty.clone(),
                 );
                 self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty)
             }
             DotPlan::MmaSync { warps } => {
-                let op = Op::MmaSync { precision: shape.precision, warps: warps.to_vec() };
+                let op = Op::MmaSync { precision: shape.precision, warps: warps.to_vec(), k_end, n_end };
                 self.emit_one(op, vec![a, b, acc], acc_ty)
             }
             DotPlan::Fma { .. } => self.emit_one(Op::FmaDot, vec![a, b, acc], acc_ty),
         };
         self.define((data.results[0], Some(acc_layout)), result);
+    }
+
+    /// From where on along K both operands of a product are zero, and along N the second one is.
+    pub(super) fn ends(&self, [a, b]: [Value; 2]) -> [Option<u32>; 2] {
+        let zero = |v, dim| zero_from(self.old, &self.homes.axis, v, dim).and_then(|end| u32::try_from(end).ok());
+        [zero(a, 1).zip(zero(b, 0)).map(|(a, b)| a.max(b)), zero(b, 1)]
     }
 
     /// The tile is what a load gave, perhaps transposed.

@@ -28,6 +28,7 @@ impl Rewrite<'_, '_> {
         acc: Value,
     ) -> Value {
         let [a, b] = operands;
+        let ends = self.ends(operands);
         let exact = dot.precision == Precision::Tf32x3;
         let acc_ty = self.new.ty(acc).clone();
         let layout = plan.a_layout(dot.m, dot.k, DType::F32).expect("internal compiler error: no layout of an operand");
@@ -42,7 +43,7 @@ impl Rewrite<'_, '_> {
                 let tile = self.tile(b, &b_layout);
                 self.shared_along_k(tile)
             });
-            let started = self.start(warps, [a, b], acc, &acc_ty);
+            let started = self.start(warps, ends, [a, b], acc, &acc_ty);
             return self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty);
         }
         // b first: its registers are free again once it is in shared memory.
@@ -53,14 +54,22 @@ impl Rewrite<'_, '_> {
         let (a_big, a_small) = self.parts(a);
         let mut sum = self.emit_one(Op::Constant { value: Literal::Float(0.0) }, vec![], acc_ty.clone());
         for pair in [[a_small, b_big], [a_big, b_small], [a_big, b_big]] {
-            sum = self.start(warps, pair, sum, &acc_ty);
+            sum = self.start(warps, ends, pair, sum, &acc_ty);
         }
         let sum = self.emit_one(Op::WgmmaWait { pending: 0 }, vec![sum], acc_ty.clone());
         self.emit_one(Op::Binary(BinaryOp::Add), vec![acc, sum], acc_ty)
     }
 
-    fn start(&mut self, warps: &[u32; 2], [a, b]: [Value; 2], acc: Value, ty: &Type) -> Value {
-        self.emit_one(Op::Wgmma { warps: warps.to_vec(), late: None, open: None }, vec![a, b, acc], ty.clone())
+    fn start(
+        &mut self,
+        warps: &[u32; 2],
+        [k_end, n_end]: [Option<u32>; 2],
+        [a, b]: [Value; 2],
+        acc: Value,
+        ty: &Type,
+    ) -> Value {
+        let op = Op::Wgmma { warps: warps.to_vec(), late: None, open: None, k_end, n_end };
+        self.emit_one(op, vec![a, b, acc], ty.clone())
     }
 
     /// The buffer of a tile that comes from memory, if K, dimension `k`, runs fastest there.

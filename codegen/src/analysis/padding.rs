@@ -1,0 +1,23 @@
+//! Where tiles end whose extents are rounded up: from there on they hold zeros.
+
+use super::axis::AxisAnalysis;
+use crate::ir::{Func, Op, Padding, Value};
+use crate::passes::assign_layouts::view_parts;
+
+/// From which index on along `dim` a tile is known to hold nothing but zeros: it was loaded beyond the end of its tensor, whose
+/// extent is a constant. `None` where nothing is known, or nothing is beyond.
+pub fn zero_from(func: &Func, axis: &AxisAnalysis, v: Value, dim: usize) -> Option<usize> {
+    let data = func.op(func.def_op(v)?);
+    match &data.op {
+        Op::Cast => zero_from(func, axis, data.operands[0], dim),
+        Op::Trans { perm } => zero_from(func, axis, data.operands[0], perm[dim]),
+        Op::LoadView { boundary, padding: Padding::Zero, .. } if boundary.contains(&dim) => {
+            let view = view_parts(func, data.operands[0]);
+            let constant = |v: Value| axis.scalar_constant(func, v);
+            let end = constant(view.shape[dim])? - constant(view.offsets[dim])?;
+            let end = usize::try_from(end.max(0)).ok()?;
+            (end < func.ty(v).shape()[dim]).then_some(end)
+        }
+        _ => None,
+    }
+}

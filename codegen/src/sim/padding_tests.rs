@@ -1,0 +1,150 @@
+//! Products of tiles that reach beyond their matrices: what is multiplied is enough, against sums in f64.
+
+use super::tests::relative_error;
+use super::{Global, Launch, run};
+use crate::ir::{DType, Func};
+use crate::lower::nvptx::lower;
+use crate::num;
+use crate::pipeline::gpu_ir;
+use crate::target::{CompileOptions, GpuArch, Schedule};
+
+/// c [m, n] = a [m, k] · b [k, n] by one program, in tiles [m, k_tile] and [k_tile, n_tile] with zeros beyond k and n.
+struct Product {
+    dtype: DType,
+    shape: [usize; 3],
+    k_tile: usize,
+    n_tile: usize,
+}
+
+impl Product {
+    fn func(&self) -> Func {
+        let [m, n, k] = self.shape;
+        let (t, kt, nt) = (self.dtype, self.k_tile, self.n_tile);
+        let precision = if t == DType::F32 { "tf32x3" } else { "ieee" };
+        // Where one tile has all of K, its place is known.
+        let (open, next, close) = match k.div_ceil(kt) {
+            1 => ("", "", String::new()),
+            steps => (
+                "%sum, %ae, %be = for %from, %to, %by, %none, %a0, %b0 : tensor<MxNxf32>, view<MxKxT>, view<KxNxT> (%i: i32, %acc: tensor<MxNxf32>, %av: view<MxKxT>, %bv: view<KxNxT>) {",
+                "%an = advance %av, %zero, %step : view<MxKxT>
+                 %bn = advance %bv, %step, %zero : view<KxNxT>
+                 yield %next, %an, %bn
+               }",
+                format!("%to = constant {{value = {steps}}} : i32"),
+            ),
+        };
+        let (av, bv, acc, sum) =
+            if open.is_empty() { ("%a0", "%b0", "%none", "%next") } else { ("%av", "%bv", "%acc", "%sum") };
+        let text = format!(
+            "kernel @product(%a: ptr<T> {{divisible_by = 16}}, %b: ptr<T> {{divisible_by = 16}}, %c: ptr<f32> {{divisible_by = 16}}) {{
+               %m = constant {{value = {m}}} : i64
+               %n = constant {{value = {n}}} : i64
+               %k = constant {{value = {k}}} : i64
+               %zero = constant {{value = 0}} : i64
+               %one = constant {{value = 1}} : i64
+               %step = constant {{value = {kt}}} : i64
+               %from = constant {{value = 0}} : i32
+               %by = constant {{value = 1}} : i32
+               {close}
+               %a0 = make_view %a, %m, %k, %k, %one, %zero, %zero {{order = [1, 0]}} : view<MxKxT>
+               %b0 = make_view %b, %k, %n, %n, %one, %zero, %zero {{order = [1, 0]}} : view<KxNxT>
+               %cv = make_view %c, %m, %n, %n, %one, %zero, %zero {{order = [1, 0]}} : view<MxNxf32>
+               %none = constant {{value = 0.0}} : tensor<MxNxf32>
+               {open}
+               %at = load_view {av} {{boundary = [1], padding = zero, eviction = normal}} : tensor<MxKxT>
+               %bt = load_view {bv} {{boundary = [0, 1], padding = zero, eviction = normal}} : tensor<KxNxT>
+               %next = dot %at, %bt, {acc} {{precision = {precision}}} : tensor<MxNxf32>
+               {next}
+               store_view %cv, {sum} {{boundary = [1], eviction = normal}}
+               return
+             }}
+             ",
+        );
+        let text = text.replace("xT>", &format!("x{t}>")).replace("<T>", &format!("<{t}>"));
+        let text = text.replace("MxK", &format!("{m}x{kt}")).replace("KxN", &format!("{kt}x{nt}"));
+        let text = text.replace("MxN", &format!("{m}x{nt}"));
+        crate::text::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+    }
+
+    /// Numbers in memory, and what they are.
+    fn numbers(&self, count: usize, seed: u32) -> (Vec<u8>, Vec<f64>) {
+        let mut x = seed;
+        let bytes = self.dtype.bytes();
+        (0..count)
+            .map(|_| {
+                x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let bits = num::encode(self.dtype, f64::from(x >> 8) / f64::from(1 << 23) - 1.0);
+                (bits.to_le_bytes()[..bytes].to_vec(), num::decode(self.dtype, bits))
+            })
+            .fold((Vec::new(), Vec::new()), |(mut memory, mut values), (bits, value)| {
+                memory.extend(bits);
+                values.push(value);
+                (memory, values)
+            })
+    }
+
+    /// The relative error of the simulated GPU's result, and its code.
+    fn error(&self, arch: GpuArch, options: &CompileOptions) -> (f64, String) {
+        let [m, n, k] = self.shape;
+        let ((a, a_values), (b, b_values)) = (self.numbers(m * k, 1), self.numbers(k * n, 2));
+        let laid = gpu_ir(&self.func(), arch, options, &mut ());
+        let module = lower(&laid, arch, options).unwrap_or_else(|e| panic!("{e}"));
+        let mut global = Global::default();
+        let (a_at, b_at) = (global.add(a), global.add(b));
+        let c_at = global.add(vec![0xFF; m * n * 4]);
+        let launch = Launch {
+            llvm_ir: &module.llvm_ir,
+            grid: [1, 1, 1],
+            threads: module.threads,
+            shared_bytes: module.shared_bytes,
+            args: &[a_at, b_at, c_at],
+            tensor_maps: &module.tensor_maps,
+            seed: 7,
+        };
+        run(&launch, &mut global).unwrap_or_else(|e| panic!("{e}"));
+        let found = global.bytes(c_at).chunks(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]])));
+        let sum = |i, j| (0..k).map(|l| a_values[i * k + l] * b_values[l * n + j]).sum();
+        let expected: Vec<f64> = (0..m * n).map(|at| sum(at / n, at % n)).collect();
+        (relative_error(&expected, &found.collect::<Vec<_>>()), module.llvm_ir)
+    }
+}
+
+fn options(num_warps: u32) -> CompileOptions {
+    let schedule = Schedule { wgmma_f32: Some(true), ..Schedule::default() };
+    CompileOptions { num_warps, num_stages: 2, schedule, ..CompileOptions::default() }
+}
+
+/// One tile along K, which ends before the tile does: fewer instructions, and narrower ones.
+#[test]
+fn what_lies_beyond_is_not_multiplied() {
+    for (dtype, k, k_instruction) in [(DType::F32, 40, 8), (DType::BF16, 48, 16)] {
+        let product = Product { dtype, shape: [64, 24, k], k_tile: 64, n_tile: 64 };
+        for (arch, num_warps) in [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 4), (GpuArch::Sm90a, 8)] {
+            let (error, code) = product.error(arch, &options(num_warps));
+            assert!(error < 3e-7, "{dtype} on {arch:?} by {num_warps} warps: {error}");
+            let products = |name: &str| code.matches(name).count();
+            let (parts, steps) = (if dtype == DType::F32 { 3 } else { 1 }, k / k_instruction);
+            match (arch, num_warps) {
+                // Three tiles of 8 columns of the 8 that a warp has.
+                (GpuArch::Sm80, _) => assert_eq!(products("mma.sync.aligned.m16n8"), parts * steps * 3, "{dtype}"),
+                (_, 4) => assert_eq!(products("wgmma.mma_async.sync.aligned.m64n24k"), parts * steps, "{dtype}"),
+                // Two warpgroups along N have one instruction.
+                _ => assert_eq!(products("wgmma.mma_async.sync.aligned.m64n32k"), parts * steps, "{dtype}"),
+            }
+        }
+    }
+}
+
+/// Sums over many tiles, whose last columns nothing is added to, with products under way from one iteration into the next.
+#[test]
+fn columns_that_nothing_is_added_to_stay_zero() {
+    for dtype in [DType::F32, DType::BF16] {
+        for (n, n_tile) in [(40, 64), (264, 512), (8, 16)] {
+            let product = Product { dtype, shape: [64, n, 96], k_tile: 32, n_tile };
+            for (arch, num_warps) in [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 4)] {
+                let (error, _) = product.error(arch, &options(num_warps));
+                assert!(error < 3e-7, "{dtype}, {n} of {n_tile} columns on {arch:?}: {error}");
+            }
+        }
+    }
+}
