@@ -31,13 +31,39 @@ fn attention_of_any_length() {
     check(&gpu, Case::new(4097, 1000, 64), &Options::default());
 }
 
-#[test]
-fn attention_of_any_head_dimension() {
+fn check_head_dimensions(dims: &[usize]) {
     let Some(gpu) = gpu() else { return };
-    for d in [1, 16, 32, 64, 80, 96, 128, 200, 256] {
+    for &d in dims {
         check_all(&gpu, Case::new(192, 192, d));
         check_all(&gpu, Case::new(150, 333, d));
     }
+}
+
+// Several tests, which take as long as the longest where they run side by side.
+
+#[test]
+fn attention_of_small_head_dimensions() {
+    check_head_dimensions(&[1, 16, 32, 64]);
+}
+
+#[test]
+fn attention_of_head_dimensions_that_are_padded() {
+    check_head_dimensions(&[24, 80]);
+}
+
+#[test]
+fn attention_of_head_dimensions_up_to_128() {
+    check_head_dimensions(&[96, 128]);
+}
+
+#[test]
+fn attention_of_head_dimension_200() {
+    check_head_dimensions(&[200]);
+}
+
+#[test]
+fn attention_of_head_dimension_256() {
+    check_head_dimensions(&[256]);
 }
 
 #[test]
