@@ -350,6 +350,40 @@ fn activations_lie_in_the_memory_of_blank_gradients() {
     }
 }
 
+/// Where a product's result does not fit into its own weight's gradient, that of the block before may have room: backward makes it
+/// when it is done with this block.
+#[test]
+fn activations_lie_in_the_gradients_of_the_block_before() {
+    for (precision, dtype, checkpoint) in [
+        (Precision::F32, DType::F32, false),
+        (Precision::F32, DType::F32, true),
+        (Precision::Bf16, DType::BF16, false),
+        (Precision::Bf16, DType::F32, false),
+    ] {
+        // 66 tokens: 6336 queries, keys and values, where their weight has 3072 elements, and the block before one of 12288.
+        let config =
+            Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, hidden: 192, layers: 3, ..small() };
+        let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
+        let params = model.params();
+        params.keep_grads(dtype).unwrap();
+        let (x, y) = (tokens(&config, 2, 33, 1), tokens(&config, 2, 33, 5));
+        params.zero_grads().unwrap();
+        model.loss(&x, &y).unwrap().backward().unwrap();
+        let expected = flat(&params.grads());
+
+        params.blank_grads();
+        let loss = model.loss(&x, &y).unwrap();
+        let what = format!("{precision}, gradients in {dtype:?}, checkpoint: {checkpoint}");
+        for (block, lends) in [(0, true), (1, true), (2, false)] {
+            let range = params.get(&format!("blocks.{block}.mlp.gate_up.weight")).unwrap().range();
+            let written = flat(&params.grads())[range.clone()] != expected[range];
+            assert_eq!(written, lends && dtype == precision.dtype(), "{what}, block {block}");
+        }
+        loss.backward().unwrap();
+        assert!(flat(&params.grads()) == expected, "{what}");
+    }
+}
+
 #[test]
 fn memory_of_gradients_is_lent_once_and_comes_back() {
     let config = Config { fusion: Fusion::Blocks, ..small() };

@@ -126,16 +126,19 @@ pub(super) fn rounded<T: Elem + FloatElement>(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// x·Wᵀ, where W's gradient will be if it fits there: backward is done with it before it makes that gradient.
-fn linear<T: Elem>(x: &Tensor, weight: &Param) -> Result<Lent> {
+/// x·Wᵀ, where W's gradient will be if it fits there, else where that of `later` will: backward is done with it before it makes
+/// these gradients.
+fn linear<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<Lent> {
     let (rows, w) = (as_rows(x)?, weight.compute(x.dtype())?);
     let mut shape = x.dims().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = w.dim(0)?;
     }
-    if let Some(lent) = weight.lend_grad(x.dtype(), shape.as_slice())? {
-        product_into(&as_rows(lent.tensor())?, &rows, &w.t()?, false)?;
-        return Ok(lent);
+    for lender in [weight].into_iter().chain(later) {
+        if let Some(lent) = lender.lend_grad(x.dtype(), shape.as_slice())? {
+            product_into(&as_rows(lent.tensor())?, &rows, &w.t()?, false)?;
+            return Ok(lent);
+        }
     }
     Ok(Lent::own(fresh_product::<T>(&rows, &w.t()?)?.into_tensor(shape)))
 }
@@ -166,18 +169,23 @@ pub(super) fn add_weight_gradient(x: &Tensor, weight: &Param, grad: &Tensor, usi
     }
 }
 
-/// The stream behind the block, of the stream x before it, both f32 [batch, length, width].
-pub(super) fn forward<T: Elem + FloatElement>(block: &Block, x: &Tensor) -> Result<(Tensor, Saved)> {
+/// The stream behind the block, of the stream x before it, both f32 [batch, length, width]. `earlier` is the block before it, whose
+/// gradients are made when backward is done with this one.
+pub(super) fn forward<T: Elem + FloatElement>(
+    block: &Block,
+    x: &Tensor,
+    earlier: Option<&Block>,
+) -> Result<(Tensor, Saved)> {
     let _span = span("block");
     let (batch, length, width) = x.dims3()?;
     let eps = block.config.eps;
     let (normed, moments) = block.attention_norm.fresh::<T>(x, eps)?;
-    let qkv = linear::<T>(&normed, &block.qkv)?;
+    let qkv = linear::<T>(&normed, &block.qkv, earlier.map(|block| &block.gate_up))?;
     let (o, kept) = packed_forward::<T>(qkv.tensor(), block.config.head_columns(), &block.rope)?;
     let o = o.into_tensor((batch, length, width));
     let middle = linear_plus(x, &o, &block.out)?;
     let (middle_normed, middle_moments) = block.mlp_norm.fresh::<T>(&middle, eps)?;
-    let gate_up = linear::<T>(&middle_normed, &block.gate_up)?;
+    let gate_up = linear::<T>(&middle_normed, &block.gate_up, None)?;
     let inner = swiglu_forward::<T>(gate_up.tensor())?.into_tensor((batch, length, block.config.hidden));
     let y = linear_plus(&middle, &inner, &block.down)?;
     let x = x.clone();

@@ -10,7 +10,7 @@ use candle_core::{Error, Result, Tensor};
 use tilewright::kernels::FloatElement;
 
 use super::block::{self, Pass, rounded};
-use super::{Norm, Transformer, head};
+use super::{Block, Norm, Transformer, head};
 use crate::ops::embedding::add_gradient;
 use crate::ops::memory::{Elem, Fresh, for_float_type};
 use crate::ops::stream_norm::{self, Gradient};
@@ -110,7 +110,7 @@ fn forward<T: Elem + FloatElement>(
     see("embedding", &x)?;
     let mut kept = Vec::with_capacity(model.blocks.len());
     for (i, block) in model.blocks.iter().enumerate() {
-        let (y, saved) = block::forward::<T>(block, &x)?;
+        let (y, saved) = block::forward::<T>(block, &x, before(model, i))?;
         if grad_enabled() {
             kept.push(if model.config.checkpoint { Kept::Input(x) } else { Kept::All(Box::new(saved)) });
         }
@@ -118,6 +118,11 @@ fn forward<T: Elem + FloatElement>(
         see(&format!("blocks.{i}"), &x)?;
     }
     Ok((x, kept))
+}
+
+/// The block before a block.
+fn before(model: &Transformer, index: usize) -> Option<&Block> {
+    model.blocks.get(index.checked_sub(1)?).map(|block| &**block)
 }
 
 /// A backward pass over as many tokens, with `more` norms than those of the blocks.
@@ -144,7 +149,7 @@ fn backward<T: Elem + FloatElement>(
     for block in model.blocks.iter().rev() {
         let saved = match kept.pop() {
             Some(Kept::All(saved)) => *saved,
-            Some(Kept::Input(x)) => block::forward::<T>(block, &x)?.1,
+            Some(Kept::Input(x)) => block::forward::<T>(block, &x, before(model, block.index))?.1,
             None => return Err(Error::Msg("internal compiler error: a block kept nothing, please report".into())),
         };
         grad = block::backward::<T>(block, saved, grad, pass)?;

@@ -15,30 +15,29 @@ use crate::model::values;
 use crate::world::{Kind, options, ranks};
 
 const STEPS: usize = 3;
-/// Windows of each rank, and their length: fewer tokens than the model is wide.
+/// Windows of each rank.
 const WINDOWS: usize = 2;
-const LENGTH: usize = 9;
 
-fn config(precision: Precision, checkpoint: bool) -> Config {
+fn config(way: Way) -> Config {
     Config {
         vocabulary: 61,
-        context: LENGTH,
+        context: way.length,
         width: 32,
-        hidden: 48,
+        hidden: way.hidden,
         layers: 3,
         heads: 4,
         heads_kv: 4,
         fusion: Fusion::Blocks,
-        precision,
-        checkpoint,
+        precision: way.precision,
+        checkpoint: way.checkpoint,
         ..Config::default()
     }
 }
 
 /// Token ids [windows, length], others on each rank and in each step.
-fn tokens(windows: usize, seed: usize) -> Tensor {
-    let ids = (0..windows * LENGTH).map(|i| ((i * i * 7 + i * 3 + seed * 13) % 61) as u32);
-    Tensor::from_iter(ids, &Device::Cpu).unwrap().reshape((windows, LENGTH)).unwrap()
+fn tokens([windows, length]: [usize; 2], seed: usize) -> Tensor {
+    let ids = (0..windows * length).map(|i| ((i * i * 7 + i * 3 + seed * 13) % 61) as u32);
+    Tensor::from_iter(ids, &Device::Cpu).unwrap().reshape((windows, length)).unwrap()
 }
 
 /// How a rank trains.
@@ -46,6 +45,9 @@ fn tokens(windows: usize, seed: usize) -> Tensor {
 struct Way {
     precision: Precision,
     checkpoint: bool,
+    /// Of windows, and the feed-forward part's width.
+    length: usize,
+    hidden: usize,
     micro_batches: usize,
     wire: Option<Dtype>,
     shard: Option<Mode>,
@@ -56,7 +58,7 @@ struct Way {
 fn train(comm: Communicator, way: Way, form: Form, lends: bool) -> (Vec<f32>, bool) {
     let rank = comm.rank();
     let batch = WINDOWS * comm.world();
-    let model = Transformer::new(&config(way.precision, way.checkpoint), &Device::Cpu, 3).unwrap();
+    let model = Transformer::new(&config(way), &Device::Cpu, 3).unwrap();
     let params = model.params();
     let learner = LearnerOptions {
         adamw: AdamWOptions { eps: 1e-4, ..AdamWOptions::default() },
@@ -79,7 +81,7 @@ fn train(comm: Communicator, way: Way, form: Form, lends: bool) -> (Vec<f32>, bo
         }
         let windows = WINDOWS / way.micro_batches;
         for micro in 0..way.micro_batches {
-            let ids = |salt| tokens(windows, 1000 * rank + 100 * step + 10 * micro + salt);
+            let ids = |salt| tokens([windows, way.length], 1000 * rank + 100 * step + 10 * micro + salt);
             let gradient = || {
                 let part = params.grads().narrow(0, weight.start, weight.len()).unwrap();
                 part.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap()
@@ -100,9 +102,20 @@ fn train(comm: Communicator, way: Way, form: Form, lends: bool) -> (Vec<f32>, bo
 
 #[test]
 fn what_lies_in_the_memory_of_gradients_does_not_travel() {
-    let f32 =
-        Way { precision: Precision::F32, checkpoint: false, micro_batches: 1, wire: None, shard: None, clip: None };
+    // Fewer tokens than the model is wide: what a product makes fits where its weight's gradient will be.
+    let f32 = Way {
+        precision: Precision::F32,
+        checkpoint: false,
+        length: 9,
+        hidden: 48,
+        micro_batches: 1,
+        wire: None,
+        shard: None,
+        clip: None,
+    };
     let bf16 = Way { precision: Precision::Bf16, wire: Some(Dtype::Bf16), ..f32 };
+    // More: some of it fits where a larger gradient of the block before will be.
+    let (long_f32, long_bf16) = (Way { length: 33, hidden: 192, ..f32 }, Way { length: 33, hidden: 192, ..bf16 });
     for way in [
         f32,
         Way { checkpoint: true, ..f32 },
@@ -112,6 +125,10 @@ fn what_lies_in_the_memory_of_gradients_does_not_travel() {
         Way { shard: Some(Mode::Zero1), ..f32 },
         bf16,
         Way { checkpoint: true, clip: Some(0.1), ..bf16 },
+        long_f32,
+        Way { checkpoint: true, shard: Some(Mode::Zero1), ..long_f32 },
+        Way { micro_batches: 2, ..long_f32 },
+        Way { clip: Some(0.1), ..long_bf16 },
     ] {
         let run = |form, lends| ranks(Kind::Threads, 2, options(), |comm| train(comm, way, form, lends)).swap_remove(0);
         let (expected, lent) = run(Form::Flat, false);
