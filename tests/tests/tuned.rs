@@ -4,7 +4,7 @@ use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem};
 use tilewright::kernels::{AUTOTUNED, attention};
 use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Func};
-use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::lang::kernel::{ConstValue, Constexpr, KernelDef};
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Target};
 use tilewright_tests::configurations::{PTX_VERSION, configurations, well_aligned};
@@ -16,6 +16,7 @@ struct Variant {
     dtype: DType,
     d: i64,
     causal: bool,
+    precision: Precision,
     config: Config,
 }
 
@@ -37,6 +38,7 @@ impl Variant {
         constants.push(("d", ConstValue::Int(self.d)));
         constants.push(("d_tile", ConstValue::Int(attention::config::d_tile(self.d as usize) as i64)));
         constants.push(("causal", ConstValue::Bool(self.causal)));
+        constants.push(("precision", self.precision.to_const()));
         constants.push((even, ConstValue::Bool(true)));
         let func = def.record(&[self.dtype], &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
         let options = CompileOptions {
@@ -65,13 +67,14 @@ fn attention_kernels() -> impl Iterator<Item = &'static Autotune> {
     AUTOTUNED.iter().copied().filter(|autotune| autotune.def.name.starts_with("flash_attention"))
 }
 
-/// `d`, `causal` and the type of a key.
-fn read_key(key: &str) -> (DType, i64, bool) {
+/// `d`, `causal`, the type and the precision of a key.
+fn read_key(key: &str) -> (DType, i64, bool, Precision) {
     let value = |name: &str| {
         let word = key.split(',').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         word.unwrap_or_else(|| panic!("`{key}` has no {name}"))
     };
-    (DType::from_name(value("T")).unwrap(), value("d").parse().unwrap(), value("causal").parse().unwrap())
+    let precision = Precision::from_name(value("precision")).unwrap();
+    (DType::from_name(value("T")).unwrap(), value("d").parse().unwrap(), value("causal").parse().unwrap(), precision)
 }
 
 /// What the tables have, and the defaults of these types and head dimensions.
@@ -79,21 +82,34 @@ fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
     let mut variants = Vec::new();
     for autotune in attention_kernels() {
         for (key, config) in autotune.shipped() {
-            let (dtype, d, causal) = read_key(&key);
-            variants.push(Variant { autotune, dtype, d, causal, config });
+            let (dtype, d, causal, precision) = read_key(&key);
+            variants.push(Variant { autotune, dtype, d, causal, precision, config });
         }
         for (&dtype, &d) in dtypes.iter().flat_map(|dtype| dims.iter().map(move |d| (dtype, d))) {
-            for causal in [false, true] {
-                let config = autotune.default_config(&problem(autotune, &[dtype], d, arch));
-                variants.push(Variant { autotune, dtype, d, causal, config });
+            let exact = if dtype == DType::F32 { Precision::Tf32x3 } else { Precision::Ieee };
+            for (causal, few) in [(false, false), (true, false), (true, true)] {
+                let config = autotune.default_config(&problem(autotune, &[dtype], d, exact, few, arch));
+                variants.push(Variant { autotune, dtype, d, causal, precision: exact, config });
             }
         }
     }
     variants
 }
 
-fn problem<'a>(autotune: &'static Autotune, dtypes: &'a [DType], d: i64, arch: GpuArch) -> Problem<'a> {
-    let parts = vec![KeyPart { name: "d", value: KeyValue::Exact(ConstValue::Int(d)) }];
+fn problem<'a>(
+    autotune: &'static Autotune,
+    dtypes: &'a [DType],
+    d: i64,
+    precision: Precision,
+    few: bool,
+    arch: GpuArch,
+) -> Problem<'a> {
+    let part = |name, value| KeyPart { name, value: KeyValue::Exact(value) };
+    let parts = vec![
+        part("d", ConstValue::Int(d)),
+        part("precision", precision.to_const()),
+        part("few", ConstValue::Bool(few)),
+    ];
     Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts }
 }
 
@@ -126,8 +142,10 @@ fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
         attention_kernels().find(|autotune| autotune.def.name.ends_with(name)).unwrap_or_else(|| panic!("no {name}"))
     });
     let tiles = |q: usize, k: usize, warps| Config::default().set("q_tile", q).set("k_tile", k).num_warps(warps);
-    let found =
-        |autotune, dtype, d, config| excess(&Variant { autotune, dtype, d, causal: true, config }, GpuArch::Sm90a);
+    let found = |autotune, dtype, d, config| {
+        let precision = Precision::Ieee;
+        excess(&Variant { autotune, dtype, d, causal: true, precision, config }, GpuArch::Sm90a)
+    };
     for (autotune, dtype, d, config) in [
         (keys, DType::F32, 128, tiles(64, 128, 4)),
         (keys, DType::F32, 256, tiles(64, 128, 4)),
@@ -161,7 +179,8 @@ fn tables_are_read_and_have_entries_of_their_kernels() {
     assert!(shipped >= 2, "{shipped}");
 }
 
-/// Products stay in flight, and everything stays in registers.
+/// Products stay in flight, and everything stays in registers, but of f32: its products want two parts of each operand, and what
+/// spills then costs less than smaller tiles do.
 #[test]
 fn shipped_attention_neither_spills_nor_waits_for_its_products() {
     let Some(ptxas) = ptxas::find() else { return };
@@ -169,7 +188,7 @@ fn shipped_attention_neither_spills_nor_waits_for_its_products() {
     for variant in variants(&[DType::BF16], &[64, 128], GpuArch::Sm90a) {
         match variant.ptx().and_then(|ptx| ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name())) {
             Err(why) => failures.push(format!("{}: {why}", variant.what())),
-            Ok(found) if found.spills > 0 || found.serialised => {
+            Ok(found) if found.serialised || found.spills > 0 && variant.dtype != DType::F32 => {
                 failures.push(format!("{}: {found:?}", variant.what()));
             }
             Ok(_) => {}

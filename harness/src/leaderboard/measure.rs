@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use tilewright::autotune::{self, Choice};
 use tilewright::bench::{Timing, do_bench};
 use tilewright::codegen::lang::Precision;
+use tilewright::kernels::attention::config::few;
 use tilewright::kernels::attention::reference::Problem;
 use tilewright::kernels::attention::{Backward, Options, Tiles};
 use tilewright::kernels::{Tensor, TensorMut, weighted_sum};
@@ -136,13 +137,14 @@ impl Plan {
         let p = &self.problem;
         let bucket = |n: usize| autotune::size_bucket(n as i64);
         let key = format!(
-            "T={},d={},causal={},precision={},n_q<={},n_k<={}",
+            "T={},d={},causal={},precision={},n_q<={},n_k<={},few={}",
             T::dtype(),
             p.d,
             p.causal,
             precision.name(),
             bucket(p.n_q),
             bucket(p.n_k),
+            few(p.batch * p.heads_q, p.n_q),
         );
         // One of the kernels also asks how dQ is made.
         let mode = format!("one_pass={}", self.one_pass);

@@ -23,6 +23,8 @@ use tilewright_runtime::prelude::*;
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ then are left operands of the products that sum up
 /// dV and dK. Query heads of a group share keys, so the program walks over all of them.
 ///
+/// `few` is as in the forward pass.
+///
 /// Grid: (⌈n_k / k_tile⌉, heads / group, batch). `even_queries` promises that n_q is a multiple of `q_tile`, `even_keys` that
 /// n_k is one of `k_tile`, which matters to `one_pass` alone. Queries beyond n_q read as zeros, which add nothing; keys beyond
 /// n_k get gradients that nobody stores: only the diagonal, and dQ, need a mask.
@@ -53,7 +55,7 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = [16, 32], k_tile = 128, num_warps = 8, num_stages = 2, wgmma_f32 = true),
         Config(q_tile = 16, k_tile = 16, num_warps = 4, num_stages = 2),
     ],
-    key = [d, causal, one_pass, precision, n_q, n_k],
+    key = [d, causal, one_pass, precision, n_q, n_k, few],
     default = super::config::keys_default,
     tables = crate::tuned::TABLES,
 )]
@@ -105,6 +107,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     #[constexpr = false] even_keys: bool,
     #[constexpr = false] one_pass: bool,
     #[constexpr = ieee] precision: Precision,
+    #[constexpr = false] few: bool,
 ) {
     let (kv_head, batch) = (program_id(1), program_id(2));
     let first_key = program_id(0) * k_tile;
@@ -215,6 +218,8 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
 
 /// dQ: a program per tile of queries walks over the keys that they see, as the forward pass does.
 ///
+/// `few` is as in the forward pass.
+///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch). `even_keys` promises that n_k is a multiple of `k_tile`.
 #[autotune(
     configs = [
@@ -246,7 +251,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
         Config(q_tile = 16, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 16, k_tile = 16, num_warps = 4, num_stages = 2),
     ],
-    key = [d, causal, precision, n_q, n_k],
+    key = [d, causal, precision, n_q, n_k, few],
     default = super::config::queries_default,
     tables = crate::tuned::TABLES,
 )]
@@ -290,6 +295,7 @@ pub fn flash_attention_bwd_dq<T: Float>(
     #[constexpr = false] causal: bool,
     #[constexpr = false] even_keys: bool,
     #[constexpr = ieee] precision: Precision,
+    #[constexpr = false] few: bool,
 ) {
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, batch) = (program_id(1), program_id(2));

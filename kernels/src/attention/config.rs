@@ -1,6 +1,7 @@
 //! Tile sizes, warps and pipeline depth: the defaults per head dimension, element type and target. The configurations that
 //! tuning tries stand beside the kernels.
 
+use tilewright_codegen::lang::Precision;
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 
@@ -52,11 +53,39 @@ impl Tiles {
     }
 }
 
+/// Whether an attention of so many batch entries and heads, with so many rows each, has programs too few to keep a large GPU's
+/// multiprocessors busy: small tiles, of which there are more, are better then.
+pub fn few(batch_and_heads: usize, rows: usize) -> bool {
+    /// Two programs for each of some 130 multiprocessors.
+    const MANY: usize = 256;
+    batch_and_heads * rows.div_ceil(64) < MANY
+}
+
 /// [`default_tiles`] for a problem of the autotuner.
 fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);
     let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
-    default_tiles(pass, d, bytes, &problem.target).config()
+    let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
+    let exact = bytes == 4 && problem.get("precision") == Some(Precision::Tf32x3);
+    let by_warpgroups = match hopper && exact && problem.get("few") == Some(false) {
+        true => tiles_by_warpgroups(pass, d),
+        false => None,
+    };
+    by_warpgroups.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+}
+
+/// The tiles of tf32x3 on Hopper where programs are many: with their operands split once for a whole block, the products of
+/// warpgroups take half of the time. `None` where nobody has measured it.
+fn tiles_by_warpgroups(pass: Pass, d: usize) -> Option<Tiles> {
+    let tiles = match (pass, d_tile(d)) {
+        (Pass::Forward, 64) => Tiles::new(64, 64, 4, 2),
+        (Pass::Forward, 128) => Tiles::new(128, 64, 8, 2),
+        (Pass::Keys, 64) => Tiles::new(32, 128, 8, 2),
+        (Pass::Queries, 64) => Tiles::new(64, 32, 4, 2),
+        (Pass::Queries, 128) => Tiles::new(128, 32, 8, 2),
+        _ => return None,
+    };
+    Some(Tiles { schedule: Schedule { wgmma_f32: Some(true), ..tiles.schedule }, ..tiles })
 }
 
 /// The default of the forward kernel.

@@ -18,6 +18,8 @@ use tilewright_runtime::prelude::*;
 /// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends in
 /// the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
 ///
+/// `few` says that programs are few (`config::few`): the code is the same, but tuning tells such problems apart.
+///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
 /// `k_tile`. `scale` is positive.
 ///
@@ -55,7 +57,7 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 128, k_tile = [16, 32, 64], num_warps = 8, num_stages = 2, wgmma_f32 = true),
         Config(q_tile = 64, k_tile = [32, 64], num_warps = 4, num_stages = 2, wgmma_f32 = true, warp_specialize = true),
     ],
-    key = [d, causal, precision, n_q, n_k],
+    key = [d, causal, precision, n_q, n_k, few],
     default = super::config::forward_default,
     tables = crate::tuned::TABLES,
 )]
@@ -93,6 +95,7 @@ pub fn flash_attention_fwd<T: Float>(
     #[constexpr = false] causal: bool,
     #[constexpr = false] even_keys: bool,
     #[constexpr = ieee] precision: Precision,
+    #[constexpr = false] few: bool,
 ) {
     // Under a causal mask the last query tiles have the most work: they start first.
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };

@@ -2,7 +2,7 @@
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
-use super::config::{Tiles, d_tile};
+use super::config::{Tiles, d_tile, few};
 use super::forward::FlashAttentionFwd;
 use crate::tensor::{self, FloatElement};
 use tilewright_runtime::Stream;
@@ -185,6 +185,7 @@ pub fn forward_into<T: FloatElement>(
         causal: options.causal,
         even_keys: tuned(),
         precision: s.precision,
+        few: few(s.batch * s.heads, s.n_q),
     };
     let grid = |args: &mut FlashAttentionFwd<T>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
@@ -430,6 +431,7 @@ fn key_gradients<T: FloatElement>(
         even_keys: tuned(),
         one_pass: options.backward == Backward::OnePass,
         precision: s.precision,
+        few: few(s.batch * s.heads_kv, s.n_k),
     };
     let grid = |args: &mut FlashAttentionBwdDkdv<T>| {
         args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
@@ -495,6 +497,7 @@ fn query_gradient<T: FloatElement>(
         causal: options.causal,
         even_keys: tuned(),
         precision: s.precision,
+        few: few(s.batch * s.heads, s.n_q),
     };
     let grid = |args: &mut FlashAttentionBwdDq<T>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
