@@ -22,6 +22,25 @@ unpack() {
     printf '%s' "$stamp" >"$bin/stamp"
 }
 
+# Folders with CUDA's libraries: of an installed toolkit, then of the packages that NVIDIA publishes for Python.
+libraries() {
+    local folder found=()
+    for folder in "${CUDA_HOME:-/usr/local/cuda}"/{targets/x86_64-linux/lib,lib64,extras/CUPTI/lib64} \
+        /usr/local/cuda*/{targets/x86_64-linux/lib,lib64,extras/CUPTI/lib64}; do
+        [ ! -d "$folder" ] || found+=("$folder")
+    done
+    while IFS= read -r folder; do
+        [ -z "$folder" ] || found+=("$folder")
+    done < <(python3 -c '
+import glob, site, sysconfig
+places = {sysconfig.get_path("purelib"), site.getusersitepackages(), *site.getsitepackages()}
+print("\n".join(sorted({f for place in places for f in glob.glob(place + "/nvidia/*/lib")})))' 2>/dev/null)
+    (
+        IFS=:
+        printf '%s' "${found[*]}"
+    )
+}
+
 # within SECONDS LOG COMMAND...: the output goes to LOG. Sets `verdict` and `took`, in seconds; returns the command's status.
 within() {
     local limit=$1 log=$2 start=$SECONDS status

@@ -6,7 +6,7 @@
 # OUT     where logs, rows and tables go (./out)
 # PEERS   a Python program that prints rows of other implementations, for the same run (with the step leaderboard)
 # SWEEP_PEERS, ROW_PEERS   the same for the steps table and rows; for table, where PyTorch is, it is peers_sweep.py unless you say otherwise
-# TUNE_SECONDS   for each problem that the steps rows and f32 tune (8)
+# TUNE_SECONDS   for each problem that the steps rows (8) and f32 (20) tune
 #
 # Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
 set -uo pipefail
@@ -19,6 +19,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 source "$here/check-common.sh" || exit 1
 rows=$out/rows.jsonl
 failures=()
+at_once=$(($(nproc) / 2 + 1))
 
 # run NAME SECONDS COMMAND...: the output goes to NAME.log, with a limit of time. Remembers a failure.
 run() {
@@ -39,7 +40,7 @@ run() {
 aside() {
     local table=$1 label=$2
     shift 2
-    while [ "$(jobs -rp | wc -l)" -ge 6 ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done
     (
         failures=()
         run "$@"
@@ -185,14 +186,17 @@ rows() {
     measure rows-wide 60 cuda:0 kernels --only cross_entropy --rows 8192 --d 131072 --warmup-ms 20 --rep-ms 80
 }
 
-# f32 on tensor cores: by warps and by warpgroups, as the tuner finds them, then with what was found.
+# f32 on tensor cores: by warps and by warpgroups, as the tuner finds them, then with what was found. The driver takes most of a second
+# to load a candidate of attention: fewer seconds leave most of them out. One head has few programs, 64 have many.
 f32() {
-    local seconds=${TUNE_SECONDS:-8}
-    run tune-f32-matmul 240 "$bin/tilewright" tune matmul --device cuda:0 --dtype f32 --size 4096x4096x4096,512x1600x1600,4096x1600x6400 \
-        --columns none,b,a --budget "$seconds" --export "$out/tuned.json"
-    run tune-f32-attention 200 "$bin/tilewright" tune attention --device cuda:0 --dtype f32 --heads 1 --length 8192 --dim 64,128 \
+    local seconds=${TUNE_SECONDS:-20}
+    run tune-f32-matmul 400 "$bin/tilewright" tune matmul --device cuda:0 --dtype f32 --size 4096x4096x4096,512x1600x1600,4096x1600x6400 \
+        --columns none,b,a --budget "$((seconds / 2))" --export "$out/tuned.json"
+    run tune-f32-attention 400 "$bin/tilewright" tune attention --device cuda:0 --dtype f32 --heads 64 --length 1024 --dim 64,80,128 \
         --budget "$seconds" --export "$out/tuned.json"
-    tables+=("$out/tune-f32-matmul.log" "$out/tune-f32-attention.log")
+    run tune-f32-attention-few 400 "$bin/tilewright" tune attention --device cuda:0 --dtype f32 --heads 1 --length 2048,8192 --dim 64,128 \
+        --budget "$seconds" --export "$out/tuned.json"
+    tables+=("$out/tune-f32-matmul.log" "$out/tune-f32-attention.log" "$out/tune-f32-attention-few.log")
     measure f32-matmul 90 cuda:0 kernels --only matmul --sizes 1024,2048,4096,8192 --warmup-ms 20 --rep-ms 100
     measure f32-attention 60 cuda:0 attention --dtype f32 --heads 1 --length 8192 --dim 64,128 --causal true --warmup-ms 20 --rep-ms 100
 }
@@ -207,6 +211,11 @@ table() {
 }
 
 unpack tilewright-gpu-check
+# A program with models in it wants CUDA's libraries.
+if LC_ALL=C ldd "$bin/tilewright" 2>/dev/null | grep -q 'not found'; then
+    LD_LIBRARY_PATH=$(libraries)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export LD_LIBRARY_PATH
+fi
 commit=$(cat "$bin/commit")
 export TILEWRIGHT_CACHE=$bin/cache
 tables=()

@@ -33,25 +33,6 @@ pack() {
     tar -C "$work" --exclude='*.safetensors' -czf "$work/packed" "$step" && mv "$work/packed" "$out/$step.tar.gz"
 }
 
-# Folders with CUDA's libraries: of an installed toolkit, then of the packages that NVIDIA publishes for Python.
-libraries() {
-    local folder found=()
-    for folder in "${CUDA_HOME:-/usr/local/cuda}"/{targets/x86_64-linux/lib,lib64,extras/CUPTI/lib64} \
-        /usr/local/cuda*/{targets/x86_64-linux/lib,lib64,extras/CUPTI/lib64}; do
-        [ ! -d "$folder" ] || found+=("$folder")
-    done
-    while IFS= read -r folder; do
-        [ -z "$folder" ] || found+=("$folder")
-    done < <(python3 -c '
-import glob, site, sysconfig
-places = {sysconfig.get_path("purelib"), site.getusersitepackages(), *site.getsitepackages()}
-print("\n".join(sorted({f for place in places for f in glob.glob(place + "/nvidia/*/lib")})))' 2>/dev/null)
-    (
-        IFS=:
-        printf '%s' "${found[*]}"
-    )
-}
-
 # What the program wants and does not find. CUPTI is loaded when a profile wants it.
 missing() {
     local lacking
