@@ -17,6 +17,7 @@ mod exchange;
 mod math;
 mod memory;
 mod plan;
+mod products;
 mod reduce;
 mod shared;
 #[cfg(test)]

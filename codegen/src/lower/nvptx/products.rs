@@ -1,0 +1,173 @@
+//! Waiting for `wgmma` products: which registers they write, and what is to be computed while they run.
+
+use super::Lowering;
+use super::emit::Val;
+use crate::ir::{BlockId, Def, Op, OpId, Type, Value};
+
+impl Lowering<'_> {
+    /// The accumulators pass through the wait, so that no use of them can come before it.
+    pub(super) fn wgmma_wait(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wait") };
+        let under_way = |&v: &Value| match self.func.def_op(v) {
+            Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For { .. }),
+            None => true,
+        };
+        let (products, computed): (Vec<Value>, Vec<Value>) = data.operands.iter().copied().partition(under_way);
+        for (&v, &result) in data.operands.iter().zip(&data.results) {
+            if computed.contains(&v) {
+                let regs = self.regs(v);
+                self.compute_before(&regs);
+                self.values[result.0 as usize] = Some(regs);
+            }
+        }
+        // What no product writes stays what it is, and costs no register if that is a constant.
+        let written: Vec<Vec<bool>> = products.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
+        let mut regs: Vec<Val> = Vec::new();
+        for (&v, written) in products.iter().zip(&written) {
+            regs.extend(self.regs(v).iter().zip(written).filter(|(_, written)| **written).map(|(reg, _)| reg.clone()));
+        }
+        // Operands that products read from registers must keep them until then.
+        let held = self.register_operands(&data.operands);
+        let text = format!("wgmma.wait_group.sync.aligned {pending};");
+        if regs.is_empty() {
+            self.e.void(format!("call void asm sideeffect \"{text}\", \"~{{memory}}\"() #1"));
+            return;
+        }
+        let ty = format!("{{ {} }}", vec!["float"; regs.len()].join(", "));
+        let mut constraints = vec!["=f".to_string(); regs.len()];
+        constraints.extend((0..regs.len()).map(|i| i.to_string()));
+        constraints.extend(vec!["r".to_string(); held.len()]);
+        constraints.push("~{memory}".into());
+        let mut args: Vec<String> = regs.iter().map(|r| format!("float {r}")).collect();
+        args.extend(held.iter().map(|r| format!("i32 {r}")));
+        let v = self.e.inst(format!(
+            "call {ty} asm sideeffect \"{text}\", \"{}\"({}) #1",
+            constraints.join(","),
+            args.join(", ")
+        ));
+        let mut given = 0..regs.len();
+        let results = data.operands.iter().zip(&data.results).filter(|(o, _)| products.contains(o));
+        for ((&o, &result), written) in results.zip(&written) {
+            let before = self.regs(o);
+            let values =
+                before.iter().zip(written).map(|(reg, written)| match written.then(|| given.next()).flatten() {
+                    Some(at) => self.e.inst(format!("extractvalue {ty} {v}, {at}")),
+                    None => reg.clone(),
+                });
+            let values = values.collect();
+            self.set(result, values);
+        }
+    }
+
+    /// Columns that the instructions of a product write of those of tile `tile` along N.
+    pub(super) fn columns_written(&self, id: OpId, tile: u32) -> u32 {
+        let data = self.func.op(id);
+        let Op::Wgmma { warps, n_end, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
+        let columns = (self.tile_layout(data.results[0]).shape()[1] / warps[1]).min(256);
+        match n_end {
+            // Of several warpgroups along N each has columns of its own, and all have one instruction.
+            Some(end) if warps[1] == 1 => end.saturating_sub(tile * columns).min(columns).next_multiple_of(8),
+            _ => columns,
+        }
+    }
+
+    /// Which registers of a sum the products write that may be under way.
+    fn written(&self, v: Value, seen: &mut Vec<Value>) -> Vec<bool> {
+        let count = self.tile_layout(v).num_registers();
+        let all = |written: bool| vec![written; count];
+        if seen.contains(&v) {
+            return all(false);
+        }
+        seen.push(v);
+        let either = |values: &[Value], seen: &mut Vec<Value>| {
+            let each: Vec<Vec<bool>> = values.iter().map(|&v| self.written(v, seen)).collect();
+            (0..count).map(|i| each.iter().any(|written| written[i])).collect()
+        };
+        match self.func.value(v).def {
+            Def::Result(id, index) => match &self.func.op(id).op {
+                Op::Wgmma { n_end: Some(_), warps, .. } => {
+                    let data = self.func.op(id);
+                    let layout = self.tile_layout(v);
+                    let per_tile = (layout.shape()[1] / warps[1]).min(256) / 2;
+                    let n_tiles = layout.shape()[1] / (2 * per_tile * warps[1]);
+                    let own =
+                        (0..count as u32).map(|i| i % per_tile < self.columns_written(id, i / per_tile % n_tiles) / 2);
+                    let before = self.written(data.operands[2], seen);
+                    own.zip(before).map(|(own, before)| own || before).collect()
+                }
+                Op::WgmmaWait { .. } => self.written(self.func.op(id).operands[index], seen),
+                Op::Constant { .. } => all(false),
+                Op::For { .. } => either(&self.carried(id, index), seen),
+                _ => all(true),
+            },
+            Def::Param(block, index) => match self.loop_of(block) {
+                Some(id) if index > 0 => either(&self.carried(id, index - 1), seen),
+                _ => all(true),
+            },
+        }
+    }
+
+    /// What a loop carries under a number: before its first iteration, and after each.
+    fn carried(&self, id: OpId, index: usize) -> [Value; 2] {
+        let data = self.func.op(id);
+        let last = self.func.block(data.regions[0]).ops.last().expect("internal compiler error: an empty region");
+        [data.operands[3 + index], self.func.op(*last).operands[index]]
+    }
+
+    fn loop_of(&self, block: BlockId) -> Option<OpId> {
+        let is = |&id: &OpId| matches!(self.func.op(id).op, Op::For { .. }) && self.func.op(id).regions[0] == block;
+        self.func.walk().into_iter().find(is)
+    }
+}
+
+/// Registers that one `compute_before` ties at the most.
+const TIED_REGISTERS: usize = 32;
+
+impl Lowering<'_> {
+    /// Has these floats computed before the wait that follows: ptxas moves a wait above arithmetic that it does not depend
+    /// on, but not above a store to shared memory. These stores are turned off by a condition that is never true, which
+    /// ptxas cannot know.
+    fn compute_before(&mut self, regs: &[Val]) {
+        // Several conditions: of many instructions in a row under one, ptxas makes a branch.
+        let never = ["x", "y", "z"].map(|axis| {
+            let grid = self.e.hoist(format!("call i32 asm \"mov.u32 $0, %nctaid.{axis};\", \"=r\"() #2"));
+            self.e.hoist(format!("icmp eq i32 {grid}, 0"))
+        });
+        let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
+        let step = regs.len().div_ceil(TIED_REGISTERS).max(1);
+        let sample: Vec<&Val> = regs.chunks(4).step_by(step).flatten().collect();
+        for (i, words) in sample.chunks(4).enumerate() {
+            let never = &never[i % 3];
+            let list: Vec<String> = (0..words.len()).map(|i| format!("${}", i + 2)).collect();
+            let (width, list) = match words.len() {
+                4 => (".v4", format!("{{{}}}", list.join(","))),
+                2 => (".v2", format!("{{{}}}", list.join(","))),
+                _ => ("", list[0].clone()),
+            };
+            let args: Vec<String> = words.iter().map(|w| format!("float {w}")).collect();
+            let floats = vec!["f"; words.len()].join(",");
+            self.e.void(format!(
+                "call void asm sideeffect \"@$0 st.shared{width}.b32 [$1], {list};\", \"b,r,{floats},~{{memory}}\"(i1 {never}, i32 {start}, {}) #1",
+                args.join(", ")
+            ));
+        }
+    }
+
+    /// Words of register operands of the products that gave these results, and of those that the sums began with.
+    fn register_operands(&mut self, results: &[Value]) -> Vec<Val> {
+        let mut held = Vec::new();
+        let mut products = results.to_vec();
+        while let Some(v) = products.pop() {
+            let Some(id) = self.func.def_op(v) else { continue };
+            let data = self.func.op(id);
+            let Op::Wgmma { .. } = data.op else { continue };
+            products.push(data.operands[2]);
+            if let Type::Tensor { .. } = self.func.ty(data.operands[0]) {
+                let regs = self.regs(data.operands[0]);
+                held.extend(self.words(&regs, self.dtype(data.operands[0])));
+            }
+        }
+        held
+    }
+}
