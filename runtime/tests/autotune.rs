@@ -233,16 +233,20 @@ fn what_is_wrong_on_disk_is_passed_over() {
     let cache = TempDir::new().unwrap();
     let dir = cache.path().join("tuned/accumulate");
     std::fs::create_dir_all(&dir).unwrap();
-    let table = |device: DeviceId, config: &str| {
-        let entry =
-            Entry { kernel: "accumulate".into(), key: "n<=64".into(), config: config.into(), ..Entry::default() };
+    let table_of = |device: DeviceId, key: &str, config: &str| {
+        let entry = Entry { kernel: "accumulate".into(), key: key.into(), config: config.into(), ..Entry::default() };
         Table::new(device, vec![entry]).text()
     };
+    let table = |device: DeviceId, config: &str| table_of(device, "n<=4096", config);
     let here = DeviceId::of(&Device::cpu());
     let foreign = DeviceId { device: "another".into(), compute_capability: Some("9.0".into()) };
     std::fs::write(dir.join("a.json"), "no table").unwrap();
     std::fs::write(dir.join("b.json"), table(foreign, BEST[0])).unwrap();
     std::fs::write(dir.join("c.json"), table(here.clone(), "tile=256,gone=1")).unwrap();
+    let text = run(cache.path(), "launch", &[]);
+    assert!(text.contains("work=3000") && text.contains("(Default)"), "{text}");
+    // What is right for a small problem says little of one that is 256 times as large.
+    std::fs::write(dir.join("c.json"), table_of(here.clone(), "n<=64", BEST[0])).unwrap();
     let text = run(cache.path(), "launch", &[]);
     assert!(text.contains("work=3000") && text.contains("(Default)"), "{text}");
     std::fs::write(dir.join("c.json"), table(here, BEST[0])).unwrap();

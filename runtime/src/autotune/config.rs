@@ -329,7 +329,7 @@ impl Problem<'_> {
 }
 
 /// How far apart two keys are: the sum of the sizes' differences in powers of two. `None` where they differ in more than
-/// sizes.
+/// sizes, or a size is more than 16 times the other: tiles that fit rows of 8192 numbers are no choice for rows of 16.
 pub(super) fn distance(a: &str, b: &str) -> Option<u32> {
     let (mut left, mut right) = (a.split(','), b.split(','));
     let mut sum = 0;
@@ -340,10 +340,11 @@ pub(super) fn distance(a: &str, b: &str) -> Option<u32> {
             (Some(x), Some(y)) => {
                 let ((x, m), (y, n)) = (x.split_once("<=")?, y.split_once("<=")?);
                 let log = |text: &str| text.parse::<u64>().ok().map(|n| n.max(1).ilog2());
-                sum += log(m)?.abs_diff(log(n)?).max(1);
-                if x != y {
+                let apart = log(m)?.abs_diff(log(n)?);
+                if x != y || apart > 4 {
                     return None;
                 }
+                sum += apart.max(1);
             }
             (Some(_), None) | (None, Some(_)) => return None,
         }

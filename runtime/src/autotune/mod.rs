@@ -6,7 +6,7 @@
 //! 1. what this machine found before, for the same device, key, kernel and compiler (on disk, `store.rs`);
 //! 2. the entry of a table that ships with the kernel (`table.rs`), for the same device and key;
 //! 3. what it measures now, if somebody asked for that ([`tuning`], or `TILEWRIGHT_TUNE=seconds`);
-//! 4. the nearest entry of 1 and 2: all the same but the sizes;
+//! 4. the nearest entry of 1 and 2: all the same but the sizes, of which none is more than 16 times the other;
 //! 5. the kernel's default.
 //!
 //! Measuring (`tuner.rs`) compiles the candidates in parallel (`load.rs`), drops those that cannot fit, checks each one's outputs against

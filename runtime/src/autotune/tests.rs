@@ -110,6 +110,8 @@ fn keys_have_sizes_and_exact_words() {
     assert_eq!(SCALE_AUTOTUNE.default_config(&problem(20)).get::<usize>("tile"), Some(64));
     assert_eq!(distance("T=f32,n<=1024", "T=f32,n<=1024"), Some(0));
     assert_eq!(distance("T=f32,n<=1024,m<=4", "T=f32,n<=4096,m<=2"), Some(3));
+    assert_eq!(distance("n<=1024,m<=1", "n<=16384,m<=16"), Some(8));
+    assert_eq!((distance("n<=1024", "n<=32768"), distance("n<=1024", "n<=32")), (None, None));
     for other in ["T=bf16,n<=1024", "T=f32,m<=1024", "T=f32", "T=f32,n=1024", "T=f32,n<=1024,m<=1"] {
         assert_eq!(distance("T=f32,n<=1024", other), None, "{other}");
     }
