@@ -247,7 +247,7 @@ impl Lowering<'_> {
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
         let layout = self.tile_layout(data.results[0]);
         let (m, n) = (layout.shape()[0], layout.shape()[1]);
-        let n_instr = (n / warps[1]).min(256);
+        let n_instr = self.instruction_columns(id);
         let n_tiles = n / (n_instr * warps[1]);
         let m_tiles = m / (16 * warps[0]);
         let dtype = self.operand_dtype(b);

@@ -60,11 +60,17 @@ impl Lowering<'_> {
         }
     }
 
+    /// Columns of an instruction of a product that multiplies all of its tile.
+    pub(super) fn instruction_columns(&self, id: OpId) -> u32 {
+        let data = self.func.op(id);
+        let Op::Wgmma { warps, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
+        (self.tile_layout(data.results[0]).shape()[1] / warps[1]).min(256)
+    }
+
     /// Columns that the instructions of a product write of those of tile `tile` along N.
     pub(super) fn columns_written(&self, id: OpId, tile: u32) -> u32 {
-        let data = self.func.op(id);
-        let Op::Wgmma { warps, n_end, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
-        let columns = (self.tile_layout(data.results[0]).shape()[1] / warps[1]).min(256);
+        let Op::Wgmma { warps, n_end, .. } = &self.func.op(id).op else { panic!("internal compiler error: not wgmma") };
+        let columns = self.instruction_columns(id);
         match n_end {
             // Of several warpgroups along N each has columns of its own, and all have one instruction.
             Some(end) if warps[1] == 1 => end.saturating_sub(tile * columns).min(columns).next_multiple_of(8),
@@ -87,13 +93,11 @@ impl Lowering<'_> {
         match self.func.value(v).def {
             Def::Result(id, index) => match &self.func.op(id).op {
                 Op::Wgmma { n_end: Some(_), warps, .. } => {
-                    let data = self.func.op(id);
-                    let layout = self.tile_layout(v);
-                    let per_tile = (layout.shape()[1] / warps[1]).min(256) / 2;
-                    let n_tiles = layout.shape()[1] / (2 * per_tile * warps[1]);
+                    let per_tile = self.instruction_columns(id) / 2;
+                    let n_tiles = self.tile_layout(v).shape()[1] / (2 * per_tile * warps[1]);
                     let own =
                         (0..count as u32).map(|i| i % per_tile < self.columns_written(id, i / per_tile % n_tiles) / 2);
-                    let before = self.written(data.operands[2], seen);
+                    let before = self.written(self.func.op(id).operands[2], seen);
                     own.zip(before).map(|(own, before)| own || before).collect()
                 }
                 Op::WgmmaWait { .. } => self.written(self.func.op(id).operands[index], seen),

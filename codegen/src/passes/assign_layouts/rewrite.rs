@@ -449,12 +449,12 @@ impl Rewrite<'_, '_> {
         let acc_layout = self.intern(&plan.acc_layout(shape.m, shape.n));
         let acc_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
-        let [k_end, n_end] = self.ends([a, b]);
         if let (DotPlan::Wgmma { warps, .. }, DType::F32) = (&plan, shape.operands) {
             let acc = self.get(acc, acc_layout);
             let result = self.tf32_product(shape, &plan, warps, [a, b], acc);
             return self.define((data.results[0], Some(acc_layout)), result);
         }
+        let [k_end, n_end] = self.ends([a, b]);
         let a = match plan.a_layout(shape.m, shape.k, shape.operands) {
             Some(layout) if !self.comes_from_memory(a) => self.in_registers(a, &layout, shape.operands),
             _ => self.in_shared(a, shape.operands),
