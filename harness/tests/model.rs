@@ -318,34 +318,47 @@ fn blank_gradients_are_zeros_that_nobody_wrote() {
     }
 }
 
+/// What products and gradients are in, and whether blocks are computed again.
+const LENDING: [(Precision, DType, bool); 4] = [
+    (Precision::F32, DType::F32, false),
+    (Precision::F32, DType::F32, true),
+    (Precision::Bf16, DType::BF16, false),
+    (Precision::Bf16, DType::F32, false),
+];
+
+/// Two windows of `length` tokens leave something where the gradients of these blocks' gates will be, or not, and backward gives the
+/// same bits as with memory of its own.
+fn check_lent(config: &Config, dtype: DType, length: usize, lent: &[(usize, bool)]) {
+    let model = Transformer::new(config, &Device::Cpu, 3).unwrap();
+    let params = model.params();
+    params.keep_grads(dtype).unwrap();
+    let (x, y) = (tokens(config, 2, length, 1), tokens(config, 2, length, 5));
+    params.zero_grads().unwrap();
+    model.loss(&x, &y).unwrap().backward().unwrap();
+    let expected = flat(&params.grads());
+
+    params.blank_grads();
+    let loss = model.loss(&x, &y).unwrap();
+    let what =
+        format!("{}, gradients in {dtype:?}, {length} tokens, checkpoint: {}", config.precision, config.checkpoint);
+    for &(block, lends) in lent {
+        let range = params.get(&format!("blocks.{block}.mlp.gate_up.weight")).unwrap().range();
+        let written = flat(&params.grads())[range.clone()] != expected[range];
+        assert_eq!(written, lends, "{what}, block {block}");
+    }
+    loss.backward().unwrap();
+    assert!(flat(&params.grads()) == expected, "{what}");
+}
+
 /// Forward leaves what backward needs where gradients will be, if it fits there, is of their type, and they are blank: the same
 /// bits as in memory of its own.
 #[test]
 fn activations_lie_in_the_memory_of_blank_gradients() {
-    for (precision, dtype, checkpoint) in [
-        (Precision::F32, DType::F32, false),
-        (Precision::F32, DType::F32, true),
-        (Precision::Bf16, DType::BF16, false),
-        (Precision::Bf16, DType::F32, false),
-    ] {
+    for (precision, dtype, checkpoint) in LENDING {
         let config = Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, ..small() };
-        let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
-        let params = model.params();
-        params.keep_grads(dtype).unwrap();
-        let gate_up = params.get("blocks.1.mlp.gate_up.weight").unwrap().range();
         // 18 tokens are fewer than the width of 32, 66 are more.
         for (length, fits) in [(9, dtype == precision.dtype()), (33, false)] {
-            let (x, y) = (tokens(&config, 2, length, 1), tokens(&config, 2, length, 5));
-            params.zero_grads().unwrap();
-            model.loss(&x, &y).unwrap().backward().unwrap();
-            let expected = flat(&params.grads());
-
-            params.blank_grads();
-            let loss = model.loss(&x, &y).unwrap();
-            let what = format!("{precision}, gradients in {dtype:?}, {length} tokens, checkpoint: {checkpoint}");
-            assert_eq!(flat(&params.grads())[gate_up.clone()] != expected[gate_up.clone()], fits, "{what}");
-            loss.backward().unwrap();
-            assert!(flat(&params.grads()) == expected, "{what}");
+            check_lent(&config, dtype, length, &[(1, fits)]);
         }
     }
 }
@@ -354,33 +367,12 @@ fn activations_lie_in_the_memory_of_blank_gradients() {
 /// when it is done with this block.
 #[test]
 fn activations_lie_in_the_gradients_of_the_block_before() {
-    for (precision, dtype, checkpoint) in [
-        (Precision::F32, DType::F32, false),
-        (Precision::F32, DType::F32, true),
-        (Precision::Bf16, DType::BF16, false),
-        (Precision::Bf16, DType::F32, false),
-    ] {
+    for (precision, dtype, checkpoint) in LENDING {
         // 66 tokens: 6336 queries, keys and values, where their weight has 3072 elements, and the block before one of 12288.
         let config =
             Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, hidden: 192, layers: 3, ..small() };
-        let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
-        let params = model.params();
-        params.keep_grads(dtype).unwrap();
-        let (x, y) = (tokens(&config, 2, 33, 1), tokens(&config, 2, 33, 5));
-        params.zero_grads().unwrap();
-        model.loss(&x, &y).unwrap().backward().unwrap();
-        let expected = flat(&params.grads());
-
-        params.blank_grads();
-        let loss = model.loss(&x, &y).unwrap();
-        let what = format!("{precision}, gradients in {dtype:?}, checkpoint: {checkpoint}");
-        for (block, lends) in [(0, true), (1, true), (2, false)] {
-            let range = params.get(&format!("blocks.{block}.mlp.gate_up.weight")).unwrap().range();
-            let written = flat(&params.grads())[range.clone()] != expected[range];
-            assert_eq!(written, lends && dtype == precision.dtype(), "{what}, block {block}");
-        }
-        loss.backward().unwrap();
-        assert!(flat(&params.grads()) == expected, "{what}");
+        let fits = dtype == precision.dtype();
+        check_lent(&config, dtype, 33, &[(0, fits), (1, fits), (2, false)]);
     }
 }
 

@@ -1,6 +1,7 @@
 //! One configuration of every kernel: what is compiled for snapshots, and assembled.
 
 use crate::consts;
+use tilewright::autotune::Config;
 use tilewright::kernels::attention::config::{Pass, default_tiles};
 use tilewright::kernels::matmul::Activation;
 use tilewright::kernels::{
@@ -14,6 +15,18 @@ use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
 
 /// The PTX version of everything that is compared or assembled.
 pub const PTX_VERSION: u32 = 83;
+
+/// How a configuration of the autotuner is compiled.
+pub fn compile_options(config: &Config) -> CompileOptions {
+    CompileOptions {
+        num_warps: config.num_warps,
+        num_stages: config.num_stages,
+        max_registers: config.max_registers,
+        schedule: config.schedule,
+        ptx_version: PTX_VERSION,
+        ..CompileOptions::default()
+    }
+}
 
 /// A kernel with all that its compilation needs.
 #[derive(Clone, Debug)]

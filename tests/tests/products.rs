@@ -6,8 +6,8 @@ use tilewright::prelude::*;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, Constexpr, Specialization};
 use tilewright_codegen::pipeline;
-use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
-use tilewright_tests::configurations::{PTX_VERSION, well_aligned};
+use tilewright_codegen::target::{GpuArch, Target};
+use tilewright_tests::configurations::{compile_options, well_aligned};
 
 #[test]
 fn defaults_fit_with_every_addend() {
@@ -33,13 +33,7 @@ fn compile_with_every_addend(arch: GpuArch, dtype: DType, precision: Precision, 
         for specialization in [well_aligned(&MATMUL), Specialization::default()] {
             let mut constants = config.constants.clone();
             constants.extend([("precision", precision.to_const()), ("addend", addend.to_const())]);
-            let options = CompileOptions {
-                num_warps: config.num_warps,
-                num_stages: config.num_stages,
-                schedule: config.schedule,
-                ptx_version: PTX_VERSION,
-                ..CompileOptions::default()
-            };
+            let options = compile_options(&config);
             let func = MATMUL.record(&[dtype], &constants, &specialization).unwrap_or_else(|e| panic!("{e}"));
             let compiled = pipeline::compile(&func, &target, &options, &mut ());
             let what = || format!("{arch:?} {dtype} {precision:?} {size} {addend:?} {config}");

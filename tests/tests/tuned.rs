@@ -7,7 +7,7 @@ use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ConstValue, Constexpr, KernelDef};
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Target};
-use tilewright_tests::configurations::{PTX_VERSION, configurations, well_aligned};
+use tilewright_tests::configurations::{compile_options, configurations, well_aligned};
 use tilewright_tests::ptxas;
 
 /// A variant of an attention kernel.
@@ -41,15 +41,7 @@ impl Variant {
         constants.push(("precision", self.precision.to_const()));
         constants.push((even, ConstValue::Bool(true)));
         let func = def.record(&[self.dtype], &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
-        let options = CompileOptions {
-            num_warps: self.config.num_warps,
-            num_stages: self.config.num_stages,
-            max_registers: self.config.max_registers,
-            schedule: self.config.schedule,
-            ptx_version: PTX_VERSION,
-            ..CompileOptions::default()
-        };
-        Ok((func, options))
+        Ok((func, compile_options(&self.config)))
     }
 
     fn ptx(&self) -> Result<String, String> {

@@ -1,11 +1,8 @@
 //! Products of tiles that reach beyond their matrices: what is multiplied is enough, against sums in f64.
 
-use super::tests::relative_error;
-use super::{Global, Launch, run};
+use super::tests::{of_two_inputs, relative_error, uniform};
 use crate::ir::{DType, Func};
-use crate::lower::nvptx::lower;
 use crate::num;
-use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
 /// c [m, n] = a [m, k] · b [k, n] by one program, in tiles [m, k_tile] and [k_tile, n_tile] with zeros beyond k and n.
@@ -68,44 +65,20 @@ impl Product {
 
     /// Numbers in memory, and what they are.
     fn numbers(&self, count: usize, seed: u32) -> (Vec<u8>, Vec<f64>) {
-        let mut x = seed;
         let bytes = self.dtype.bytes();
-        (0..count)
-            .map(|_| {
-                x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                let bits = num::encode(self.dtype, f64::from(x >> 8) / f64::from(1 << 23) - 1.0);
-                (bits.to_le_bytes()[..bytes].to_vec(), num::decode(self.dtype, bits))
-            })
-            .fold((Vec::new(), Vec::new()), |(mut memory, mut values), (bits, value)| {
-                memory.extend(bits);
-                values.push(value);
-                (memory, values)
-            })
+        let bits: Vec<u64> = uniform(seed).take(count).map(|x| num::encode(self.dtype, f64::from(x))).collect();
+        let memory = bits.iter().flat_map(|bits| bits.to_le_bytes().into_iter().take(bytes)).collect();
+        (memory, bits.iter().map(|&bits| num::decode(self.dtype, bits)).collect())
     }
 
     /// The relative error of the simulated GPU's result, and its code.
     fn error(&self, arch: GpuArch, options: &CompileOptions) -> (f64, String) {
         let [m, n, k] = self.shape;
         let ((a, a_values), (b, b_values)) = (self.numbers(m * k, 1), self.numbers(k * n, 2));
-        let laid = gpu_ir(&self.func(), arch, options, &mut ());
-        let module = lower(&laid, arch, options).unwrap_or_else(|e| panic!("{e}"));
-        let mut global = Global::default();
-        let (a_at, b_at) = (global.add(a), global.add(b));
-        let c_at = global.add(vec![0xFF; m * n * 4]);
-        let launch = Launch {
-            llvm_ir: &module.llvm_ir,
-            grid: [1, 1, 1],
-            threads: module.threads,
-            shared_bytes: module.shared_bytes,
-            args: &[a_at, b_at, c_at],
-            tensor_maps: &module.tensor_maps,
-            seed: 7,
-        };
-        run(&launch, &mut global).unwrap_or_else(|e| panic!("{e}"));
-        let found = global.bytes(c_at).chunks(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]])));
+        let (found, code) = of_two_inputs(&self.func(), arch, options, [a, b], m * n, 7);
         let sum = |i, j| (0..k).map(|l| a_values[i * k + l] * b_values[l * n + j]).sum();
         let expected: Vec<f64> = (0..m * n).map(|at| sum(at / n, at % n)).collect();
-        (relative_error(&expected, &found.collect::<Vec<_>>()), module.llvm_ir)
+        (relative_error(&expected, &found), code)
     }
 }
 

@@ -95,12 +95,8 @@ impl Attention {
     }
 
     fn inputs(&self) -> Vec<Vec<u8>> {
-        let mut x = 12345u32;
-        let mut next = || {
-            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            half::bf16::from_f32((x >> 8) as f32 / (1 << 23) as f32 - 1.0).to_le_bytes()
-        };
-        (0..3).map(|_| (0..self.queries * self.dim).flat_map(|_| next()).collect()).collect()
+        let mut numbers = uniform(12345).map(|x| half::bf16::from_f32(x).to_le_bytes());
+        (0..3).map(|_| numbers.by_ref().take(self.queries * self.dim).flatten().collect()).collect()
     }
 
     fn scale(&self) -> f32 {
@@ -160,6 +156,42 @@ impl Attention {
 }
 
 /// ‖found − expected‖ / ‖expected‖; NaN where anything is NaN.
+/// Numbers in [−1, 1), the same for a seed.
+pub(super) fn uniform(seed: u32) -> impl Iterator<Item = f32> {
+    let mut x = seed;
+    std::iter::repeat_with(move || {
+        x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (x >> 8) as f32 / (1 << 23) as f32 - 1.0
+    })
+}
+
+/// Runs one program on two inputs and an output of `count` f32; gives what it wrote, and the kernel's code.
+pub(super) fn of_two_inputs(
+    func: &Func,
+    arch: GpuArch,
+    options: &CompileOptions,
+    inputs: [Vec<u8>; 2],
+    count: usize,
+    seed: u64,
+) -> (Vec<f64>, String) {
+    let module = lower(&gpu_ir(func, arch, options, &mut ()), arch, options).unwrap_or_else(|e| panic!("{e}"));
+    let mut global = Global::default();
+    let [a, b] = inputs.map(|bytes| global.add(bytes));
+    let c = global.add(vec![0xFF; count * 4]);
+    let launch = Launch {
+        llvm_ir: &module.llvm_ir,
+        grid: [1, 1, 1],
+        threads: module.threads,
+        shared_bytes: module.shared_bytes,
+        args: &[a, b, c],
+        tensor_maps: &module.tensor_maps,
+        seed,
+    };
+    run(&launch, &mut global).unwrap_or_else(|e| panic!("{e}"));
+    let found = global.bytes(c).chunks(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]])));
+    (found.collect(), module.llvm_ir)
+}
+
 pub(super) fn relative_error(expected: &[f64], found: &[f64]) -> f64 {
     let square = |x: f64| x * x;
     let difference: f64 = expected.iter().zip(found).map(|(a, b)| square(a - b)).sum();

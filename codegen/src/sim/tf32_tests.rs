@@ -1,10 +1,7 @@
 //! Products of f32 by warpgroups, against sums in f64.
 
-use super::tests::relative_error;
-use super::{Global, Launch, run};
+use super::tests::{of_two_inputs, relative_error, uniform};
 use crate::ir::Func;
-use crate::lower::nvptx::lower;
-use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
 /// c [m, n] = a [m, k] · b [k, n], all of it by one program, `k_tile` of k at a time.
@@ -61,15 +58,6 @@ impl Product {
         crate::text::parse(&text).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn numbers(count: usize, seed: u32) -> Vec<f32> {
-        let mut x = seed;
-        let mut next = || {
-            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (x >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
-
     fn expected(&self, a: &[f32], b: &[f32]) -> Vec<f64> {
         let [m, n, k] = self.shape;
         let at = |i: usize, l: usize| a[if self.columns[0] { l * m + i } else { i * k + l }];
@@ -81,25 +69,11 @@ impl Product {
     /// The relative error of the simulated GPU's result, and its code.
     fn error(&self, options: &CompileOptions) -> (f64, String) {
         let [m, n, k] = self.shape;
-        let (a, b) = (Product::numbers(m * k, 1), Product::numbers(k * n, 2));
-        let module = lower(&gpu_ir(&self.func(), GpuArch::Sm90a, options, &mut ()), GpuArch::Sm90a, options);
-        let module = module.unwrap_or_else(|e| panic!("{e}"));
-        let mut global = Global::default();
-        let bytes = |x: &[f32]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-        let (a_at, b_at) = (global.add(bytes(&a)), global.add(bytes(&b)));
-        let c_at = global.add(vec![0xFF; m * n * 4]);
-        let launch = Launch {
-            llvm_ir: &module.llvm_ir,
-            grid: [1, 1, 1],
-            threads: module.threads,
-            shared_bytes: module.shared_bytes,
-            args: &[a_at, b_at, c_at],
-            tensor_maps: &module.tensor_maps,
-            seed: 5,
-        };
-        run(&launch, &mut global).unwrap_or_else(|e| panic!("{e}"));
-        let found = global.bytes(c_at).chunks(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]])));
-        (relative_error(&self.expected(&a, &b), &found.collect::<Vec<_>>()), module.llvm_ir)
+        let numbers = |count: usize, seed: u32| uniform(seed).take(count).collect::<Vec<f32>>();
+        let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+        let inputs = [&a, &b].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect());
+        let (found, code) = of_two_inputs(&self.func(), GpuArch::Sm90a, options, inputs, m * n, 5);
+        (relative_error(&self.expected(&a, &b), &found), code)
     }
 }
 
