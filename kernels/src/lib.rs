@@ -80,6 +80,8 @@ pub static KERNELS: &[&KernelDef] = &[
     &attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS,
     &attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS,
     &attention::forward::FLASH_ATTENTION_FWD,
+    &attention::parts::ATTENTION_JOIN,
+    &attention::parts::ATTENTION_SUM_PARTS,
     &layer_norm::LAYER_NORM_BWD,
     &layer_norm::LAYER_NORM_FWD,
     &matmul::MATMUL,

@@ -219,7 +219,10 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
     let mut lse = poisoned_rows(expected.lse.len());
     let (mut o_buffer, mut lse_buffer) = (o.upload::<T>(device), lse.upload::<f32>(device));
     let o_out = output(&mut o_buffer, &o);
-    attention::forward_into(device, q_in, k_in, v_in, o_out, lse_buffer.view_mut(), &options)
+    let (q_shape, k_shape) = (case.query_shape(), case.key_shape());
+    let workspace = attention::forward_workspace::<T>(device, q_shape, k_shape, &options);
+    let mut workspace = Buffer::<f32>::poisoned(device, workspace).unwrap_or_else(|e| panic!("{e}"));
+    attention::forward_into(device, q_in, k_in, v_in, o_out, lse_buffer.view_mut(), workspace.view_mut(), &options)
         .unwrap_or_else(|e| panic!("{case:?}: {e}"));
     o = fetched(o, &o_buffer);
     lse.download(&lse_buffer);
@@ -233,7 +236,7 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
         let (query, key) = (case.poisoned(case.query_shape()), case.poisoned(case.key_shape()));
         let mut dq = query.upload::<T>(device);
         let [mut dk, mut dv] = [0, 1].map(|_| key.upload::<T>(device));
-        let workspace = attention::backward_workspace(case.query_shape(), backward);
+        let workspace = attention::backward_workspace::<T>(device, q_shape, k_shape, &options);
         let mut workspace = Buffer::<f32>::poisoned(device, workspace).unwrap_or_else(|e| panic!("{e}"));
         let (dq_out, dk_out, dv_out) = (output(&mut dq, &query), output(&mut dk, &key), output(&mut dv, &key));
         attention::backward_into(device, saved, dq_out, dk_out, dv_out, workspace.view_mut(), &options)

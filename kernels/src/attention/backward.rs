@@ -14,7 +14,7 @@
 //! shape of q, dK and dV that of k.
 
 use super::backward_rows::{row_block, sum_block};
-use super::forward::{checked, key_tiles, row_offset, visible};
+use super::forward::{checked, key_tiles, part_of, row_offset, tiles_of_part, visible};
 use tilewright_runtime::prelude::*;
 
 /// dK and dV: a program per tile of keys walks over the queries that see it. With `one_pass`, it also adds dS K to
@@ -23,9 +23,9 @@ use tilewright_runtime::prelude::*;
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ then are left operands of the products that sum up
 /// dV and dK. Query heads of a group share keys, so the program walks over all of them.
 ///
-/// `few` is as in the forward pass.
+/// `few` and `split` are as in the forward pass: entry b · parts + p of dk and dv is what `part_rows` queries add.
 ///
-/// Grid: (⌈n_k / k_tile⌉, heads / group, batch). `even_queries` promises that n_q is a multiple of `q_tile`, `even_keys` that
+/// Grid: (⌈n_k / k_tile⌉, heads / group, batch · parts). `even_queries` promises that n_q is a multiple of `q_tile`, `even_keys` that
 /// n_k is one of `k_tile`, which matters to `one_pass` alone. Queries beyond n_q read as zeros, which add nothing; keys beyond
 /// n_k get gradients that nobody stores: only the diagonal, and dQ, need a mask.
 #[autotune(
@@ -97,6 +97,8 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
+    #[no_specialize] parts: i32,
+    #[no_specialize] part_rows: i32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -108,8 +110,10 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     #[constexpr = false] one_pass: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] few: bool,
+    #[constexpr = false] split: bool,
 ) {
-    let (kv_head, batch) = (program_id(1), program_id(2));
+    let (kv_head, entry) = (program_id(1), program_id(2));
+    let (batch, part) = part_of(entry, parts, split);
     let first_key = program_id(0) * k_tile;
     let padded = d != d_tile;
     let scale2 = scale * std::f32::consts::LOG2_E;
@@ -140,6 +144,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     if causal {
         first_tile = minimum(maximum(first_key - (n_k - n_q), 0) / q_tile, tiles);
     }
+    let (first_tile, tiles) = tiles_of_part(part, part_rows, first_tile, tiles, q_tile, split);
     // Rows of L and D then start at multiples of 16 bytes, as bulk copies want them.
     let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
     for member in range(0, group) {
@@ -197,7 +202,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
 
     let (dk_sum, dv_sum) = sums;
     let dk_block = make_block_ptr(
-        dk + (batch * dk_stride_batch + kv_head * dk_stride_head),
+        dk + (entry * dk_stride_batch + kv_head * dk_stride_head),
         shape = [n_k, d],
         strides = [dk_stride_row, dk_stride_dim],
         offsets = [first_key, 0],
@@ -205,7 +210,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
         order = [1, 0],
     );
     let dv_block = make_block_ptr(
-        dv + (batch * dv_stride_batch + kv_head * dv_stride_head),
+        dv + (entry * dv_stride_batch + kv_head * dv_stride_head),
         shape = [n_k, d],
         strides = [dv_stride_row, dv_stride_dim],
         offsets = [first_key, 0],
@@ -218,9 +223,9 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
 
 /// dQ: a program per tile of queries walks over the keys that they see, as the forward pass does.
 ///
-/// `few` is as in the forward pass.
+/// `few` and `split` are as in the forward pass: entry b · parts + p of dq is what `part_rows` keys add.
 ///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch). `even_keys` promises that n_k is a multiple of `k_tile`.
+/// Grid: (⌈n_q / q_tile⌉, heads, batch · parts). `even_keys` promises that n_k is a multiple of `k_tile`.
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
@@ -287,6 +292,8 @@ pub fn flash_attention_bwd_dq<T: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
+    #[no_specialize] parts: i32,
+    #[no_specialize] part_rows: i32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -296,12 +303,16 @@ pub fn flash_attention_bwd_dq<T: Float>(
     #[constexpr = false] even_keys: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] few: bool,
+    #[constexpr = false] split: bool,
 ) {
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
-    let (head, batch) = (program_id(1), program_id(2));
+    let (head, entry) = (program_id(1), program_id(2));
+    let (batch, part) = part_of(entry, parts, split);
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
+    let seen = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
+    let (first_tile, tiles) = tiles_of_part(part, part_rows, scalar::<i32>(0), seen, k_tile, split);
     let scale2 = scale * std::f32::consts::LOG2_E;
     let q_block = make_block_ptr(
         q + (batch * q_stride_batch + head * q_stride_head),
@@ -323,7 +334,7 @@ pub fn flash_attention_bwd_dq<T: Float>(
         k + (batch * k_stride_batch + kv_head * k_stride_head),
         shape = [n_k, d],
         strides = [k_stride_row, k_stride_dim],
-        offsets = [0, 0],
+        offsets = [first_tile * k_tile, 0],
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
@@ -331,7 +342,7 @@ pub fn flash_attention_bwd_dq<T: Float>(
         v + (batch * v_stride_batch + kv_head * v_stride_head),
         shape = [n_k, d],
         strides = [v_stride_row, v_stride_dim],
-        offsets = [0, 0],
+        offsets = [first_tile * k_tile, 0],
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
@@ -344,7 +355,7 @@ pub fn flash_attention_bwd_dq<T: Float>(
     let mut sum = zeros::<f32>([q_tile, d_tile]);
 
     let rows = first_row + arange(0, q_tile);
-    for i in range(0, key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal)) {
+    for i in range(first_tile, tiles) {
         let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
         let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
         let scores = dot(qt, kt.trans(), input_precision = precision);
@@ -361,7 +372,7 @@ pub fn flash_attention_bwd_dq<T: Float>(
     }
 
     let dq_block = make_block_ptr(
-        dq + (batch * dq_stride_batch + head * dq_stride_head),
+        dq + (entry * dq_stride_batch + head * dq_stride_head),
         shape = [n_q, d],
         strides = [dq_stride_row, dq_stride_dim],
         offsets = [first_row, 0],

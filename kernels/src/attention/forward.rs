@@ -20,7 +20,10 @@ use tilewright_runtime::prelude::*;
 ///
 /// `few` says that programs are few (`config::few`): the code is the same, but tuning tells such problems apart.
 ///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
+/// With `split`, each walk over keys is cut into `parts` of `part_rows` keys, a program for each: entry b · parts + p of o and
+/// lse is what part p of the keys gives batch entry b, and [`attention_join`](super::parts) makes one result of them.
+///
+/// Grid: (⌈n_q / q_tile⌉, heads, batch · parts). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
 /// `k_tile`. `scale` is positive.
 ///
 /// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler gives them a loop of their own
@@ -87,6 +90,8 @@ pub fn flash_attention_fwd<T: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
+    #[no_specialize] parts: i32,
+    #[no_specialize] part_rows: i32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -96,13 +101,17 @@ pub fn flash_attention_fwd<T: Float>(
     #[constexpr = false] even_keys: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] few: bool,
+    #[constexpr = false] split: bool,
 ) {
     // Under a causal mask the last query tiles have the most work: they start first.
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
-    let (head, batch) = (program_id(1), program_id(2));
+    let (head, entry) = (program_id(1), program_id(2));
+    let (batch, part) = part_of(entry, parts, split);
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
+    let seen = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
+    let (first_tile, tiles) = tiles_of_part(part, part_rows, scalar::<i32>(0), seen, k_tile, split);
 
     let q_block = make_block_ptr(
         q + (batch * q_stride_batch + head * q_stride_head),
@@ -116,7 +125,7 @@ pub fn flash_attention_fwd<T: Float>(
         k + (batch * k_stride_batch + kv_head * k_stride_head),
         shape = [n_k, d],
         strides = [k_stride_row, k_stride_dim],
-        offsets = [0, 0],
+        offsets = [first_tile * k_tile, 0],
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
@@ -124,7 +133,7 @@ pub fn flash_attention_fwd<T: Float>(
         v + (batch * v_stride_batch + kv_head * v_stride_head),
         shape = [n_k, d],
         strides = [v_stride_row, v_stride_dim],
-        offsets = [0, 0],
+        offsets = [first_tile * k_tile, 0],
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
@@ -135,7 +144,7 @@ pub fn flash_attention_fwd<T: Float>(
     let mut softmax = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::MIN), zeros::<f32>([q_tile]));
 
     let rows = first_row + arange(0, q_tile);
-    for i in range(0, key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal)) {
+    for i in range(first_tile, tiles) {
         let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
         let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
         let mut scores = dot(qt, kt.trans(), input_precision = precision);
@@ -153,7 +162,7 @@ pub fn flash_attention_fwd<T: Float>(
     // A row that saw no key has a total of 0: O = 0 / 1, L = log₂ 0 = −∞.
     let divisor = where_(total == 0.0, 1.0, total);
     let o_block = make_block_ptr(
-        o + (batch * o_stride_batch + head * o_stride_head),
+        o + (entry * o_stride_batch + head * o_stride_head),
         shape = [n_q, d],
         strides = [o_stride_row, o_stride_dim],
         offsets = [first_row, 0],
@@ -162,7 +171,7 @@ pub fn flash_attention_fwd<T: Float>(
     );
     store(o_block, (acc / divisor.expand_dims(1)).to::<T>(), boundary_check = checked(true, padded));
     let lse_block = make_block_ptr(
-        lse + row_offset(head, batch, n_q),
+        lse + row_offset(head, entry, n_q),
         shape = [n_q],
         strides = [1],
         offsets = [first_row],
@@ -217,6 +226,31 @@ pub(super) fn key_tiles(
         seen = minimum(maximum(first_row + (n_k - n_q) + q_tile, 0), n_k);
     }
     cdiv(seen, k_tile)
+}
+
+/// The batch entry and the part of its walk that an entry of the grid's third axis is.
+#[device_fn]
+pub(super) fn part_of(entry: Scalar<i32>, parts: Scalar<i32>, split: bool) -> (Scalar<i32>, Scalar<i32>) {
+    if split { (entry / parts, entry % parts) } else { (entry, scalar::<i32>(0)) }
+}
+
+/// Which of the tiles `first..last` lie in a part of `part_rows` rows: from the first one of these up to, but without, the second.
+#[device_fn]
+pub(super) fn tiles_of_part(
+    part: Scalar<i32>,
+    part_rows: Scalar<i32>,
+    first: Scalar<i32>,
+    last: Scalar<i32>,
+    tile: usize,
+    split: bool,
+) -> (Scalar<i32>, Scalar<i32>) {
+    if split {
+        let each = part_rows / tile;
+        let begin = minimum(maximum(first, part * each), last);
+        (begin, maximum(begin, minimum(last, (part + 1) * each)))
+    } else {
+        (first, last)
+    }
 }
 
 /// Takes one more tile of scores and values into (Σ p V, running maximum, Σ p) with p = 2^(scale2 · score − maximum).

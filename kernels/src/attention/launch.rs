@@ -4,6 +4,7 @@ use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
 use super::config::{Tiles, d_tile, few};
 use super::forward::FlashAttentionFwd;
+use super::parts::{AttentionJoin, AttentionSumParts, Parts, UNIT};
 use crate::tensor::{self, FloatElement};
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
@@ -42,6 +43,9 @@ pub struct Options {
     pub query_tiles: Option<Tiles>,
     /// How the backward pass makes dQ.
     pub backward: Backward,
+    /// In how many parts each walk over keys or queries is cut, of f32 alone; by default in more than one on a GPU that has
+    /// few programs otherwise. A part has at least 256 rows.
+    pub parts: Option<usize>,
     /// Where launches queue; the device's own stream by default.
     pub stream: Option<Stream>,
 }
@@ -50,6 +54,15 @@ impl Options {
     /// Causal attention, or attention to all keys.
     pub fn new(causal: bool) -> Options {
         Options { causal, ..Options::default() }
+    }
+
+    /// For `heads` walks (of all batch entries) over `walked` rows for each tile of `rows`.
+    fn parts_of<T: Element>(&self, device: &Device, heads: usize, rows: usize, walked: usize) -> Parts {
+        // Results of parts are f32, and take the place of results of the type.
+        match T::DTYPE == f32::DTYPE && (device.is_cuda() || self.parts.is_some()) {
+            true => Parts::new(heads, rows, walked, self.parts),
+            false => Parts::WHOLE,
+        }
     }
 
     /// A launch whose tiles are not chosen yet.
@@ -131,11 +144,22 @@ pub fn forward<T: FloatElement>(
     sizes(device, &q, &k, &v, options)?;
     let mut o = Buffer::uninit(device, q.shape().iter().product())?;
     let mut lse = Buffer::uninit(device, q.shape()[..3].iter().product())?;
-    forward_into(device, q, k, v, TensorMut::dense(o.view_mut(), q.shape())?, lse.view_mut(), options)?;
+    let mut workspace = Buffer::uninit(device, forward_workspace::<T>(device, q.shape(), k.shape(), options))?;
+    let target = TensorMut::dense(o.view_mut(), q.shape())?;
+    forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), options)?;
     Ok((o, lse))
 }
 
-/// As [`forward`], into memory of the caller: o in q's shape, lse dense [batch, heads, n_q].
+/// Number of f32 that [`forward_into`] needs to work with, for a q and a k of these shapes: none, unless keys are cut into parts,
+/// which leave O and L each.
+pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
+    let [batch, heads, n_q, d] = q;
+    let parts = options.parts_of::<T>(device, batch * heads, n_q, k[2]);
+    if parts.split() { parts.count * (batch * heads * n_q) * (d + 1) } else { 0 }
+}
+
+/// As [`forward`], into memory of the caller: o in q's shape, lse dense [batch, heads, n_q]. `workspace` has at least
+/// [`forward_workspace`] numbers.
 ///
 /// # Errors
 /// As [`forward`].
@@ -146,18 +170,62 @@ pub fn forward_into<T: FloatElement>(
     v: Tensor<T>,
     mut o: TensorMut<T>,
     mut lse: ViewMut<f32>,
+    workspace: ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
     let s = sizes(device, &q, &k, &v, options)?;
     expect_shape("o", o.shape(), q.shape())?;
     expect_rows("lse", &s, lse.len())?;
+    expect_workspace(forward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
+    let parts = options.parts_of::<T>(device, s.batch * s.heads, s.n_q, s.n_k);
+    if !parts.split() {
+        return outputs(device, &s, [q, k, v], &mut o, &mut lse, parts, options);
+    }
+    let shape = [s.batch * parts.count, s.heads, s.n_q, s.d];
+    let (mut part_o, rest) = workspace.split_at(shape.iter().product())?;
+    let mut part_lse = rest.slice(..shape[..3].iter().product::<usize>())?;
+    outputs(device, &s, [q, k, v], &mut of_parts(part_o.reborrow(), shape)?, &mut part_lse, parts, options)?;
+    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
+    let strides = o.strides();
+    AttentionJoin {
+        part_o: &part_o.as_view(),
+        part_lse: &part_lse.as_view(),
+        o: &mut o.data,
+        lse: &mut lse,
+        o_stride_batch: strides[0],
+        o_stride_head: strides[1],
+        o_stride_row: strides[2],
+        o_stride_dim: strides[3],
+        n_q: s.n_q as i32,
+        parts: parts.count as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: ROW_TILES.q_tile,
+    }
+    .launch_with(device, &config)
+}
+
+/// What parts leave, dense in that shape. It is f32, as `T` is wherever there are parts.
+fn of_parts<T: Element>(memory: ViewMut<f32>, shape: [usize; 4]) -> Result<TensorMut<T>> {
+    TensorMut::dense(memory.of_type().expect("walks of f32 alone are cut into parts"), shape)
+}
+
+fn outputs<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    [q, k, v]: [Tensor<T>; 3],
+    o: &mut TensorMut<T>,
+    lse: &mut ViewMut<f32>,
+    parts: Parts,
+    options: &Options,
+) -> Result<()> {
     let [q_strides, k_strides, v_strides, o_strides] = [q.strides(), k.strides(), v.strides(), o.strides()];
     let mut args = FlashAttentionFwd {
         q: &q.data,
         k: &k.data,
         v: &v.data,
         o: &mut o.data,
-        lse: &mut lse,
+        lse,
         q_stride_batch: q_strides[0],
         q_stride_head: q_strides[1],
         q_stride_row: q_strides[2],
@@ -177,6 +245,8 @@ pub fn forward_into<T: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
+        parts: parts.count as i32,
+        part_rows: parts.rows as i32,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -186,19 +256,37 @@ pub fn forward_into<T: FloatElement>(
         even_keys: tuned(),
         precision: s.precision,
         few: few(s.batch * s.heads, s.n_q),
+        split: parts.split(),
     };
     let grid = |args: &mut FlashAttentionFwd<T>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch]
+        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
     };
     match options.forward_tiles {
         None => args.launch_tuned_with(device, &options.untiled(), grid),
         Some(tiles) => {
+            expect_whole_tiles(tiles, parts)?;
             args.set_configuration(&tiles.config())?;
             let grid = grid(&mut args);
             args.launch_with(device, &options.launch(tiles, grid))
         }
     }
+}
+
+fn expect_workspace(needed: usize, found: usize) -> Result<()> {
+    if found >= needed {
+        return Ok(());
+    }
+    mistake("workspace", format!("at least {needed} numbers"), format!("{found}"))
+}
+
+/// A part has whole tiles.
+fn expect_whole_tiles(tiles: Tiles, parts: Parts) -> Result<()> {
+    let Tiles { q_tile, k_tile, .. } = tiles;
+    if !parts.split() || [q_tile, k_tile].iter().all(|tile| UNIT.is_multiple_of(*tile)) {
+        return Ok(());
+    }
+    mistake("tiles", format!("tiles whose rows divide {UNIT}, for walks in parts"), format!("{q_tile} × {k_tile}"))
 }
 
 fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
@@ -221,14 +309,31 @@ pub struct Saved<'a, T: Element> {
     pub d_o: Tensor<'a, T>,
 }
 
-/// Number of f32 that [`backward_into`] needs to work with, for a q of this shape: two for each row, and with
-/// [`Backward::OnePass`] the sums of dQ.
-pub fn backward_workspace(q_shape: [usize; 4], backward: Backward) -> usize {
-    let sums = match backward {
-        Backward::TwoPass => 0,
-        Backward::OnePass => q_shape.iter().product(),
-    };
-    2 * workspace_rows(q_shape) + sums
+/// Number of f32 that [`backward_into`] needs to work with, for a q and a k of these shapes: two for each row, with
+/// [`Backward::OnePass`] the sums of dQ, and the gradients of parts where walks are cut.
+pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
+    let (keys, queries) = backward_parts::<T>(device, q, k, options);
+    let of =
+        |shape: [usize; 4], parts: Parts| if parts.split() { parts.count * shape.iter().product::<usize>() } else { 0 };
+    let of_keys = 2 * of(k, keys);
+    2 * workspace_rows(q)
+        + match options.backward {
+            Backward::TwoPass => of_keys.max(of(q, queries)),
+            Backward::OnePass => sum_numbers(q) + of_keys,
+        }
+}
+
+/// In which parts the walks are cut that make dK and dV, and those that make dQ.
+fn backward_parts<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> (Parts, Parts) {
+    let [batch, heads, n_q, _] = q;
+    let [_, heads_kv, n_k, _] = k;
+    let keys = options.parts_of::<T>(device, batch * heads_kv, n_k, n_q);
+    (keys, options.parts_of::<T>(device, batch * heads, n_q, n_k))
+}
+
+/// Numbers of the sums of dQ, rounded up as [`workspace_rows`] is.
+fn sum_numbers(q_shape: [usize; 4]) -> usize {
+    q_shape.iter().product::<usize>().next_multiple_of(64)
 }
 
 /// Rows of one workspace vector, rounded up so that the second one is aligned as the first.
@@ -250,7 +355,7 @@ pub fn backward<T: FloatElement>(
     let mut dq = Buffer::uninit(device, q_shape.iter().product())?;
     let mut dk = Buffer::uninit(device, k_shape.iter().product())?;
     let mut dv = Buffer::uninit(device, k_shape.iter().product())?;
-    let mut workspace = Buffer::uninit(device, backward_workspace(q_shape, options.backward))?;
+    let mut workspace = Buffer::uninit(device, backward_workspace::<T>(device, q_shape, k_shape, options))?;
     backward_into(
         device,
         saved,
@@ -284,18 +389,36 @@ pub fn backward_into<T: FloatElement>(
     expect_shape("dk", dk.shape(), k.shape())?;
     expect_shape("dv", dv.shape(), v.shape())?;
     expect_rows("lse", &s, lse.len())?;
-    let needed = backward_workspace(q.shape(), options.backward);
-    if workspace.len() < needed {
-        return mistake("workspace", format!("at least {needed} numbers"), format!("{}", workspace.len()));
-    }
+    expect_workspace(backward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
     let (mut delta, rest) = workspace.split_at(workspace_rows(q.shape()))?;
-    let (mut lse2, mut dq_sum) = rest.split_at(workspace_rows(q.shape()))?;
+    let (mut lse2, rest) = rest.split_at(workspace_rows(q.shape()))?;
+    let sums = if options.backward == Backward::OnePass { sum_numbers(q.shape()) } else { 0 };
+    let (mut dq_sum, mut rest) = rest.split_at(sums)?;
+    let (of_keys, of_queries) = backward_parts::<T>(device, q.shape(), k.shape(), options);
 
     preprocess(device, &s, o, d_o, lse, &mut delta, &mut lse2, &mut dq_sum, options)?;
     let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
-    key_gradients(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, options)?;
+    if of_keys.split() {
+        let shape = [s.batch * of_keys.count, s.heads_kv, s.n_k, s.d];
+        let (mut part_dk, part_dv) = rest.reborrow().split_at(shape.iter().product())?;
+        let mut part_dv = part_dv.slice(..shape.iter().product::<usize>())?;
+        let (mut all_dk, mut all_dv) = (of_parts(part_dk.reborrow(), shape)?, of_parts(part_dv.reborrow(), shape)?);
+        key_gradients(device, &s, saved, rows, &mut all_dk, &mut all_dv, &mut dq_sum, of_keys, options)?;
+        sum_parts(device, &s, part_dk.as_view(), &mut dk, of_keys, options)?;
+        sum_parts(device, &s, part_dv.as_view(), &mut dv, of_keys, options)?;
+    } else {
+        key_gradients(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, of_keys, options)?;
+    }
     match options.backward {
-        Backward::TwoPass => query_gradient(device, &s, saved, rows, &mut dq, options),
+        Backward::TwoPass if of_queries.split() => {
+            // In the place of what is summed up by now.
+            let shape = [s.batch * of_queries.count, s.heads, s.n_q, s.d];
+            let mut part_dq = rest.slice(..shape.iter().product::<usize>())?;
+            let mut all_dq = of_parts(part_dq.reborrow(), shape)?;
+            query_gradient(device, &s, saved, rows, &mut all_dq, of_queries, options)?;
+            sum_parts(device, &s, part_dq.as_view(), &mut dq, of_queries, options)
+        }
+        Backward::TwoPass => query_gradient(device, &s, saved, rows, &mut dq, of_queries, options),
         Backward::OnePass => postprocess(device, &s, dq_sum.as_view(), &mut dq, options),
     }
 }
@@ -372,6 +495,33 @@ fn postprocess<T: FloatElement>(
     .launch_with(device, &config)
 }
 
+/// A gradient from those of parts, which are dense.
+fn sum_parts<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    part_y: View<f32>,
+    y: &mut TensorMut<T>,
+    parts: Parts,
+    options: &Options,
+) -> Result<()> {
+    let ([_, heads, n, _], strides) = (y.shape(), y.strides());
+    let config = options.launch(ROW_TILES, [n.div_ceil(ROW_TILES.q_tile), heads, s.batch]);
+    AttentionSumParts {
+        part_y: &part_y,
+        y: &mut y.data,
+        y_stride_batch: strides[0],
+        y_stride_head: strides[1],
+        y_stride_row: strides[2],
+        y_stride_dim: strides[3],
+        n: n as i32,
+        parts: parts.count as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        row_tile: ROW_TILES.q_tile,
+    }
+    .launch_with(device, &config)
+}
+
 fn key_gradients<T: FloatElement>(
     device: &Device,
     s: &Sizes,
@@ -380,6 +530,7 @@ fn key_gradients<T: FloatElement>(
     dk: &mut TensorMut<T>,
     dv: &mut TensorMut<T>,
     dq_sum: &mut ViewMut<f32>,
+    parts: Parts,
     options: &Options,
 ) -> Result<()> {
     let [q_strides, k_strides, v_strides, d_o_strides, dk_strides, dv_strides] =
@@ -421,6 +572,8 @@ fn key_gradients<T: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
+        parts: parts.count as i32,
+        part_rows: parts.rows as i32,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -432,15 +585,17 @@ fn key_gradients<T: FloatElement>(
         one_pass: options.backward == Backward::OnePass,
         precision: s.precision,
         few: few(s.batch * s.heads_kv, s.n_k),
+        split: parts.split(),
     };
     let grid = |args: &mut FlashAttentionBwdDkdv<T>| {
         args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch]
+        [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch * parts.count]
     };
     match options.key_tiles {
         None => args.launch_tuned_with(device, &options.untiled(), grid),
         Some(tiles) => {
+            expect_whole_tiles(tiles, parts)?;
             args.set_configuration(&tiles.config())?;
             let grid = grid(&mut args);
             args.launch_with(device, &options.launch(tiles, grid))
@@ -454,6 +609,7 @@ fn query_gradient<T: FloatElement>(
     Saved { q, k, v, d_o, .. }: Saved<T>,
     rows: RowVectors,
     dq: &mut TensorMut<T>,
+    parts: Parts,
     options: &Options,
 ) -> Result<()> {
     let [q_strides, k_strides, v_strides, d_o_strides, dq_strides] =
@@ -489,6 +645,8 @@ fn query_gradient<T: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
+        parts: parts.count as i32,
+        part_rows: parts.rows as i32,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -498,14 +656,16 @@ fn query_gradient<T: FloatElement>(
         even_keys: tuned(),
         precision: s.precision,
         few: few(s.batch * s.heads, s.n_q),
+        split: parts.split(),
     };
     let grid = |args: &mut FlashAttentionBwdDq<T>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch]
+        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
     };
     match options.query_tiles {
         None => args.launch_tuned_with(device, &options.untiled(), grid),
         Some(tiles) => {
+            expect_whole_tiles(tiles, parts)?;
             args.set_configuration(&tiles.config())?;
             let grid = grid(&mut args);
             args.launch_with(device, &options.launch(tiles, grid))

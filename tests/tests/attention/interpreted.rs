@@ -7,6 +7,7 @@ use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::backward_rows::{FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::kernels::attention::parts::{ATTENTION_JOIN, ATTENTION_SUM_PARTS};
 use tilewright::prelude::Precision;
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
 use tilewright_tests::consts;
@@ -65,13 +66,19 @@ fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
     tensors.into_iter().chain(strides.into_iter().map(Arg::from)).chain(numbers).collect()
 }
 
+/// What the kernels with products want: lengths, the scale, and walks of one part.
+fn numbers(case: &Case) -> Vec<Arg<'static>> {
+    let p = &case.problem;
+    vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale), 1.into(), 0.into()]
+}
+
 fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
     let p = &case.problem;
     let mut o = case.poisoned(case.query_shape());
     let mut lse = poisoned_rows(expected.lse.len());
     let tensors =
         vec![Arg::In(&inputs.q), Arg::In(&inputs.k), Arg::In(&inputs.v), Arg::Out(&mut o), Arg::Out(&mut lse)];
-    let mut args = arguments(tensors, vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)]);
+    let mut args = arguments(tensors, numbers(&case));
     let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype], &consts, programs, &mut args);
@@ -110,12 +117,11 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     let consts = with(few.clone(), "one_pass", one_pass);
     interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes, &consts, query_programs, &mut args);
 
-    let numbers = || vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)];
     let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.key_shape()));
     let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
     let mut tensors = read();
     tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut dq_sum)]);
-    let mut args = arguments(tensors, numbers());
+    let mut args = arguments(tensors, numbers(&case));
     let consts = with(common(form, &case, tiles), "even_queries", p.n_q.is_multiple_of(tiles.q));
     let consts = with(consts, "even_keys", p.n_k.is_multiple_of(tiles.k));
     let consts = with(consts, "one_pass", one_pass);
@@ -131,7 +137,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     } else {
         let mut tensors = read();
         tensors.push(Arg::Out(&mut dq));
-        let mut args = arguments(tensors, numbers());
+        let mut args = arguments(tensors, numbers(&case));
         let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
         interpret(form, &FLASH_ATTENTION_BWD_DQ, &dtypes, &consts, query_programs, &mut args);
     }
@@ -298,5 +304,119 @@ fn large_scores_do_not_overflow() {
         inputs.k = case.tensor(case.key_shape(), &keys);
         assert!(case.expected(&inputs).lse[0].abs() > 300.0);
         check_inputs(case, SMALL, &inputs);
+    }
+}
+
+/// A dense f32 tensor [batch · parts, …] without values.
+fn poisoned_parts(parts: usize, [batch, heads, n, d]: [usize; 4]) -> HostTensor {
+    HostTensor::poisoned(DType::F32, &[batch * parts, heads, n, d], &[heads * n * d, n * d, d, 1])
+}
+
+/// Lengths, the scale, and walks of so many parts with so many rows.
+fn numbers_of_parts(case: &Case, (parts, rows): (usize, usize)) -> Vec<Arg<'static>> {
+    let mut list = numbers(case);
+    list.truncate(3);
+    list.extend([parts.into(), rows.into()]);
+    list
+}
+
+fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, usize)) {
+    let (p, (parts, _)) = (&case.problem, cut);
+    let (inputs, shape) = (case.inputs(), case.query_shape());
+    let expected = case.expected(&inputs);
+    let mut part_o = poisoned_parts(parts, shape);
+    let mut part_lse = poisoned_rows(parts * expected.lse.len());
+    let tensors = vec![
+        Arg::In(&inputs.q),
+        Arg::In(&inputs.k),
+        Arg::In(&inputs.v),
+        Arg::Out(&mut part_o),
+        Arg::Out(&mut part_lse),
+    ];
+    let mut args = arguments(tensors, numbers_of_parts(&case, cut));
+    let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts]);
+    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype], &with(consts, "split", true), programs, &mut args);
+
+    let (mut o, mut lse) = (case.poisoned(shape), poisoned_rows(expected.lse.len()));
+    let numbers = vec![p.n_q.into(), parts.into()];
+    let mut args = vec![Arg::In(&part_o), Arg::In(&part_lse), Arg::Out(&mut o), Arg::Out(&mut lse)];
+    let strides: Vec<usize> = match &args[2] {
+        Arg::Out(o) => o.strides.clone(),
+        _ => unreachable!(),
+    };
+    args.extend(strides.into_iter().map(Arg::from).chain(numbers));
+    let mut consts = common(form, &case, tiles);
+    consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
+    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
+    interpret(form, &ATTENTION_JOIN, &[case.dtype], &consts, programs, &mut args);
+    case.check("o", &o, &expected.o);
+    case.check_lse(&lse, &expected.lse);
+}
+
+/// dK, dV and dQ, each of walks in parts.
+fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, usize)) {
+    let (p, (parts, _)) = (&case.problem, cut);
+    let inputs = case.inputs();
+    let Inputs { q, k, v, d_o } = &inputs;
+    let expected = case.expected(&inputs);
+    let rows = expected.lse.len();
+    let lse2: Vec<f64> = expected.lse.iter().map(|l| l * std::f64::consts::LOG2_E).collect();
+    let dots = d_o.values().into_iter().zip(&expected.o).map(|(g, o)| g * o).collect::<Vec<f64>>();
+    let delta: Vec<f64> = dots.chunks(p.d).map(|row| row.iter().sum()).collect();
+    let [lse2, delta] = [lse2, delta].map(|values| HostTensor::of(DType::F32, &[rows], &[1], &values));
+    let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
+    let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    let consts = with(consts, "split", true);
+
+    let (key_shape, query_shape) = (case.key_shape(), case.query_shape());
+    let [mut dk, mut dv] = [0, 1].map(|_| poisoned_parts(parts, key_shape));
+    let mut dq = poisoned_parts(parts, query_shape);
+    let mut unused = poisoned_rows(0);
+    let mut tensors = read();
+    tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut unused)]);
+    let mut args = arguments(tensors, numbers_of_parts(&case, cut));
+    let of_keys = with(consts.clone(), "even_queries", p.n_q.is_multiple_of(tiles.q));
+    let programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch * parts]);
+    interpret(form, &FLASH_ATTENTION_BWD_DKDV, &[case.dtype], &of_keys, programs, &mut args);
+    let mut tensors = read();
+    tensors.push(Arg::Out(&mut dq));
+    let mut args = arguments(tensors, numbers_of_parts(&case, cut));
+    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts]);
+    interpret(form, &FLASH_ATTENTION_BWD_DQ, &[case.dtype], &consts, programs, &mut args);
+
+    let gradients = &expected.gradients;
+    for (name, all, shape, expected) in [
+        ("dk", &dk, key_shape, &gradients.dk),
+        ("dv", &dv, key_shape, &gradients.dv),
+        ("dq", &dq, query_shape, &gradients.dq),
+    ] {
+        let mut y = case.poisoned(shape);
+        let strides = y.strides.clone();
+        let mut args = vec![Arg::In(all), Arg::Out(&mut y)];
+        args.extend(strides.into_iter().map(Arg::from).chain([shape[2].into(), parts.into()]));
+        let mut consts = common(form, &case, tiles);
+        consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
+        consts.extend_from_slice(consts! { row_tile = 32usize });
+        let programs = grid([shape[2].div_ceil(32), shape[1], shape[0]]);
+        interpret(form, &ATTENTION_SUM_PARTS, &[case.dtype], &consts, programs, &mut args);
+        case.check(name, &y, expected);
+    }
+}
+
+/// Parts that begin before, on and after the diagonal, parts without rows, lengths that tiles divide and others.
+#[test]
+fn walks_in_parts() {
+    let tiles = Tiles { q: 16, k: 32 };
+    for case in [
+        Case::new(96, 128, 16).dtype(DType::F32),
+        Case::new(96, 128, 16).causal().dtype(DType::F32),
+        Case::new(130, 70, 20).causal().dtype(DType::F32),
+        Case::new(50, 150, 16).heads(2, 4, 2).causal().dtype(DType::F32),
+    ] {
+        for form in FORMS {
+            check_forward_in_parts(form, case, tiles, (3, 64));
+            check_backward_in_parts(form, case, tiles, (3, 64));
+        }
     }
 }

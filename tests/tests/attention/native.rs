@@ -133,7 +133,8 @@ fn mistakes_say_what_is_expected() {
     let mut o = Buffer::<bf16>::zeros(&device, 1 << 12).unwrap();
     let mut lse = Buffer::<f32>::zeros(&device, 15).unwrap();
     let (q, o) = (tensor(shape), TensorMut::dense(o.view_mut(), shape).unwrap());
-    let short = attention::forward_into(&device, q, q, q, o, lse.view_mut(), &Options::default());
+    let mut none = Buffer::<f32>::zeros(&device, 0).unwrap();
+    let short = attention::forward_into(&device, q, q, q, o, lse.view_mut(), none.view_mut(), &Options::default());
     let message = short.unwrap_err().to_string();
     assert!(message.contains("`lse` expects 16 numbers") && message.contains("found 15"), "{message}");
 }
@@ -147,4 +148,32 @@ fn precisions() {
     }
     let options = Options { precision: Some(Precision::Tf32), ..Options::default() };
     check(&Device::cpu(), Case::new(30, 30, 16).causal().dtype(DType::F32).within(5e-3), &options);
+}
+
+/// Walks in parts, with rows that no part, and rows that only some parts have keys for.
+#[test]
+fn walks_in_parts() {
+    for parts in [2, 3, 7] {
+        let options = Options { parts: Some(parts), ..Options::default() };
+        check(&Device::cpu(), Case::new(300, 700, 16).dtype(DType::F32), &options);
+        check(&Device::cpu(), Case::new(1030, 600, 20).causal().dtype(DType::F32), &options);
+        check(&Device::cpu(), Case::new(512, 1024, 16).causal().dtype(DType::F32), &options);
+        check(&Device::cpu(), Case::new(1024, 512, 16).dtype(DType::F32), &options);
+        check(&Device::cpu(), Case::new(520, 1030, 16).heads(1, 4, 2).causal().dtype(DType::F32), &options);
+    }
+    // Other types stay whole.
+    let options = Options { parts: Some(3), ..Options::default() };
+    check(&Device::cpu(), Case::new(300, 700, 16).dtype(DType::BF16), &options);
+}
+
+#[test]
+fn parts_have_whole_tiles() {
+    let device = Device::cpu();
+    let shape = [1, 1, 1024, 16];
+    let data = Buffer::<f32>::zeros(&device, 1024 * 16).unwrap();
+    let q = Tensor::dense(data.view(), shape).unwrap();
+    let tiles = Some(Tiles::new(16, 512, 4, 1));
+    let options = Options { parts: Some(2), forward_tiles: tiles, ..Options::default() };
+    let message = attention::forward(&device, q, q, q, &options).unwrap_err().to_string();
+    assert!(message.contains("divide 256") && message.contains("16 × 512"), "{message}");
 }

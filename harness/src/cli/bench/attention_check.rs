@@ -47,6 +47,12 @@ impl<T: Number> Attention<T> {
     pub fn new(device: &Device, problem: Problem) -> tilewright::Result<Attention<T>> {
         let shape = shape(&problem);
         let len = shape.iter().product();
+        let backward = |backward| {
+            let options = Options { backward, ..Options::default() };
+            attention::backward_workspace::<T>(device, shape, shape, &options)
+        };
+        let workspace = [Backward::OnePass, Backward::TwoPass].map(backward).into_iter().max().unwrap_or(0);
+        let workspace = workspace.max(attention::forward_workspace::<T>(device, shape, shape, &Options::default()));
         Ok(Attention {
             device: device.clone(),
             problem,
@@ -60,7 +66,7 @@ impl<T: Number> Attention<T> {
             dq: Buffer::poisoned(device, len)?,
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
-            workspace: Buffer::poisoned(device, attention::backward_workspace(shape, Backward::OnePass))?,
+            workspace: Buffer::poisoned(device, workspace)?,
         })
     }
 
@@ -99,6 +105,7 @@ impl<T: Number> Attention<T> {
             Tensor::dense(self.v.view(), shape)?,
             TensorMut::dense(self.o.view_mut(), shape)?,
             self.lse.view_mut(),
+            self.workspace.view_mut(),
             options,
         )
     }

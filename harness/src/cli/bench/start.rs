@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use half::bf16;
 use tilewright::bench::Timing;
-use tilewright::kernels::attention::{Options, forward_into};
+use tilewright::kernels::attention::{Options, forward_into, forward_workspace};
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::trace::{self, Recording, span};
 use tilewright::{Buffer, Device};
@@ -86,11 +86,13 @@ pub fn first_launch(choice: Option<Choice>, d: usize, since: u128) -> Result<[f6
     let qkv = Buffer::from_slice(&device, &ones)?;
     let mut o = Buffer::<bf16>::uninit(&device, ones.len())?;
     let mut lse = Buffer::<f32>::uninit(&device, HEADS * LENGTH)?;
+    let options = Options::new(true);
+    let mut workspace = Buffer::<f32>::uninit(&device, forward_workspace::<bf16>(&device, shape, shape, &options))?;
     device.synchronize()?;
     drop(memory);
     let input = || Tensor::dense(qkv.view(), shape);
     let target = TensorMut::dense(o.view_mut(), shape)?;
-    forward_into(&device, input()?, input()?, input()?, target, lse.view_mut(), &Options::new(true))?;
+    forward_into(&device, input()?, input()?, input()?, target, lse.view_mut(), workspace.view_mut(), &options)?;
     device.synchronize()?;
     let whole = begin.elapsed();
     let trace = recording.finish()?;

@@ -24,10 +24,13 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
         let mut o = Fresh::<T>::new(q.device(), q.elem_count())?;
         let mut lse = Fresh::<f32>::new(q.device(), batch * heads * n_q)?;
         {
+            let device = q.device();
             let (q, k, v) = (Read::<T>::new(q)?, Read::<T>::new(k)?, Read::<T>::new(v)?);
+            let (q, k, v, on) = (q.strided()?, k.strided()?, v.strided()?, q.device());
+            let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), &options);
+            let mut workspace = Fresh::<f32>::new(device, needed)?;
             let (target, lse) = (o.dense([batch, heads, n_q, d])?, lse.view()?);
-            kernel::forward_into(q.device(), q.strided()?, k.strided()?, v.strided()?, target, lse, &options)
-                .map_err(kernel_error)?;
+            kernel::forward_into(on, q, k, v, target, lse, workspace.view()?, &options).map_err(kernel_error)?;
         }
         let lse = lse.into_tensor((batch, heads, n_q));
         record3("flash_attention", [q, k, v], o, q.shape(), move |[q, k, v], o, grad| {
@@ -55,10 +58,12 @@ fn backward<T: Elem + FloatElement>(
     let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
     let shape = |x: &Tensor| x.dims4().map(|(a, b, c, d)| [a, b, c, d]);
     let (q_shape, k_shape) = (shape(q)?, shape(k)?);
-    let mut workspace = Fresh::<f32>::new(q.device(), kernel::backward_workspace(q_shape, options.backward))?;
+    let device = q.device();
     {
         let [q, k, v, o, grad] = [Read::<T>::new(q)?, Read::new(k)?, Read::new(v)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(lse)?;
+        let needed = kernel::backward_workspace::<T>(q.device(), q_shape, k_shape, options);
+        let mut workspace = Fresh::<f32>::new(device, needed)?;
         let saved = Saved {
             q: q.strided()?,
             k: k.strided()?,
@@ -174,7 +179,10 @@ pub(crate) fn packed_forward<T: Elem + FloatElement>(
         let width = heads.heads * d;
         let strides = [n * width, d, width, 1].map(|s| s as i64);
         let target = TensorMut::strided(o.view()?, [batch, heads.heads, n, d], strides).map_err(kernel_error)?;
-        kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, &options(true, None))
+        let options = options(true, None);
+        let needed = kernel::forward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
+        let mut workspace = Fresh::<f32>::new(qkv.device(), needed)?;
+        kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, workspace.view()?, &options)
             .map_err(kernel_error)?;
     }
     Ok((o, Kept { turned, lse: lse.into_tensor((batch, heads.heads, n)) }))
@@ -197,9 +205,10 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
     let mut grad_turned = Fresh::<T>::new(qkv.device(), tokens * turned_columns)?;
     let mut grad_qkv = Fresh::<T>::new(qkv.device(), tokens * columns)?;
     let options = options(true, None);
-    let workspace = kernel::backward_workspace([batch, heads.heads, n, d], options.backward);
-    let mut workspace = Fresh::<f32>::new(qkv.device(), workspace)?;
     let packed = Read::<T>::new(qkv)?;
+    let shapes = [heads.heads, heads.heads_kv].map(|heads| [batch, heads, n, d]);
+    let needed = kernel::backward_workspace::<T>(packed.device(), shapes[0], shapes[1], &options);
+    let mut workspace = Fresh::<f32>::new(qkv.device(), needed)?;
     {
         let [turned, o, grad] = [Read::<T>::new(&kept.turned)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(&kept.lse)?;

@@ -1,0 +1,140 @@
+//! Walks that are cut into parts, for attention with few programs: one head of a few thousand rows has a tile of rows for every
+//! fourth multiprocessor, each with a long walk over the other rows. A program for each part of the walk leaves a result of
+//! f32 of its own (FlashDecoding, Dao and others, 2023, for the forward pass), and the kernels here make one of them, always in
+//! the same order: the same inputs give the same bits.
+
+use super::backward_rows::{row_block, sum_block};
+use super::forward::{checked, row_offset};
+use tilewright_runtime::prelude::*;
+
+/// How each walk is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Parts {
+    pub count: usize,
+    /// Rows of each part but the last: a multiple of [`UNIT`].
+    pub rows: usize,
+}
+
+/// Rows of a part are a multiple of this, and so of every tile.
+pub(super) const UNIT: usize = 256;
+
+impl Parts {
+    pub const WHOLE: Parts = Parts { count: 1, rows: 0 };
+
+    /// For `heads` walks (of all batch entries) over `walked` rows for each tile of `rows`; with `wanted`, as many parts if there
+    /// are enough rows.
+    pub fn new(heads: usize, rows: usize, walked: usize, wanted: Option<usize>) -> Parts {
+        /// Programs that keep a large GPU busy to the end of the longest walk, where each has a tile of 64 rows.
+        const PROGRAMS: usize = 512;
+        let programs = (heads * rows.div_ceil(64)).max(1);
+        let rows = walked.div_ceil(wanted.unwrap_or(PROGRAMS / programs).max(1)).next_multiple_of(UNIT);
+        match walked.div_ceil(rows.max(1)) {
+            0 | 1 => Parts::WHOLE,
+            count => Parts { count, rows },
+        }
+    }
+
+    pub fn split(self) -> bool {
+        self.count > 1
+    }
+}
+
+/// O and L of all keys from those of each part. With mᵣ = maxₚ L[p, r] and weights w[p, r] = exp(L[p, r] − mᵣ):
+/// L[r] = mᵣ + ln Σₚ w[p, r] and O[r] = Σₚ w[p, r] · O[p, r] / Σₚ w[p, r]. A row that saw no key gets O = 0 and L = −∞.
+///
+/// `part_o` is dense f32 [batch · parts, heads, n_q, d], `part_lse` dense [batch · parts, heads, n_q].
+///
+/// Grid: (⌈n_q / q_tile⌉, heads, batch).
+#[kernel]
+pub fn attention_join<T: Float>(
+    part_o: In<f32>,
+    part_lse: In<f32>,
+    o: Out<T>,
+    lse: Out<f32>,
+    o_stride_batch: i64,
+    o_stride_head: i64,
+    o_stride_row: i64,
+    o_stride_dim: i64,
+    #[no_specialize] n_q: i32,
+    #[no_specialize] parts: i32,
+    #[constexpr] d: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] q_tile: usize,
+) {
+    let (head, batch) = (program_id(1), program_id(2));
+    let first_row = program_id(0) * q_tile;
+    let padded = d != d_tile;
+    // The maximum starts at a number, as in the forward pass: weights of parts that saw no key are 0 then.
+    let mut highest = full::<f32>([q_tile], f32::MIN);
+    for part in range(0, parts) {
+        let rows = row_offset(head, batch * parts + part, n_q);
+        let lt = load(row_block(part_lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
+        highest = maximum(highest, lt);
+    }
+    let mut total = zeros::<f32>([q_tile]);
+    let mut acc = zeros::<f32>([q_tile, d_tile]);
+    for part in range(0, parts) {
+        let rows = row_offset(head, batch * parts + part, n_q);
+        let lt = load(row_block(part_lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
+        let ot = load(
+            sum_block(part_o + rows * d, first_row, n_q, d, q_tile, d_tile),
+            boundary_check = checked(true, padded),
+            padding = zero,
+        );
+        let weight = exp(lt - highest);
+        total += weight;
+        acc += ot * weight.expand_dims(1);
+    }
+    let divisor = where_(total == 0.0, 1.0, total);
+    let o_block = make_block_ptr(
+        o + (batch * o_stride_batch + head * o_stride_head),
+        shape = [n_q, d],
+        strides = [o_stride_row, o_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [q_tile, d_tile],
+        order = [1, 0],
+    );
+    store(o_block, (acc / divisor.expand_dims(1)).to::<T>(), boundary_check = checked(true, padded));
+    let lse_block = row_block(lse + row_offset(head, batch, n_q), first_row, n_q, q_tile);
+    store(lse_block, highest + log(total), boundary_check = [0]);
+}
+
+/// y = Σₚ of the parts' gradients. `part_y` is dense f32 [batch · parts, heads, n, d], y [batch, heads, n, d].
+///
+/// Grid: (⌈n / row_tile⌉, heads, batch).
+#[kernel]
+pub fn attention_sum_parts<T: Float>(
+    part_y: In<f32>,
+    y: Out<T>,
+    y_stride_batch: i64,
+    y_stride_head: i64,
+    y_stride_row: i64,
+    y_stride_dim: i64,
+    #[no_specialize] n: i32,
+    #[no_specialize] parts: i32,
+    #[constexpr] d: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] row_tile: usize,
+) {
+    let (head, batch) = (program_id(1), program_id(2));
+    let first_row = program_id(0) * row_tile;
+    let padded = d != d_tile;
+    let mut total = zeros::<f32>([row_tile, d_tile]);
+    for part in range(0, parts) {
+        let rows = row_offset(head, batch * parts + part, n);
+        total += load(
+            sum_block(part_y + rows * d, first_row, n, d, row_tile, d_tile),
+            boundary_check = checked(true, padded),
+            padding = zero,
+        );
+    }
+    let y_block = make_block_ptr(
+        y + (batch * y_stride_batch + head * y_stride_head),
+        shape = [n, d],
+        strides = [y_stride_row, y_stride_dim],
+        offsets = [first_row, 0],
+        block_shape = [row_tile, d_tile],
+        order = [1, 0],
+    );
+    store(y_block, total.to::<T>(), boundary_check = checked(true, padded));
+}
