@@ -13,6 +13,7 @@ use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
 use crate::walk::{Walk, default_walk};
+use tilewright_codegen::target::Target;
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
@@ -86,7 +87,7 @@ pub fn rms_norm_fwd<T: Float>(
             // Of no use in the L2 cache from now on, which is left to what is written.
             (load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>(), s)
         } else {
-            let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
             (xt, rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps))
         };
         store(rstd_block, s, boundary_check = [0]);
@@ -113,8 +114,15 @@ pub fn rms_norm_fwd<T: Float>(
     }
 }
 
+/// On a GPU rows of 4 KB and more have a program each, which reads 32 bytes a thread where that is possible.
 fn default_forward(problem: &Problem) -> Config {
-    default_rows(problem).set("reread", false)
+    let d_tile = problem.int("d_tile").map_or(0, |d| d.max(0) as usize);
+    let bytes = d_tile * problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
+    if bytes < 4096 || matches!(problem.target, Target::Host(_)) {
+        return default_rows(problem).set("reread", false);
+    }
+    let num_warps = ((bytes / 1024) as u32).clamp(4, 16);
+    Config::default().set("rows_tile", 1_usize).set("reread", true).num_warps(num_warps)
 }
 
 /// grad_x, and partial_grad_w[p, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of program p.
@@ -128,6 +136,7 @@ fn default_forward(problem: &Problem) -> Config {
         Config(rows_tile = 8, num_warps = [8, 16], stages = [1, 2]),
         Config(rows_tile = [1, 2], num_warps = [8, 16], stages = 4),
         Config(rows_tile = [1, 2], num_warps = 16, stages = [1, 2, 3], max_registers = 64),
+        Config(rows_tile = 1, num_warps = 32, stages = [1, 2]),
     ],
     key = [d_tile, rows],
     default = default_walk,
@@ -179,8 +188,9 @@ pub fn rms_norm_bwd<T: Float>(
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
             // With s taken into g, elements need five operations: for v = s·g·w it is ∂L/∂x = v − x · s² · mean(v·x).
-            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+            // Read once: the L2 cache is left to what is written.
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+            let g = load(g_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() * s;
             total += g * xt;
             let v = g * wt;
             let slope = sum(v * xt, axis = 1, keep_dims = true) * (s * s * share);

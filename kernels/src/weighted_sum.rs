@@ -118,7 +118,8 @@ pub fn weighted_sum_bwd<T: Float>(
         let grad_x_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile);
         let g_block = vector_block(grad_y, rows, grad_y_stride, row, rows_tile);
         let g = load(g_block, boundary_check = [0], padding = zero).expand_dims(1);
-        total += load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * g;
+        // Read once: the L2 cache is left to what is written.
+        total += load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() * g;
         store(grad_x_block.advance([0, column]), (g * wt).to::<T>(), boundary_check = [0, 1]);
     }
     let partial_strides = (partial_stride_program, partial_stride_d);
