@@ -125,7 +125,8 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("dce_async", Stage::Async, |f| {
         dce::run(f);
     });
-    p.pass("delay_waits", Stage::Async, delay_waits::run);
+    let f32_in_flight = options.schedule.overlap != Some(false);
+    p.pass("delay_waits", Stage::Async, |f| delay_waits::run_for(f, f32_in_flight));
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("early_arrivals", Stage::Async, early_arrivals::run);
     p.pass("take_turns", Stage::Async, |f| take_turns::run(f, options));

@@ -49,8 +49,9 @@ pub enum Form {
     Bulk { num_warps: u32, num_stages: u32 },
     /// The same on Hopper, with loads by warps of their own; and what the interpreter makes of the roles.
     Specialist { num_warps: u32, num_stages: u32 },
-    /// On simulated Hopper with products of f32 by warpgroups, and loads by threads, by the bulk copy engine, or by warps of their own.
-    Warpgroups { num_warps: u32, num_stages: u32, loads: Loads },
+    /// On simulated Hopper with products of f32 by warpgroups, and loads by threads, by the bulk copy engine, or by warps of their own,
+    /// and waits where the compiler puts them, or in turn.
+    Warpgroups { num_warps: u32, num_stages: u32, loads: Loads, in_turn: bool },
 }
 
 /// Who loads.
@@ -118,7 +119,7 @@ pub fn interpret(
             let options = CompileOptions { num_warps, num_stages, ..CompileOptions::default() };
             simulate(&func, arch, &options, grid, args)
         }
-        Form::Warpgroups { num_warps, num_stages, loads } => {
+        Form::Warpgroups { num_warps, num_stages, loads, in_turn } => {
             let options = CompileOptions {
                 num_warps,
                 num_stages,
@@ -126,6 +127,7 @@ pub fn interpret(
                     bulk_copies: Some(loads != Loads::Threads),
                     warp_specialize: Some(loads == Loads::Specialists),
                     wgmma_f32: Some(true),
+                    overlap: in_turn.then_some(false),
                     ..Schedule::default()
                 },
                 ..CompileOptions::default()

@@ -409,7 +409,7 @@ fn matmul_of_f32_by_warpgroups_matches() {
         addend: Addend::None,
         gap: 0,
     };
-    let form = |num_warps, loads| Form::Warpgroups { num_warps, num_stages: 2, loads };
+    let form = |num_warps, loads| Form::Warpgroups { num_warps, num_stages: 2, loads, in_turn: false };
     for columns in [[false, true], [false, false], [true, false], [true, true]] {
         for loads in [Loads::Threads, Loads::Engine, Loads::Specialists] {
             check_matmul_in(&Product { columns, ..base }, [form(4, loads)]);

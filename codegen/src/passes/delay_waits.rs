@@ -14,14 +14,26 @@ use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, Type, Value};
 
 /// See the module's page.
 pub fn run(func: &mut Func) {
+    run_for(func, true);
+}
+
+/// As [`run`]; without `f32_in_flight`, waits for products of f32 stay where they are. The sums of those are added outside the tensor
+/// cores: each that is under way takes the registers of an accumulator more.
+pub fn run_for(func: &mut Func, f32_in_flight: bool) {
     for id in func.walk() {
         if let Op::For { .. } = func.op(id).op {
             wait_after(func, id);
         }
     }
     for b in 0..func.num_blocks() as u32 {
-        block(func, BlockId(b));
+        block(func, BlockId(b), f32_in_flight);
     }
+}
+
+/// Whether a wait is for a product of f32.
+fn is_of_f32(func: &Func, wait: OpId) -> bool {
+    let b = |id: OpId| func.ty(func.op(id).operands[1]);
+    product(func, wait).is_some_and(|id| matches!(b(id), Type::Shared { elem: DType::F32, .. }))
 }
 
 /// Waits after a loop for its open products.
@@ -61,10 +73,11 @@ fn filled_outside(func: &Func, region: BlockId, v: Value) -> bool {
     }
 }
 
-fn block(func: &mut Func, block: BlockId) {
+fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
     let returns = take_returns(func, block);
-    let waits: Vec<OpId> =
-        func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
+    let is_wait = |&id: &OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
+    let waits: Vec<OpId> = func.block(block).ops.iter().copied().filter(is_wait).collect();
+    let waits: Vec<OpId> = waits.into_iter().filter(|&id| f32_in_flight || !is_of_f32(func, id)).collect();
     // From the last to the first, so that a wait does not move past one that has moved already.
     for &wait in waits.iter().rev() {
         let results = func.op(wait).results.clone();

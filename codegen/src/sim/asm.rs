@@ -5,6 +5,7 @@ use super::matrix::{self, Descriptor};
 use super::memory::Global;
 use super::parse::{Operand, Ty};
 use super::value::{self, Value, f32_of, mask};
+use std::collections::HashMap;
 
 /// The largest head of a `wait_group` text that is no number.
 const WAIT_WGMMA: &str = "wgmma.wait_group.sync.aligned ";
@@ -385,15 +386,33 @@ impl Block<'_> {
         }
         let reader = members[0] as u32;
         let mut reads = Vec::new();
-        for step in text.split("wgmma.mma_async").skip(1) {
+        // Descriptors that the statement makes: of which operand, and how far from it.
+        let mut made: HashMap<&str, (usize, u64)> = HashMap::new();
+        for step in text.trim_matches(['{', '}']).split(';') {
+            if let Some(sum) = step.trim().strip_prefix("add.s64 ") {
+                let [name, base, units] = sum.split(", ").collect::<Vec<_>>()[..] else {
+                    return Err(format!("a sum of three operands: {sum}"));
+                };
+                made.insert(name, (number(base) - n_out, units.parse().map_err(|_| format!("a number: {units}"))?));
+            }
+            if !step.contains("wgmma.mma_async") {
+                continue;
+            }
+            let descriptor = |this: &Self, name: &str| {
+                let (operand, units) = match made.get(name) {
+                    Some(&made) => made,
+                    None => (number(name) - n_out, 0),
+                };
+                Descriptor::decode(this.bits(members[0], &args[operand].1)? + units)
+            };
             // Output list, a, b, scale, 1, 1, flags.
             let after = step.split_once("}, ").ok_or("a wgmma without outputs")?.1;
             let (a_text, rest) = match after.strip_prefix('{') {
                 Some(r) => r.split_once("}, ").ok_or("a wgmma without operand b")?,
                 None => after.split_once(", ").ok_or("a wgmma without operand b")?,
             };
-            let fields: Vec<&str> = rest.trim_end_matches(['}', ' ']).trim_end_matches(';').split(", ").collect();
-            let flag = |i: usize| fields.get(i).map(|s| s.trim_end_matches(';')) == Some("1");
+            let fields: Vec<&str> = rest.split(", ").collect();
+            let flag = |i: usize| fields.get(i) == Some(&"1");
             if fields[1] == "set" {
                 acc = vec![vec![0f32; n]; 64];
             }
@@ -412,13 +431,13 @@ impl Block<'_> {
                     }
                 }
             } else {
-                let d = Descriptor::decode(self.bits(members[0], &args[number(a_text) - n_out].1)?)?;
+                let d = descriptor(self, a_text)?;
                 let elements = self.shared_matrix(d, [64, depth], !flag(4), bytes, reader, &mut reads)?;
                 for (at, bits) in elements.into_iter().enumerate() {
                     a[at / depth][at % depth] = number_of(bits);
                 }
             }
-            let d = Descriptor::decode(self.bits(members[0], &args[number(fields[0]) - n_out].1)?)?;
+            let d = descriptor(self, fields[0])?;
             let b = self.shared_matrix(d, [n, depth], !b_trans, bytes, reader, &mut reads)?;
             let b: Vec<f64> = b.into_iter().map(number_of).collect();
             for row in 0..64 {

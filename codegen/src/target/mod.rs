@@ -150,7 +150,8 @@ pub struct Schedule {
     /// themselves; `None` leaves it to the compiler, which does not do it yet.
     pub warp_specialize: Option<bool>,
     /// Whether products of one iteration of a loop run under the arithmetic of the next (Hopper only), in loops that do not
-    /// say so themselves; `None` leaves it to the compiler, which looks at how many registers it takes.
+    /// say so themselves; `None` leaves it to the compiler, which looks at how many registers it takes. With `Some(false)`
+    /// products of f32 do not run under each other's arithmetic either: the least registers.
     pub overlap: Option<bool>,
     /// Whether the warpgroups that compute take turns at the tensor cores, where loads are the work of others; `None` leaves
     /// it to the compiler, which does not do it yet.

@@ -75,14 +75,16 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
 }
 
 /// The tiles of tf32x3 on Hopper where programs are many: with their operands split once for a whole block, the products of
-/// warpgroups take half of the time. `None` where nobody has measured it.
+/// warpgroups take half of the time. `None` where nobody has measured it, and where registers would spill.
 fn tiles_by_warpgroups(pass: Pass, d: usize) -> Option<Tiles> {
     let tiles = match (pass, d_tile(d)) {
-        (Pass::Forward, 64) => Tiles::new(64, 64, 4, 2),
-        (Pass::Forward, 128) => Tiles::new(128, 64, 8, 2),
-        (Pass::Keys, 64) => Tiles::new(32, 128, 8, 2),
-        (Pass::Queries, 64) => Tiles::new(64, 32, 4, 2),
-        (Pass::Queries, 128) => Tiles::new(128, 32, 8, 2),
+        (Pass::Forward, 64) => Tiles::new(64, 64, 8, 2),
+        (Pass::Forward, 128) => Tiles::new(64, 32, 8, 2),
+        (Pass::Keys, 64) => in_turn(Tiles::new(32, 128, 8, 2)),
+        // Wider ones spill.
+        (Pass::Keys, 128) if d <= 80 => in_turn(Tiles::new(16, 64, 8, 2)),
+        (Pass::Queries, 64) => Tiles::new(64, 32, 8, 2),
+        (Pass::Queries, 128) if d <= 80 => Tiles::new(64, 32, 4, 2),
         _ => return None,
     };
     Some(Tiles { schedule: Schedule { wgmma_f32: Some(true), ..tiles.schedule }, ..tiles })
@@ -131,7 +133,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             _ => Tiles::new(32, 16, 4, 2),
         },
         (Target::Nvptx(_), Pass::Keys) if wide => match d_tile(d) {
-            128 if little_memory => Tiles::new(32, 32, 8, 2),
+            128 if little_memory || d < 128 => Tiles::new(32, 32, 8, 2),
             ..=128 => Tiles::new(64, 32, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
         },

@@ -56,6 +56,7 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 16, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 32, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 32, k_tile = 64, num_warps = 8, num_stages = 2),
+        Config(q_tile = 64, k_tile = [32, 64], num_warps = 8, num_stages = 2, wgmma_f32 = true),
         Config(q_tile = 64, k_tile = [16, 32, 64], num_warps = 4, num_stages = 2, wgmma_f32 = true),
         Config(q_tile = 128, k_tile = [16, 32, 64], num_warps = 8, num_stages = 2, wgmma_f32 = true),
         Config(q_tile = 64, k_tile = [32, 64], num_warps = 4, num_stages = 2, wgmma_f32 = true, warp_specialize = true),

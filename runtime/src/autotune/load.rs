@@ -19,8 +19,6 @@ use crate::error::Error;
 use crate::kernel::{LaunchConfig, compile_func, explain_failure, record};
 use crate::launch::CompiledKernel;
 
-/// Spills of a thread in bytes beyond which a candidate is not worth a run.
-const MAX_LOCAL_BYTES: u32 = 1024;
 /// Scratch memory of one running program on the CPU beyond which no cache holds its tiles.
 const MAX_ARENA_BYTES: u64 = 4 << 20;
 
@@ -144,8 +142,8 @@ pub(super) fn fits(kernel: &CompiledKernel) -> Result<(), String> {
         Some(resources) if resources.blocks_per_processor == 0 => {
             Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
         }
-        Some(resources) if resources.local_bytes > MAX_LOCAL_BYTES => {
-            Err(format!("{} bytes of registers spill per thread, above {MAX_LOCAL_BYTES}", resources.local_bytes))
+        Some(resources) if resources.local_bytes > 0 => {
+            Err(format!("{} bytes of registers spill per thread", resources.local_bytes))
         }
         None if arena > MAX_ARENA_BYTES => {
             Err(format!("a program needs {arena} bytes of scratch memory, above {MAX_ARENA_BYTES}"))

@@ -216,12 +216,14 @@ fn f32_by_warpgroups() {
     let case = Case::new(150, 130, 32).causal().dtype(DType::F32);
     let inputs = case.inputs();
     let expected = case.expected(&inputs);
-    for (tiles, num_warps, loads) in [
-        (Tiles { q: 64, k: 64 }, 4, Loads::Threads),
-        (Tiles { q: 64, k: 64 }, 4, Loads::Specialists),
-        (Tiles { q: 128, k: 32 }, 8, Loads::Threads),
+    for (tiles, num_warps, loads, in_turn) in [
+        (Tiles { q: 64, k: 64 }, 4, Loads::Threads, false),
+        (Tiles { q: 64, k: 64 }, 4, Loads::Specialists, false),
+        (Tiles { q: 128, k: 32 }, 8, Loads::Threads, false),
+        // Two warpgroups share each product's columns.
+        (Tiles { q: 64, k: 64 }, 8, Loads::Threads, true),
     ] {
-        let form = Form::Warpgroups { num_warps, num_stages: 2, loads };
+        let form = Form::Warpgroups { num_warps, num_stages: 2, loads, in_turn };
         check_forward(form, case, tiles, &inputs, &expected);
         check_backward(form, case, tiles, &inputs, &expected);
     }

@@ -103,11 +103,17 @@ fn attention_in_other_precisions() {
 #[test]
 fn attention_of_f32_by_warpgroups() {
     let Some(gpu) = gpu() else { return };
-    for (tiles, roles) in [([64, 64, 4], false), ([64, 32, 4], true), ([128, 32, 8], false)] {
+    for (tiles, roles, overlap) in [
+        ([64, 64, 4], false, None),
+        ([64, 32, 4], true, None),
+        ([128, 32, 8], false, None),
+        ([64, 64, 8], false, Some(false)),
+    ] {
         let [q_tile, k_tile, num_warps] = tiles;
         let tiles = |q_tile, k_tile| {
             let tiles = Tiles::new(q_tile, k_tile, num_warps as u32, 2);
-            let schedule = Schedule { wgmma_f32: Some(true), warp_specialize: Some(roles), ..Schedule::default() };
+            let schedule =
+                Schedule { wgmma_f32: Some(true), warp_specialize: Some(roles), overlap, ..Schedule::default() };
             Some(Tiles { schedule, ..tiles })
         };
         let options = Options {

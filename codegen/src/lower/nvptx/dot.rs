@@ -25,6 +25,14 @@ struct Matrix {
     base: Val,
 }
 
+/// The first operand of a `wgmma`, for all K steps of a tile of rows.
+enum First {
+    /// The [boxes](Lowering::boxes) of the steps, and whether M runs fastest.
+    Buffer(Vec<(Val, u32)>, bool),
+    /// Four words for each step.
+    Registers(Vec<Val>),
+}
+
 impl Matrix {
     /// Elements of one swizzle span.
     fn panel(&self) -> u32 {
@@ -280,27 +288,23 @@ impl Lowering<'_> {
                 let at = (mi * n_tiles + ni) as usize * per_tile;
                 let n_used = self.columns_written(id, ni) as usize;
                 let (own, rest) = sums[at..at + per_tile].split_at(n_used / 2);
-                let mut descriptors = Vec::new();
-                for k in 0..k_used {
-                    let b_desc = self.descriptor(&b_matrix, &b_group, b_tile, k_instr * k);
-                    let a_desc = match &a_matrix {
+                if n_used > 0 && k_used > 0 {
+                    let a = match &a_matrix {
                         Some(matrix) => {
                             let a_group = self.group_offset(matrix, &along_m, 64);
-                            vec![self.descriptor(matrix, &a_group, mi * 16 * warps[0], k_instr * k)]
+                            let at = mi * 16 * warps[0];
+                            First::Buffer(self.boxes(matrix, &a_group, at, k_used, k_instr), !matrix.k_major)
                         }
                         None => {
                             let regs = a_regs.as_ref().expect("internal compiler error: no operand a");
-                            // Four words.
-                            let size = 4 * (32 / dtype.bits());
-                            let first = (mi * k_steps + k) as usize * size;
-                            self.words(&regs[first..first + size], dtype)
+                            // Four words for each step.
+                            let step = 4 * (32 / dtype.bits());
+                            let first = (mi * k_steps) as usize * step;
+                            First::Registers(self.words(&regs[first..first + k_used as usize * step], dtype))
                         }
                     };
-                    descriptors.push((a_desc, b_desc));
-                }
-                let trans = (a_matrix.as_ref().map(|a| !a.k_major), !b_matrix.k_major);
-                if n_used > 0 && k_used > 0 {
-                    out.extend(self.wgmma_tile(dtype, n_used as u32, &descriptors, trans, own, fresh));
+                    let b = (self.boxes(&b_matrix, &b_group, b_tile, k_used, k_instr), !b_matrix.k_major);
+                    out.extend(self.wgmma_tile(dtype, n_used as u32, &a, &b, own, fresh));
                 } else {
                     out.extend_from_slice(own);
                 }
@@ -374,15 +378,28 @@ impl Lowering<'_> {
         self.e.hoist(format!("add i32 {whole}, {part}"))
     }
 
-    /// Descriptor of the instruction's box at (`at`, `k`), i64.
-    fn descriptor(&mut self, matrix: &Matrix, group: &str, at: u32, k: u32) -> Val {
+    /// The boxes of all K steps at `at` along M or N: a descriptor, and how far from it the box is, in units of 16 bytes.
+    ///
+    /// Those of f32 come from one descriptor, in the statement that needs them: each as a value of its own would be moved out of loops, and
+    /// take two registers there, and products in parts have three times as many as others.
+    fn boxes(&mut self, matrix: &Matrix, group: &str, at: u32, steps: u32, k_instr: u32) -> Vec<(Val, u32)> {
+        let units: Vec<u32> = (0..steps).map(|k| matrix.offset(at, k_instr * k) >> 4).collect();
+        if matrix.element_bytes < 4 {
+            return units.into_iter().map(|units| (self.descriptor(matrix, group, units), 0)).collect();
+        }
+        let first = self.descriptor(matrix, group, 0);
+        units.into_iter().map(|units| (first.clone(), units)).collect()
+    }
+
+    /// Descriptor of the box so many units of 16 bytes behind a matrix's first one, i64.
+    fn descriptor(&mut self, matrix: &Matrix, group: &str, units: u32) -> Val {
         let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
         let address = self.e.inst(format!("add i32 {start}, {}", matrix.base));
         let address = self.e.inst(format!("add i32 {address}, {group}"));
         let address = self.e.inst(format!("and i32 {address}, 262143"));
-        let units = self.e.inst(format!("lshr exact i32 {address}, 4"));
-        let wide = self.e.inst(format!("zext nneg i32 {units} to i64"));
-        let constant = matrix.descriptor() + u64::from(matrix.offset(at, k) >> 4);
+        let start = self.e.inst(format!("lshr exact i32 {address}, 4"));
+        let wide = self.e.inst(format!("zext nneg i32 {start} to i64"));
+        let constant = matrix.descriptor() + u64::from(units);
         self.e.inst(format!("add i64 {wide}, {}", constant as i64))
     }
 
@@ -391,8 +408,8 @@ impl Lowering<'_> {
         &mut self,
         dtype: DType,
         n: u32,
-        steps: &[(Vec<Val>, Val)],
-        trans: (Option<bool>, bool),
+        a: &First,
+        (b, b_trans): &(Vec<(Val, u32)>, bool),
         sums: &[Val],
         fresh: bool,
     ) -> Vec<Val> {
@@ -400,42 +417,59 @@ impl Lowering<'_> {
         let count = sums.len();
         let outputs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
         // After the outputs come the accumulators tied to them, unless the product starts from zero.
-        let mut next = if fresh { count } else { 2 * count };
+        let ties = if fresh { 0 } else { count };
         let mut args: Vec<String> =
             if fresh { Vec::new() } else { sums.iter().map(|s| format!("float {s}")).collect() };
         let mut constraints: Vec<String> = vec![if fresh { "=&f" } else { "=f" }.to_string(); count];
         if !fresh {
             constraints.extend((0..count).map(|i| i.to_string()));
         }
+        let mut operand = |value: String, constraint: &str| {
+            let known = args.iter().skip(ties).position(|arg| *arg == value);
+            let at = known.unwrap_or_else(|| {
+                args.push(value);
+                constraints.push(constraint.into());
+                args.len() - 1 - ties
+            });
+            format!("${}", count + ties + at)
+        };
+        let b: Vec<(String, u32)> =
+            b.iter().map(|(base, units)| (operand(format!("i64 {base}"), "l"), *units)).collect();
+        let (a_boxes, a_words, a_trans) = match a {
+            First::Buffer(boxes, trans) => {
+                let boxes = boxes.iter().map(|(base, units)| (operand(format!("i64 {base}"), "l"), *units)).collect();
+                (boxes, Vec::new(), Some(*trans))
+            }
+            First::Registers(words) => {
+                let words = words.iter().map(|w| operand(format!("i32 {w}"), "r")).collect();
+                (Vec::new(), words, None)
+            }
+        };
+        // Only 16-bit operands can be transposed on the way.
+        let flags: String = match dtype.bits() {
+            16 => a_trans.into_iter().chain([*b_trans]).map(|t| format!(", {}", u32::from(t))).collect(),
+            _ => String::new(),
+        };
+        let k = 32 / dtype.bytes();
         // The accumulate flag is a predicate.
         let mut text = String::from("{.reg .pred add; .reg .pred set; setp.eq.u32 add, 0, 0; setp.ne.u32 set, 0, 0; ");
-        for (i, (a, b)) in steps.iter().enumerate() {
-            let a_text = match trans.0 {
-                Some(_) => {
-                    args.push(format!("i64 {}", a[0]));
-                    constraints.push("l".into());
-                    next += 1;
-                    format!("${}", next - 1)
-                }
-                None => {
-                    let words: Vec<String> = (0..4).map(|j| format!("${}", next + j)).collect();
-                    args.extend(a.iter().map(|w| format!("i32 {w}")));
-                    constraints.extend(["r"; 4].map(String::from));
-                    next += 4;
-                    format!("{{{}}}", words.join(","))
+        if b.iter().chain(&a_boxes).any(|&(_, units)| units > 0) {
+            text.push_str(".reg .b64 da; .reg .b64 db; ");
+        }
+        for (i, b) in b.iter().enumerate() {
+            let mut place = |name: &str, (base, units): &(String, u32)| match units {
+                0 => base.clone(),
+                _ => {
+                    text.push_str(&format!("add.s64 {name}, {base}, {units}; "));
+                    name.to_string()
                 }
             };
-            args.push(format!("i64 {b}"));
-            constraints.push("l".into());
-            let b_text = format!("${next}");
-            next += 1;
+            let b_text = place("db", b);
+            let a_text = match a_boxes.get(i) {
+                Some(a) => place("da", a),
+                None => format!("{{{}}}", a_words[4 * i..4 * i + 4].join(",")),
+            };
             let scale = if fresh && i == 0 { "set" } else { "add" };
-            // Only 16-bit operands can be transposed on the way.
-            let flags: String = match dtype.bits() {
-                16 => trans.0.into_iter().chain([trans.1]).map(|t| format!(", {}", u32::from(t))).collect(),
-                _ => String::new(),
-            };
-            let k = 32 / dtype.bytes();
             text.push_str(&format!(
                 "wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{name}.{name} {{{}}}, {a_text}, {b_text}, {scale}, 1, 1{flags};",
                 outputs.join(","),

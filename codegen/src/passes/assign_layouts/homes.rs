@@ -3,7 +3,7 @@
 use super::choose::{MAX_VECTOR_BYTES, default_layout, extents, memory_layout};
 use super::dot::{DotPlan, DotShape, plan_dot};
 use crate::analysis::axis::AxisAnalysis;
-use crate::ir::{BlockId, DType, Func, Op, OpId, Type, UnaryOp, Value};
+use crate::ir::{BlockId, DType, Func, Op, OpId, Precision, Type, UnaryOp, Value};
 use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
 use std::rc::Rc;
@@ -135,6 +135,17 @@ impl<'f> Homes<'f> {
             Op::Dot { .. } if index < 2 => Some(self.dot(id).0.operands),
             Op::Trans { .. } => self.shared_operand(self.func.op(id).results[0]),
             _ => None,
+        })
+    }
+
+    /// Whether a loop's products in tf32x3, of warpgroups, have this tile from before the loop as their first operand.
+    pub fn is_shared_by_a_loop(&self, v: Value) -> bool {
+        let loaded = self.func.def_op(v).map(|id| self.func.parent_block(id));
+        self.uses[v.0 as usize].iter().any(|&(id, index)| {
+            matches!(self.func.op(id).op, Op::Dot { precision: Precision::Tf32x3 })
+                && index == 0
+                && matches!(self.dot(id), (DotShape { operands: DType::F32, .. }, DotPlan::Wgmma { .. }))
+                && Some(self.func.parent_block(id)) != loaded
         })
     }
 

@@ -21,8 +21,16 @@ pub fn rewrite(homes: &Homes) -> Func {
         scope.insert((v, None), copy);
     }
     let body = new.body;
-    let mut r =
-        Rewrite { homes, old, new, scopes: vec![scope], block: body, loc: Loc::unknown(), loaded: HashMap::new() };
+    let mut r = Rewrite {
+        homes,
+        old,
+        new,
+        scopes: vec![scope],
+        block: body,
+        loc: Loc::unknown(),
+        loaded: HashMap::new(),
+        held: HashMap::new(),
+    };
     r.ops(old.body);
     r.new
 }
@@ -37,6 +45,8 @@ pub(super) struct Rewrite<'h, 'f> {
     loc: Loc,
     /// Shared buffers of loaded tiles, each made where the tile is loaded, so that it dominates every product.
     loaded: HashMap<Value, Value>,
+    /// Shared buffers of the parts, the big one first, of loaded tiles that products in tf32x3 share.
+    pub(super) held: HashMap<Value, (Value, Value)>,
 }
 
 impl Rewrite<'_, '_> {
@@ -107,7 +117,7 @@ impl Rewrite<'_, '_> {
     }
 
     /// A tile in its home, or in the default layout of its shape.
-    fn get_anywhere(&mut self, v: Value) -> Value {
+    pub(super) fn get_anywhere(&mut self, v: Value) -> Value {
         if !self.old.ty(v).is_tensor() {
             return self.plain(v);
         }
@@ -516,6 +526,7 @@ impl Rewrite<'_, '_> {
         if let Some(dtype) = self.homes.shared_operand(v) {
             let buffer = self.in_shared(v, dtype);
             self.loaded.insert(v, buffer);
+            self.hold_parts(v);
         }
     }
 

@@ -5,6 +5,9 @@
 //! from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022): a·b ≈ a_small·b_big + a_big·b_small +
 //! a_big·b_big, the small ones first. A tensor core cuts off what its sum has no bits for, which pulls long sums towards zero: each
 //! tile's sum starts at zero, and they are added up outside, where sums are rounded.
+//!
+//! A first operand that a loop's products share (the keys of dK and dV, the queries of O) is split once, before the loop, and its parts
+//! wait in shared memory: in registers they would take twice the room of the tile for as long as the loop runs.
 
 use super::choose::extents;
 use super::dot::{DotPlan, DotShape};
@@ -16,6 +19,8 @@ use crate::layout::LinearLayout;
 const KEPT: i64 = 0xFFFF_E000 - (1 << 32);
 /// Half of the last bit that it keeps.
 const HALF: i64 = 0x1000;
+/// The most shared memory, in bytes, that the parts of one such operand may take: two of them leave room for pipelines.
+const HELD_BYTES: usize = 64 << 10;
 
 impl Rewrite<'_, '_> {
     /// acc + a·b in the layout of `acc`, a value of the new function; `operands` are the old one's.
@@ -41,7 +46,7 @@ impl Rewrite<'_, '_> {
             };
             let b = b_buffer.unwrap_or_else(|| {
                 let tile = self.tile(b, &b_layout);
-                self.shared_along_k(tile)
+                self.shared_along(tile, 0)
             });
             let started = self.start(warps, ends, [a, b], acc, &acc_ty);
             return self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty);
@@ -49,9 +54,14 @@ impl Rewrite<'_, '_> {
         // b first: its registers are free again once it is in shared memory.
         let b = self.tile(b, &b_layout);
         let (b_big, b_small) = self.parts(b);
-        let (b_big, b_small) = (self.shared_along_k(b_big), self.shared_along_k(b_small));
-        let a = self.tile(a, &layout);
-        let (a_big, a_small) = self.parts(a);
+        let (b_big, b_small) = (self.shared_along(b_big, 0), self.shared_along(b_small, 0));
+        let (a_big, a_small) = match self.held.get(&a) {
+            Some(&parts) => parts,
+            None => {
+                let a = self.tile(a, &layout);
+                self.parts(a)
+            }
+        };
         let mut sum = self.emit_one(Op::Constant { value: Literal::Float(0.0) }, vec![], acc_ty.clone());
         for pair in [[a_small, b_big], [a_big, b_small], [a_big, b_big]] {
             sum = self.start(warps, ends, pair, sum, &acc_ty);
@@ -105,10 +115,21 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    /// A tile [k, n] in a shared buffer that `wgmma` can read.
-    fn shared_along_k(&mut self, tile: Value) -> Value {
+    /// The parts of a loaded tile, made where it is loaded, if it is a first operand that a loop's products share.
+    pub(super) fn hold_parts(&mut self, v: Value) {
+        let numbers: usize = self.old.ty(v).shape().iter().product();
+        if 2 * numbers * size_of::<f32>() <= HELD_BYTES && self.homes.is_shared_by_a_loop(v) {
+            let tile = self.get_anywhere(v);
+            let (big, small) = self.parts(tile);
+            let parts = (self.shared_along(big, 1), self.shared_along(small, 1));
+            self.held.insert(v, parts);
+        }
+    }
+
+    /// A tile in a shared buffer that `wgmma` can read, as whose dimension `k` it takes K.
+    fn shared_along(&mut self, tile: Value, k: usize) -> Value {
         let shape = self.new.ty(tile).shape().to_vec();
-        let layout = self.intern(&along_k(&shape, 0));
+        let layout = self.intern(&along_k(&shape, k));
         self.emit_one(Op::LocalAlloc, vec![tile], Type::Shared { shape, elem: DType::F32, layout })
     }
 
