@@ -71,6 +71,19 @@ fn saturate(kind: &str, ty: &Ty, x: f64) -> u64 {
     }
 }
 
+/// Row and column of a warpgroup's product that register `r` of a thread holds.
+fn accumulator(thread: usize, r: usize) -> (usize, usize) {
+    let (row, col) = matrix::accumulator(thread % 32, r);
+    (row + 16 * (thread / 32), col)
+}
+
+/// `name, $n, number` of a sum.
+fn sum_of(operands: &str) -> Result<(&str, usize, u64), String> {
+    let wrong = || format!("a sum of an operand and a number was expected: {operands}");
+    let [name, base, units] = operands.split(", ").collect::<Vec<_>>()[..] else { return Err(wrong()) };
+    Ok((name, number(base), units.parse().map_err(|_| wrong())?))
+}
+
 /// `$n` of an assembly text: an output below `outputs`, else an argument.
 fn number(token: &str) -> usize {
     token
@@ -368,15 +381,11 @@ impl Block<'_> {
         let number_of =
             |bits: u64| value::float(if bytes == 4 { bits & matrix::TF32 } else { bits & 0xFFFF }, &element);
         let tied = constraints.get(n_out).is_some_and(|c| c == "0");
-        let place = |member: usize, r: usize| {
-            let (row, col) = matrix::accumulator(member % 32, r);
-            (row + 16 * (member / 32), col)
-        };
         let mut acc = vec![vec![0f32; n]; 64];
         if tied {
             for (m, &t) in members.iter().enumerate() {
                 for r in 0..n_out {
-                    let (row, col) = place(m, r);
+                    let (row, col) = accumulator(m, r);
                     acc[row][col] = match self.get(t, &args[r].1) {
                         Value::Pending(_, bits) => f32_of(bits),
                         v => f32_of(v.bits()?),
@@ -390,19 +399,14 @@ impl Block<'_> {
         let mut made: HashMap<&str, (usize, u64)> = HashMap::new();
         for step in text.trim_matches(['{', '}']).split(';') {
             if let Some(sum) = step.trim().strip_prefix("add.s64 ") {
-                let [name, base, units] = sum.split(", ").collect::<Vec<_>>()[..] else {
-                    return Err(format!("a sum of three operands: {sum}"));
-                };
-                made.insert(name, (number(base) - n_out, units.parse().map_err(|_| format!("a number: {units}"))?));
+                let (name, base, units) = sum_of(sum)?;
+                made.insert(name, (base - n_out, units));
             }
             if !step.contains("wgmma.mma_async") {
                 continue;
             }
             let descriptor = |this: &Self, name: &str| {
-                let (operand, units) = match made.get(name) {
-                    Some(&made) => made,
-                    None => (number(name) - n_out, 0),
-                };
+                let (operand, units) = made.get(name).copied().unwrap_or_else(|| (number(name) - n_out, 0));
                 Descriptor::decode(this.bits(members[0], &args[operand].1)? + units)
             };
             // Output list, a, b, scale, 1, 1, flags.
@@ -462,7 +466,7 @@ impl Block<'_> {
         for (m, &t) in members.iter().enumerate() {
             let list = (0..n_out)
                 .map(|r| {
-                    let (row, col) = place(m, r);
+                    let (row, col) = accumulator(m, r);
                     Value::Pending(number, u64::from(acc[row][col].to_bits()))
                 })
                 .collect();
