@@ -63,8 +63,7 @@ pub fn layer_norm_fwd<T: Float>(
     let mean_block = vector_block(mean, rows, mean_stride, first_row, rows_tile);
     let rstd_block = vector_block(rstd, rows, rstd_stride, first_row, rows_tile);
     if whole_rows {
-        // Read once: the L2 cache is left to what is written.
-        let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+        let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         let bt = load(b_block, boundary_check = [0], padding = zero).to::<f32>();
         let mu = sum(xt, axis = 1) / d.to::<f32>();
@@ -173,10 +172,8 @@ pub fn layer_norm_bwd<T: Float>(
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
             // With s taken into g, elements need fewer operations: for c = x − μ and v = s·g·w it is
             // ∂L/∂x = v − mean(v) − c · s² · mean(v·c).
-            // Read once, as in the forward pass.
-            let centered =
-                load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() - mu;
-            let g = load(g_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+            let centered = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu;
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let scaled = g * s;
             total_w += scaled * centered;
             total_b += g;

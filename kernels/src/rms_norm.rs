@@ -87,7 +87,7 @@ pub fn rms_norm_fwd<T: Float>(
             // Of no use in the L2 cache from now on, which is left to what is written.
             (load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>(), s)
         } else {
-            let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
+            let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             (xt, rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps))
         };
         store(rstd_block, s, boundary_check = [0]);
@@ -191,9 +191,8 @@ pub fn rms_norm_bwd<T: Float>(
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
             // With s taken into g, elements need five operations: for v = s·g·w it is ∂L/∂x = v − x · s² · mean(v·x).
-            // Read once: the L2 cache is left to what is written.
-            let xt = load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>();
-            let g = load(g_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() * s;
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
             total += g * xt;
             let v = g * wt;
             let slope = sum(v * xt, axis = 1, keep_dims = true) * (s * s * share);

@@ -24,6 +24,7 @@ use tilewright_runtime::prelude::*;
         Config(rows_tile = [2, 4, 8], d_tile = [1024, 2048], num_warps = 4),
         Config(rows_tile = [8, 16], d_tile = [512, 1024], num_warps = 8),
         Config(rows_tile = [1, 2], d_tile = [4096, 8192], num_warps = 4),
+        Config(rows_tile = 1, d_tile = 2048, num_warps = [8, 16]),
         Config(rows_tile = 16, d_tile = 256, num_warps = 4),
     ],
     key = [d, rows],
@@ -118,8 +119,7 @@ pub fn weighted_sum_bwd<T: Float>(
         let grad_x_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile);
         let g_block = vector_block(grad_y, rows, grad_y_stride, row, rows_tile);
         let g = load(g_block, boundary_check = [0], padding = zero).expand_dims(1);
-        // Read once: the L2 cache is left to what is written.
-        total += load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>() * g;
+        total += load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * g;
         store(grad_x_block.advance([0, column]), (g * wt).to::<T>(), boundary_check = [0, 1]);
     }
     let partial_strides = (partial_stride_program, partial_stride_d);

@@ -17,12 +17,15 @@ struct Variant {
     d: i64,
     causal: bool,
     precision: Precision,
+    /// Whether walks are cut into parts.
+    split: bool,
     config: Config,
 }
 
 impl Variant {
     fn what(&self) -> String {
-        format!("{} {} d={} causal={}: {}", self.autotune.def.name, self.dtype, self.d, self.causal, self.config)
+        let Variant { autotune, dtype, d, causal, split, config, .. } = self;
+        format!("{} {dtype} d={d} causal={causal} split={split}: {config}", autotune.def.name)
     }
 
     /// As a launch on dense tensors of large, even lengths records it.
@@ -40,6 +43,7 @@ impl Variant {
         constants.push(("causal", ConstValue::Bool(self.causal)));
         constants.push(("precision", self.precision.to_const()));
         constants.push((even, ConstValue::Bool(true)));
+        constants.push(("split", ConstValue::Bool(self.split)));
         let func = def.record(&[self.dtype], &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
         Ok((func, compile_options(&self.config)))
     }
@@ -59,14 +63,16 @@ fn attention_kernels() -> impl Iterator<Item = &'static Autotune> {
     AUTOTUNED.iter().copied().filter(|autotune| autotune.def.name.starts_with("flash_attention"))
 }
 
-/// `d`, `causal`, the type and the precision of a key.
-fn read_key(key: &str) -> (DType, i64, bool, Precision) {
+/// The type, `d`, `causal` and the precision of a key, and whether its walks are cut into parts: those of few programs of f32.
+fn read_key(key: &str) -> (DType, i64, bool, Precision, bool) {
     let value = |name: &str| {
         let word = key.split(',').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         word.unwrap_or_else(|| panic!("`{key}` has no {name}"))
     };
     let precision = Precision::from_name(value("precision")).unwrap();
-    (DType::from_name(value("T")).unwrap(), value("d").parse().unwrap(), value("causal").parse().unwrap(), precision)
+    let dtype = DType::from_name(value("T")).unwrap();
+    let split = dtype == DType::F32 && value("few") == "true" && key.contains("n_k<=2048");
+    (dtype, value("d").parse().unwrap(), value("causal").parse().unwrap(), precision, split)
 }
 
 /// What the tables have, and the defaults of these types and head dimensions.
@@ -74,14 +80,15 @@ fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
     let mut variants = Vec::new();
     for autotune in attention_kernels() {
         for (key, config) in autotune.shipped() {
-            let (dtype, d, causal, precision) = read_key(&key);
-            variants.push(Variant { autotune, dtype, d, causal, precision, config });
+            let (dtype, d, causal, precision, split) = read_key(&key);
+            variants.push(Variant { autotune, dtype, d, causal, precision, split, config });
         }
         for (&dtype, &d) in dtypes.iter().flat_map(|dtype| dims.iter().map(move |d| (dtype, d))) {
             let exact = if dtype == DType::F32 { Precision::Tf32x3 } else { Precision::Ieee };
             for (causal, few) in [(false, false), (true, false), (true, true)] {
                 let config = autotune.default_config(&problem(autotune, &[dtype], d, exact, few, arch));
-                variants.push(Variant { autotune, dtype, d, causal, precision: exact, config });
+                let split = dtype == DType::F32 && few;
+                variants.push(Variant { autotune, dtype, d, causal, precision: exact, split, config });
             }
         }
     }
@@ -101,6 +108,7 @@ fn problem<'a>(
         part("d", ConstValue::Int(d)),
         part("precision", precision.to_const()),
         part("few", ConstValue::Bool(few)),
+        part("n_k", ConstValue::Int(2048)),
     ];
     Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts }
 }
@@ -136,7 +144,7 @@ fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
     let tiles = |q: usize, k: usize, warps| Config::default().set("q_tile", q).set("k_tile", k).num_warps(warps);
     let found = |autotune, dtype, d, config| {
         let precision = Precision::Ieee;
-        excess(&Variant { autotune, dtype, d, causal: true, precision, config }, GpuArch::Sm90a)
+        excess(&Variant { autotune, dtype, d, causal: true, precision, split: false, config }, GpuArch::Sm90a)
     };
     for (autotune, dtype, d, config) in [
         (keys, DType::F32, 128, tiles(64, 128, 4)),

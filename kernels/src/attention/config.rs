@@ -71,19 +71,30 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
         true => tiles_by_warpgroups(pass, d),
         false => None,
     };
-    by_warpgroups.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+    // With walks in parts the usual tiles of these spill.
+    let in_parts = matches!(problem.target, Target::Nvptx(_))
+        && bytes == 4
+        && problem.get("few") == Some(true)
+        && problem.int("n_k") <= Some(4096);
+    let tiles = match (pass, d_tile(d)) {
+        (Pass::Keys, 128) if in_parts => Some(Tiles::new(32, 32, 8, 2)),
+        (Pass::Queries, 64) if in_parts => Some(Tiles::new(32, 64, 8, 2)),
+        _ => by_warpgroups,
+    };
+    tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
 }
 
 /// The tiles of tf32x3 on Hopper where programs are many: with their operands split once for a whole block, the products of
 /// warpgroups take half of the time. `None` where nobody has measured it, and where registers would spill.
 fn tiles_by_warpgroups(pass: Pass, d: usize) -> Option<Tiles> {
     let tiles = match (pass, d_tile(d)) {
-        (Pass::Forward, 64) => Tiles::new(64, 64, 8, 2),
+        (Pass::Forward, 64) => Tiles::new(64, 32, 4, 2),
+        (Pass::Forward, 128) if d <= 80 => Tiles::new(128, 32, 8, 2),
         (Pass::Forward, 128) => Tiles::new(64, 32, 8, 2),
         (Pass::Keys, 64) => in_turn(Tiles::new(32, 128, 8, 2)),
         // Wider ones spill.
         (Pass::Keys, 128) if d <= 80 => in_turn(Tiles::new(16, 64, 8, 2)),
-        (Pass::Queries, 64) => Tiles::new(64, 32, 8, 2),
+        (Pass::Queries, 64) => Tiles::new(128, 32, 8, 2),
         (Pass::Queries, 128) if d <= 80 => Tiles::new(64, 32, 4, 2),
         _ => return None,
     };
