@@ -1,10 +1,8 @@
-//! Attention from the host: checks, default tiles, launches.
+//! Attention from the host: checks, memory, and which kernels run in which order ([`super::passes`] launches them).
 
-use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
-use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
-use super::config::{Tiles, d_tile, few};
-use super::forward::FlashAttentionFwd;
-use super::parts::{AttentionJoin, AttentionSumParts, Parts, UNIT};
+use super::config::Tiles;
+use super::parts::Parts;
+use super::passes::{RowVectors, join, key_gradients, outputs, postprocess, preprocess, query_gradient, sum_parts};
 use crate::tensor::{self, FloatElement};
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
@@ -66,27 +64,27 @@ impl Options {
     }
 
     /// A launch whose tiles are not chosen yet.
-    fn untiled(&self) -> LaunchConfig {
+    pub(super) fn untiled(&self) -> LaunchConfig {
         LaunchConfig { stream: self.stream.clone(), ..LaunchConfig::new(0) }
     }
 
-    fn launch(&self, tiles: Tiles, grid: [usize; 3]) -> LaunchConfig {
+    pub(super) fn launch(&self, tiles: Tiles, grid: [usize; 3]) -> LaunchConfig {
         tiles.config().launch_config(&self.untiled(), grid)
     }
 }
 
 /// The sizes of one attention, checked.
 #[derive(Clone, Copy)]
-struct Sizes {
-    batch: usize,
-    heads: usize,
-    heads_kv: usize,
-    n_q: usize,
-    n_k: usize,
-    d: usize,
-    group: usize,
-    scale: f32,
-    precision: Precision,
+pub(super) struct Sizes {
+    pub batch: usize,
+    pub heads: usize,
+    pub heads_kv: usize,
+    pub n_q: usize,
+    pub n_k: usize,
+    pub d: usize,
+    pub group: usize,
+    pub scale: f32,
+    pub precision: Precision,
 }
 
 /// Largest number of rows: tile indices and causal differences stay far inside i32.
@@ -94,7 +92,7 @@ const MAX_ROWS: usize = 1 << 30;
 /// Largest head dimension: a tile holds a whole row.
 const MAX_D: usize = 256;
 
-fn mistake<X>(name: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Result<X> {
+pub(super) fn mistake<X>(name: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Result<X> {
     Err(Error::Argument { kernel: "attention".into(), name, expected: expected.into(), found: found.into() })
 }
 
@@ -185,24 +183,7 @@ pub fn forward_into<T: FloatElement>(
     let (mut part_o, rest) = workspace.split_at(shape.iter().product())?;
     let mut part_lse = rest.slice(..shape[..3].iter().product::<usize>())?;
     outputs(device, &s, [q, k, v], &mut of_parts(part_o.reborrow(), shape)?, &mut part_lse, parts, options)?;
-    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
-    let strides = o.strides();
-    AttentionJoin {
-        part_o: &part_o.as_view(),
-        part_lse: &part_lse.as_view(),
-        o: &mut o.data,
-        lse: &mut lse,
-        o_stride_batch: strides[0],
-        o_stride_head: strides[1],
-        o_stride_row: strides[2],
-        o_stride_dim: strides[3],
-        n_q: s.n_q as i32,
-        parts: parts.count as i32,
-        d: s.d,
-        d_tile: d_tile(s.d),
-        q_tile: ROW_TILES.q_tile,
-    }
-    .launch_with(device, &config)
+    join(device, &s, [part_o.as_view(), part_lse.as_view()], &mut o, &mut lse, parts, options)
 }
 
 /// What parts leave, dense in that shape. It is f32, as `T` is wherever there are parts.
@@ -210,83 +191,11 @@ fn of_parts<T: Element>(memory: ViewMut<f32>, shape: [usize; 4]) -> Result<Tenso
     TensorMut::dense(memory.of_type().expect("walks of f32 alone are cut into parts"), shape)
 }
 
-fn outputs<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
-    [q, k, v]: [Tensor<T>; 3],
-    o: &mut TensorMut<T>,
-    lse: &mut ViewMut<f32>,
-    parts: Parts,
-    options: &Options,
-) -> Result<()> {
-    let [q_strides, k_strides, v_strides, o_strides] = [q.strides(), k.strides(), v.strides(), o.strides()];
-    let mut args = FlashAttentionFwd {
-        q: &q.data,
-        k: &k.data,
-        v: &v.data,
-        o: &mut o.data,
-        lse,
-        q_stride_batch: q_strides[0],
-        q_stride_head: q_strides[1],
-        q_stride_row: q_strides[2],
-        q_stride_dim: q_strides[3],
-        k_stride_batch: k_strides[0],
-        k_stride_head: k_strides[1],
-        k_stride_row: k_strides[2],
-        k_stride_dim: k_strides[3],
-        v_stride_batch: v_strides[0],
-        v_stride_head: v_strides[1],
-        v_stride_row: v_strides[2],
-        v_stride_dim: v_strides[3],
-        o_stride_batch: o_strides[0],
-        o_stride_head: o_strides[1],
-        o_stride_row: o_strides[2],
-        o_stride_dim: o_strides[3],
-        n_q: s.n_q as i32,
-        n_k: s.n_k as i32,
-        scale: s.scale,
-        parts: parts.count as i32,
-        part_rows: parts.rows as i32,
-        d: s.d,
-        d_tile: d_tile(s.d),
-        q_tile: tuned(),
-        k_tile: tuned(),
-        group: s.group,
-        causal: options.causal,
-        even_keys: tuned(),
-        precision: s.precision,
-        few: few(s.batch * s.heads, s.n_q),
-        split: parts.split(),
-    };
-    let grid = |args: &mut FlashAttentionFwd<T>| {
-        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
-    };
-    match options.forward_tiles {
-        None => args.launch_tuned_with(device, &options.untiled(), grid),
-        Some(tiles) => {
-            expect_whole_tiles(tiles, parts)?;
-            args.set_configuration(&tiles.config())?;
-            let grid = grid(&mut args);
-            args.launch_with(device, &options.launch(tiles, grid))
-        }
-    }
-}
-
 fn expect_workspace(needed: usize, found: usize) -> Result<()> {
     if found >= needed {
         return Ok(());
     }
     mistake("workspace", format!("at least {needed} numbers"), format!("{found}"))
-}
-
-/// A part has whole tiles.
-fn expect_whole_tiles(tiles: Tiles, parts: Parts) -> Result<()> {
-    let Tiles { q_tile, k_tile, .. } = tiles;
-    if !parts.split() || [q_tile, k_tile].iter().all(|tile| UNIT.is_multiple_of(*tile)) {
-        return Ok(());
-    }
-    mistake("tiles", format!("tiles whose rows divide {UNIT}, for walks in parts"), format!("{q_tile} × {k_tile}"))
 }
 
 fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
@@ -420,255 +329,5 @@ pub fn backward_into<T: FloatElement>(
         }
         Backward::TwoPass => query_gradient(device, &s, saved, rows, &mut dq, of_queries, options),
         Backward::OnePass => postprocess(device, &s, dq_sum.as_view(), &mut dq, options),
-    }
-}
-
-/// What preprocessing makes of each query row.
-#[derive(Clone, Copy)]
-struct RowVectors<'a> {
-    lse2: View<'a, f32>,
-    delta: View<'a, f32>,
-}
-
-/// Tiles of the kernels before and after the products, which only read, sum and write.
-const ROW_TILES: Tiles = Tiles::new(32, 32, 4, 1);
-
-fn preprocess<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
-    o: Tensor<T>,
-    d_o: Tensor<T>,
-    lse: View<f32>,
-    delta: &mut ViewMut<f32>,
-    lse2: &mut ViewMut<f32>,
-    dq_sum: &mut ViewMut<f32>,
-    options: &Options,
-) -> Result<()> {
-    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
-    let [o_strides, d_o_strides] = [o.strides(), d_o.strides()];
-    FlashAttentionBwdPreprocess {
-        o: &o.data,
-        d_o: &d_o.data,
-        lse: &lse,
-        delta,
-        lse2,
-        dq_sum,
-        o_stride_batch: o_strides[0],
-        o_stride_head: o_strides[1],
-        o_stride_row: o_strides[2],
-        o_stride_dim: o_strides[3],
-        do_stride_batch: d_o_strides[0],
-        do_stride_head: d_o_strides[1],
-        do_stride_row: d_o_strides[2],
-        do_stride_dim: d_o_strides[3],
-        n_q: s.n_q as i32,
-        d: s.d,
-        d_tile: d_tile(s.d),
-        q_tile: ROW_TILES.q_tile,
-        one_pass: options.backward == Backward::OnePass,
-    }
-    .launch_with(device, &config)
-}
-
-fn postprocess<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
-    dq_sum: View<f32>,
-    dq: &mut TensorMut<T>,
-    options: &Options,
-) -> Result<()> {
-    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
-    let strides = dq.strides();
-    FlashAttentionBwdPostprocess {
-        dq_sum: &dq_sum,
-        dq: &mut dq.data,
-        dq_stride_batch: strides[0],
-        dq_stride_head: strides[1],
-        dq_stride_row: strides[2],
-        dq_stride_dim: strides[3],
-        n_q: s.n_q as i32,
-        scale: s.scale,
-        d: s.d,
-        d_tile: d_tile(s.d),
-        q_tile: ROW_TILES.q_tile,
-    }
-    .launch_with(device, &config)
-}
-
-/// A gradient from those of parts, which are dense.
-fn sum_parts<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
-    part_y: View<f32>,
-    y: &mut TensorMut<T>,
-    parts: Parts,
-    options: &Options,
-) -> Result<()> {
-    let ([_, heads, n, _], strides) = (y.shape(), y.strides());
-    let config = options.launch(ROW_TILES, [n.div_ceil(ROW_TILES.q_tile), heads, s.batch]);
-    AttentionSumParts {
-        part_y: &part_y,
-        y: &mut y.data,
-        y_stride_batch: strides[0],
-        y_stride_head: strides[1],
-        y_stride_row: strides[2],
-        y_stride_dim: strides[3],
-        n: n as i32,
-        parts: parts.count as i32,
-        d: s.d,
-        d_tile: d_tile(s.d),
-        row_tile: ROW_TILES.q_tile,
-    }
-    .launch_with(device, &config)
-}
-
-fn key_gradients<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
-    Saved { q, k, v, d_o, .. }: Saved<T>,
-    rows: RowVectors,
-    dk: &mut TensorMut<T>,
-    dv: &mut TensorMut<T>,
-    dq_sum: &mut ViewMut<f32>,
-    parts: Parts,
-    options: &Options,
-) -> Result<()> {
-    let [q_strides, k_strides, v_strides, d_o_strides, dk_strides, dv_strides] =
-        [q.strides(), k.strides(), v.strides(), d_o.strides(), dk.strides(), dv.strides()];
-    let mut args = FlashAttentionBwdDkdv {
-        q: &q.data,
-        k: &k.data,
-        v: &v.data,
-        d_o: &d_o.data,
-        lse2: &rows.lse2,
-        delta: &rows.delta,
-        dk: &mut dk.data,
-        dv: &mut dv.data,
-        dq_sum,
-        q_stride_batch: q_strides[0],
-        q_stride_head: q_strides[1],
-        q_stride_row: q_strides[2],
-        q_stride_dim: q_strides[3],
-        k_stride_batch: k_strides[0],
-        k_stride_head: k_strides[1],
-        k_stride_row: k_strides[2],
-        k_stride_dim: k_strides[3],
-        v_stride_batch: v_strides[0],
-        v_stride_head: v_strides[1],
-        v_stride_row: v_strides[2],
-        v_stride_dim: v_strides[3],
-        do_stride_batch: d_o_strides[0],
-        do_stride_head: d_o_strides[1],
-        do_stride_row: d_o_strides[2],
-        do_stride_dim: d_o_strides[3],
-        dk_stride_batch: dk_strides[0],
-        dk_stride_head: dk_strides[1],
-        dk_stride_row: dk_strides[2],
-        dk_stride_dim: dk_strides[3],
-        dv_stride_batch: dv_strides[0],
-        dv_stride_head: dv_strides[1],
-        dv_stride_row: dv_strides[2],
-        dv_stride_dim: dv_strides[3],
-        n_q: s.n_q as i32,
-        n_k: s.n_k as i32,
-        scale: s.scale,
-        parts: parts.count as i32,
-        part_rows: parts.rows as i32,
-        d: s.d,
-        d_tile: d_tile(s.d),
-        q_tile: tuned(),
-        k_tile: tuned(),
-        group: s.group,
-        causal: options.causal,
-        even_queries: tuned(),
-        even_keys: tuned(),
-        one_pass: options.backward == Backward::OnePass,
-        precision: s.precision,
-        few: few(s.batch * s.heads_kv, s.n_k),
-        split: parts.split(),
-    };
-    let grid = |args: &mut FlashAttentionBwdDkdv<T>| {
-        args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
-        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch * parts.count]
-    };
-    match options.key_tiles {
-        None => args.launch_tuned_with(device, &options.untiled(), grid),
-        Some(tiles) => {
-            expect_whole_tiles(tiles, parts)?;
-            args.set_configuration(&tiles.config())?;
-            let grid = grid(&mut args);
-            args.launch_with(device, &options.launch(tiles, grid))
-        }
-    }
-}
-
-fn query_gradient<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
-    Saved { q, k, v, d_o, .. }: Saved<T>,
-    rows: RowVectors,
-    dq: &mut TensorMut<T>,
-    parts: Parts,
-    options: &Options,
-) -> Result<()> {
-    let [q_strides, k_strides, v_strides, d_o_strides, dq_strides] =
-        [q.strides(), k.strides(), v.strides(), d_o.strides(), dq.strides()];
-    let mut args = FlashAttentionBwdDq {
-        q: &q.data,
-        k: &k.data,
-        v: &v.data,
-        d_o: &d_o.data,
-        lse2: &rows.lse2,
-        delta: &rows.delta,
-        dq: &mut dq.data,
-        q_stride_batch: q_strides[0],
-        q_stride_head: q_strides[1],
-        q_stride_row: q_strides[2],
-        q_stride_dim: q_strides[3],
-        k_stride_batch: k_strides[0],
-        k_stride_head: k_strides[1],
-        k_stride_row: k_strides[2],
-        k_stride_dim: k_strides[3],
-        v_stride_batch: v_strides[0],
-        v_stride_head: v_strides[1],
-        v_stride_row: v_strides[2],
-        v_stride_dim: v_strides[3],
-        do_stride_batch: d_o_strides[0],
-        do_stride_head: d_o_strides[1],
-        do_stride_row: d_o_strides[2],
-        do_stride_dim: d_o_strides[3],
-        dq_stride_batch: dq_strides[0],
-        dq_stride_head: dq_strides[1],
-        dq_stride_row: dq_strides[2],
-        dq_stride_dim: dq_strides[3],
-        n_q: s.n_q as i32,
-        n_k: s.n_k as i32,
-        scale: s.scale,
-        parts: parts.count as i32,
-        part_rows: parts.rows as i32,
-        d: s.d,
-        d_tile: d_tile(s.d),
-        q_tile: tuned(),
-        k_tile: tuned(),
-        group: s.group,
-        causal: options.causal,
-        even_keys: tuned(),
-        precision: s.precision,
-        few: few(s.batch * s.heads, s.n_q),
-        split: parts.split(),
-    };
-    let grid = |args: &mut FlashAttentionBwdDq<T>| {
-        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
-    };
-    match options.query_tiles {
-        None => args.launch_tuned_with(device, &options.untiled(), grid),
-        Some(tiles) => {
-            expect_whole_tiles(tiles, parts)?;
-            args.set_configuration(&tiles.config())?;
-            let grid = grid(&mut args);
-            args.launch_with(device, &options.launch(tiles, grid))
-        }
     }
 }

@@ -14,6 +14,7 @@ pub mod config;
 pub mod forward;
 mod launch;
 pub mod parts;
+mod passes;
 pub mod reference;
 
 pub use config::Tiles;

@@ -1,0 +1,363 @@
+//! Each kernel of an attention with its arguments: what [`super::launch`] has checked goes in.
+
+use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
+use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
+use super::config::{Tiles, d_tile, few};
+use super::forward::FlashAttentionFwd;
+use super::launch::{Backward, Options, Saved, Sizes, Tensor, TensorMut, mistake};
+use super::parts::{AttentionJoin, AttentionSumParts, Parts, UNIT};
+use crate::tensor::FloatElement;
+use tilewright_runtime::prelude::*;
+
+/// O and L, or those of each part.
+pub(super) fn outputs<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    [q, k, v]: [Tensor<T>; 3],
+    o: &mut TensorMut<T>,
+    lse: &mut ViewMut<f32>,
+    parts: Parts,
+    options: &Options,
+) -> Result<()> {
+    let [q_strides, k_strides, v_strides, o_strides] = [q.strides(), k.strides(), v.strides(), o.strides()];
+    let mut args = FlashAttentionFwd {
+        q: &q.data,
+        k: &k.data,
+        v: &v.data,
+        o: &mut o.data,
+        lse,
+        q_stride_batch: q_strides[0],
+        q_stride_head: q_strides[1],
+        q_stride_row: q_strides[2],
+        q_stride_dim: q_strides[3],
+        k_stride_batch: k_strides[0],
+        k_stride_head: k_strides[1],
+        k_stride_row: k_strides[2],
+        k_stride_dim: k_strides[3],
+        v_stride_batch: v_strides[0],
+        v_stride_head: v_strides[1],
+        v_stride_row: v_strides[2],
+        v_stride_dim: v_strides[3],
+        o_stride_batch: o_strides[0],
+        o_stride_head: o_strides[1],
+        o_stride_row: o_strides[2],
+        o_stride_dim: o_strides[3],
+        n_q: s.n_q as i32,
+        n_k: s.n_k as i32,
+        scale: s.scale,
+        parts: parts.count as i32,
+        part_rows: parts.rows as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: tuned(),
+        k_tile: tuned(),
+        group: s.group,
+        causal: options.causal,
+        even_keys: tuned(),
+        precision: s.precision,
+        few: few(s.batch * s.heads, s.n_q),
+        split: parts.split(),
+    };
+    let grid = |args: &mut FlashAttentionFwd<T>| {
+        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
+        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
+    };
+    match options.forward_tiles {
+        None => args.launch_tuned_with(device, &options.untiled(), grid),
+        Some(tiles) => {
+            expect_whole_tiles(tiles, parts)?;
+            args.set_configuration(&tiles.config())?;
+            let grid = grid(&mut args);
+            args.launch_with(device, &options.launch(tiles, grid))
+        }
+    }
+}
+
+/// O and L from those of parts, which are dense.
+pub(super) fn join<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    [part_o, part_lse]: [View<f32>; 2],
+    o: &mut TensorMut<T>,
+    lse: &mut ViewMut<f32>,
+    parts: Parts,
+    options: &Options,
+) -> Result<()> {
+    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
+    let strides = o.strides();
+    AttentionJoin {
+        part_o: &part_o,
+        part_lse: &part_lse,
+        o: &mut o.data,
+        lse,
+        o_stride_batch: strides[0],
+        o_stride_head: strides[1],
+        o_stride_row: strides[2],
+        o_stride_dim: strides[3],
+        n_q: s.n_q as i32,
+        parts: parts.count as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: ROW_TILES.q_tile,
+    }
+    .launch_with(device, &config)
+}
+
+/// A part has whole tiles.
+fn expect_whole_tiles(tiles: Tiles, parts: Parts) -> Result<()> {
+    let Tiles { q_tile, k_tile, .. } = tiles;
+    if !parts.split() || [q_tile, k_tile].iter().all(|tile| UNIT.is_multiple_of(*tile)) {
+        return Ok(());
+    }
+    mistake("tiles", format!("tiles whose rows divide {UNIT}, for walks in parts"), format!("{q_tile} × {k_tile}"))
+}
+
+/// What preprocessing makes of each query row.
+#[derive(Clone, Copy)]
+pub(super) struct RowVectors<'a> {
+    pub lse2: View<'a, f32>,
+    pub delta: View<'a, f32>,
+}
+
+/// Tiles of the kernels before and after the products, which only read, sum and write.
+const ROW_TILES: Tiles = Tiles::new(32, 32, 4, 1);
+
+pub(super) fn preprocess<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    o: Tensor<T>,
+    d_o: Tensor<T>,
+    lse: View<f32>,
+    delta: &mut ViewMut<f32>,
+    lse2: &mut ViewMut<f32>,
+    dq_sum: &mut ViewMut<f32>,
+    options: &Options,
+) -> Result<()> {
+    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
+    let [o_strides, d_o_strides] = [o.strides(), d_o.strides()];
+    FlashAttentionBwdPreprocess {
+        o: &o.data,
+        d_o: &d_o.data,
+        lse: &lse,
+        delta,
+        lse2,
+        dq_sum,
+        o_stride_batch: o_strides[0],
+        o_stride_head: o_strides[1],
+        o_stride_row: o_strides[2],
+        o_stride_dim: o_strides[3],
+        do_stride_batch: d_o_strides[0],
+        do_stride_head: d_o_strides[1],
+        do_stride_row: d_o_strides[2],
+        do_stride_dim: d_o_strides[3],
+        n_q: s.n_q as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: ROW_TILES.q_tile,
+        one_pass: options.backward == Backward::OnePass,
+    }
+    .launch_with(device, &config)
+}
+
+pub(super) fn postprocess<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    dq_sum: View<f32>,
+    dq: &mut TensorMut<T>,
+    options: &Options,
+) -> Result<()> {
+    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
+    let strides = dq.strides();
+    FlashAttentionBwdPostprocess {
+        dq_sum: &dq_sum,
+        dq: &mut dq.data,
+        dq_stride_batch: strides[0],
+        dq_stride_head: strides[1],
+        dq_stride_row: strides[2],
+        dq_stride_dim: strides[3],
+        n_q: s.n_q as i32,
+        scale: s.scale,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: ROW_TILES.q_tile,
+    }
+    .launch_with(device, &config)
+}
+
+/// A gradient from those of parts, which are dense.
+pub(super) fn sum_parts<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    part_y: View<f32>,
+    y: &mut TensorMut<T>,
+    parts: Parts,
+    options: &Options,
+) -> Result<()> {
+    let ([_, heads, n, _], strides) = (y.shape(), y.strides());
+    let config = options.launch(ROW_TILES, [n.div_ceil(ROW_TILES.q_tile), heads, s.batch]);
+    AttentionSumParts {
+        part_y: &part_y,
+        y: &mut y.data,
+        y_stride_batch: strides[0],
+        y_stride_head: strides[1],
+        y_stride_row: strides[2],
+        y_stride_dim: strides[3],
+        n: n as i32,
+        parts: parts.count as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        row_tile: ROW_TILES.q_tile,
+    }
+    .launch_with(device, &config)
+}
+
+pub(super) fn key_gradients<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    Saved { q, k, v, d_o, .. }: Saved<T>,
+    rows: RowVectors,
+    dk: &mut TensorMut<T>,
+    dv: &mut TensorMut<T>,
+    dq_sum: &mut ViewMut<f32>,
+    parts: Parts,
+    options: &Options,
+) -> Result<()> {
+    let [q_strides, k_strides, v_strides, d_o_strides, dk_strides, dv_strides] =
+        [q.strides(), k.strides(), v.strides(), d_o.strides(), dk.strides(), dv.strides()];
+    let mut args = FlashAttentionBwdDkdv {
+        q: &q.data,
+        k: &k.data,
+        v: &v.data,
+        d_o: &d_o.data,
+        lse2: &rows.lse2,
+        delta: &rows.delta,
+        dk: &mut dk.data,
+        dv: &mut dv.data,
+        dq_sum,
+        q_stride_batch: q_strides[0],
+        q_stride_head: q_strides[1],
+        q_stride_row: q_strides[2],
+        q_stride_dim: q_strides[3],
+        k_stride_batch: k_strides[0],
+        k_stride_head: k_strides[1],
+        k_stride_row: k_strides[2],
+        k_stride_dim: k_strides[3],
+        v_stride_batch: v_strides[0],
+        v_stride_head: v_strides[1],
+        v_stride_row: v_strides[2],
+        v_stride_dim: v_strides[3],
+        do_stride_batch: d_o_strides[0],
+        do_stride_head: d_o_strides[1],
+        do_stride_row: d_o_strides[2],
+        do_stride_dim: d_o_strides[3],
+        dk_stride_batch: dk_strides[0],
+        dk_stride_head: dk_strides[1],
+        dk_stride_row: dk_strides[2],
+        dk_stride_dim: dk_strides[3],
+        dv_stride_batch: dv_strides[0],
+        dv_stride_head: dv_strides[1],
+        dv_stride_row: dv_strides[2],
+        dv_stride_dim: dv_strides[3],
+        n_q: s.n_q as i32,
+        n_k: s.n_k as i32,
+        scale: s.scale,
+        parts: parts.count as i32,
+        part_rows: parts.rows as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: tuned(),
+        k_tile: tuned(),
+        group: s.group,
+        causal: options.causal,
+        even_queries: tuned(),
+        even_keys: tuned(),
+        one_pass: options.backward == Backward::OnePass,
+        precision: s.precision,
+        few: few(s.batch * s.heads_kv, s.n_k),
+        split: parts.split(),
+    };
+    let grid = |args: &mut FlashAttentionBwdDkdv<T>| {
+        args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
+        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
+        [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch * parts.count]
+    };
+    match options.key_tiles {
+        None => args.launch_tuned_with(device, &options.untiled(), grid),
+        Some(tiles) => {
+            expect_whole_tiles(tiles, parts)?;
+            args.set_configuration(&tiles.config())?;
+            let grid = grid(&mut args);
+            args.launch_with(device, &options.launch(tiles, grid))
+        }
+    }
+}
+
+pub(super) fn query_gradient<T: FloatElement>(
+    device: &Device,
+    s: &Sizes,
+    Saved { q, k, v, d_o, .. }: Saved<T>,
+    rows: RowVectors,
+    dq: &mut TensorMut<T>,
+    parts: Parts,
+    options: &Options,
+) -> Result<()> {
+    let [q_strides, k_strides, v_strides, d_o_strides, dq_strides] =
+        [q.strides(), k.strides(), v.strides(), d_o.strides(), dq.strides()];
+    let mut args = FlashAttentionBwdDq {
+        q: &q.data,
+        k: &k.data,
+        v: &v.data,
+        d_o: &d_o.data,
+        lse2: &rows.lse2,
+        delta: &rows.delta,
+        dq: &mut dq.data,
+        q_stride_batch: q_strides[0],
+        q_stride_head: q_strides[1],
+        q_stride_row: q_strides[2],
+        q_stride_dim: q_strides[3],
+        k_stride_batch: k_strides[0],
+        k_stride_head: k_strides[1],
+        k_stride_row: k_strides[2],
+        k_stride_dim: k_strides[3],
+        v_stride_batch: v_strides[0],
+        v_stride_head: v_strides[1],
+        v_stride_row: v_strides[2],
+        v_stride_dim: v_strides[3],
+        do_stride_batch: d_o_strides[0],
+        do_stride_head: d_o_strides[1],
+        do_stride_row: d_o_strides[2],
+        do_stride_dim: d_o_strides[3],
+        dq_stride_batch: dq_strides[0],
+        dq_stride_head: dq_strides[1],
+        dq_stride_row: dq_strides[2],
+        dq_stride_dim: dq_strides[3],
+        n_q: s.n_q as i32,
+        n_k: s.n_k as i32,
+        scale: s.scale,
+        parts: parts.count as i32,
+        part_rows: parts.rows as i32,
+        d: s.d,
+        d_tile: d_tile(s.d),
+        q_tile: tuned(),
+        k_tile: tuned(),
+        group: s.group,
+        causal: options.causal,
+        even_keys: tuned(),
+        precision: s.precision,
+        few: few(s.batch * s.heads, s.n_q),
+        split: parts.split(),
+    };
+    let grid = |args: &mut FlashAttentionBwdDq<T>| {
+        args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
+        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
+    };
+    match options.query_tiles {
+        None => args.launch_tuned_with(device, &options.untiled(), grid),
+        Some(tiles) => {
+            expect_whole_tiles(tiles, parts)?;
+            args.set_configuration(&tiles.config())?;
+            let grid = grid(&mut args);
+            args.launch_with(device, &options.launch(tiles, grid))
+        }
+    }
+}
