@@ -21,7 +21,7 @@ use tilewright_runtime::prelude::*;
 /// `few` says that programs are few (`config::few`): the code is the same, but tuning tells such problems apart.
 ///
 /// With `split`, each walk over keys is cut into `parts` of `part_rows` keys, a program for each: entry b · parts + p of o and
-/// lse is what part p of the keys gives batch entry b, and [`attention_join`](super::parts) makes one result of them.
+/// lse is what part p of the keys gives batch entry b, and [`flash_attention_fwd_join`](super::parts) makes one result of them.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · parts). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
 /// `k_tile`. `scale` is positive.

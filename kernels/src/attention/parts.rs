@@ -49,7 +49,7 @@ impl Parts {
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch).
 #[kernel]
-pub fn attention_join<T: Float>(
+pub fn flash_attention_fwd_join<T: Float>(
     part_o: In<f32>,
     part_lse: In<f32>,
     o: Out<T>,
@@ -106,7 +106,7 @@ pub fn attention_join<T: Float>(
 ///
 /// Grid: (⌈n / row_tile⌉, heads, batch).
 #[kernel]
-pub fn attention_sum_parts<T: Float>(
+pub fn flash_attention_bwd_join<T: Float>(
     part_y: In<f32>,
     y: Out<T>,
     y_stride_batch: i64,

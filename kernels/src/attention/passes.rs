@@ -5,7 +5,7 @@ use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPrepro
 use super::config::{Tiles, d_tile, few};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Backward, Options, Saved, Sizes, Tensor, TensorMut, mistake};
-use super::parts::{AttentionJoin, AttentionSumParts, Parts, UNIT};
+use super::parts::{FlashAttentionBwdJoin, FlashAttentionFwdJoin, Parts, UNIT};
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
@@ -85,7 +85,7 @@ pub(super) fn join<T: FloatElement>(
 ) -> Result<()> {
     let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
     let strides = o.strides();
-    AttentionJoin {
+    FlashAttentionFwdJoin {
         part_o: &part_o,
         part_lse: &part_lse,
         o: &mut o.data,
@@ -195,7 +195,7 @@ pub(super) fn sum_parts<T: FloatElement>(
 ) -> Result<()> {
     let ([_, heads, n, _], strides) = (y.shape(), y.strides());
     let config = options.launch(ROW_TILES, [n.div_ceil(ROW_TILES.q_tile), heads, s.batch]);
-    AttentionSumParts {
+    FlashAttentionBwdJoin {
         part_y: &part_y,
         y: &mut y.data,
         y_stride_batch: strides[0],

@@ -7,7 +7,7 @@ use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::backward_rows::{FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
-use tilewright::kernels::attention::parts::{ATTENTION_JOIN, ATTENTION_SUM_PARTS};
+use tilewright::kernels::attention::parts::{FLASH_ATTENTION_BWD_JOIN, FLASH_ATTENTION_FWD_JOIN};
 use tilewright::prelude::Precision;
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
 use tilewright_tests::consts;
@@ -351,7 +351,7 @@ fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, usi
     let mut consts = common(form, &case, tiles);
     consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
-    interpret(form, &ATTENTION_JOIN, &[case.dtype], &consts, programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_FWD_JOIN, &[case.dtype], &consts, programs, &mut args);
     case.check("o", &o, &expected.o);
     case.check_lse(&lse, &expected.lse);
 }
@@ -401,7 +401,7 @@ fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, us
         consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
         consts.extend_from_slice(consts! { row_tile = 32usize });
         let programs = grid([shape[2].div_ceil(32), shape[1], shape[0]]);
-        interpret(form, &ATTENTION_SUM_PARTS, &[case.dtype], &consts, programs, &mut args);
+        interpret(form, &FLASH_ATTENTION_BWD_JOIN, &[case.dtype], &consts, programs, &mut args);
         case.check(name, &y, expected);
     }
 }
