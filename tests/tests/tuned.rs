@@ -43,7 +43,7 @@ impl Variant {
         constants.push(("causal", ConstValue::Bool(self.causal)));
         constants.push(("precision", self.precision.to_const()));
         constants.push((even, ConstValue::Bool(true)));
-        constants.push(("split", ConstValue::Bool(self.split)));
+        constants.push(("part_rows", ConstValue::Int(if self.split { 256 } else { 0 })));
         let func = def.record(&[self.dtype], &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
         Ok((func, compile_options(&self.config)))
     }

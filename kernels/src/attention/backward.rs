@@ -23,9 +23,10 @@ use tilewright_runtime::prelude::*;
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ then are left operands of the products that sum up
 /// dV and dK. Query heads of a group share keys, so the program walks over all of them.
 ///
-/// `few` and `split` are as in the forward pass: entry b · parts + p of dk and dv is what `part_rows` queries add.
+/// `few` and `part_rows` are as in the forward pass: entry b · P + p of dk and dv, P = ⌈n_q / part_rows⌉, is what part p of the
+/// queries adds.
 ///
-/// Grid: (⌈n_k / k_tile⌉, heads / group, batch · parts). `even_queries` promises that n_q is a multiple of `q_tile`, `even_keys` that
+/// Grid: (⌈n_k / k_tile⌉, heads / group, batch · P). `even_queries` promises that n_q is a multiple of `q_tile`, `even_keys` that
 /// n_k is one of `k_tile`, which matters to `one_pass` alone. Queries beyond n_q read as zeros, which add nothing; keys beyond
 /// n_k get gradients that nobody stores: only the diagonal, and dQ, need a mask.
 #[autotune(
@@ -101,8 +102,6 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
-    #[no_specialize] parts: i32,
-    #[no_specialize] part_rows: i32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -114,10 +113,10 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     #[constexpr = false] one_pass: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] few: bool,
-    #[constexpr = false] split: bool,
+    #[constexpr = 0] part_rows: usize,
 ) {
     let (kv_head, entry) = (program_id(1), program_id(2));
-    let (batch, part) = part_of(entry, parts, split);
+    let (batch, part) = part_of(entry, n_q, part_rows);
     let first_key = program_id(0) * k_tile;
     let padded = d != d_tile;
     let scale2 = scale * std::f32::consts::LOG2_E;
@@ -148,7 +147,7 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     if causal {
         first_tile = minimum(maximum(first_key - (n_k - n_q), 0) / q_tile, tiles);
     }
-    let (first_tile, tiles) = tiles_of_part(part, part_rows, first_tile, tiles, q_tile, split);
+    let (first_tile, tiles) = tiles_of_part(part, part_rows, first_tile, tiles, q_tile);
     // Rows of L and D then start at multiples of 16 bytes, as bulk copies want them.
     let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
     for member in range(0, group) {
@@ -227,9 +226,9 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
 
 /// dQ: a program per tile of queries walks over the keys that they see, as the forward pass does.
 ///
-/// `few` and `split` are as in the forward pass: entry b · parts + p of dq is what `part_rows` keys add.
+/// `few` and `part_rows` are as in the forward pass: entry b · P + p of dq, P = ⌈n_k / part_rows⌉, is what part p of the keys adds.
 ///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch · parts). `even_keys` promises that n_k is a multiple of `k_tile`.
+/// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `even_keys` promises that n_k is a multiple of `k_tile`.
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
@@ -297,8 +296,6 @@ pub fn flash_attention_bwd_dq<T: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
-    #[no_specialize] parts: i32,
-    #[no_specialize] part_rows: i32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -308,16 +305,16 @@ pub fn flash_attention_bwd_dq<T: Float>(
     #[constexpr = false] even_keys: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] few: bool,
-    #[constexpr = false] split: bool,
+    #[constexpr = 0] part_rows: usize,
 ) {
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
-    let (batch, part) = part_of(entry, parts, split);
+    let (batch, part) = part_of(entry, n_k, part_rows);
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
     let seen = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-    let (first_tile, tiles) = tiles_of_part(part, part_rows, scalar::<i32>(0), seen, k_tile, split);
+    let (first_tile, tiles) = tiles_of_part(part, part_rows, scalar::<i32>(0), seen, k_tile);
     let scale2 = scale * std::f32::consts::LOG2_E;
     let q_block = make_block_ptr(
         q + (batch * q_stride_batch + head * q_stride_head),

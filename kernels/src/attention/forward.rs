@@ -20,10 +20,11 @@ use tilewright_runtime::prelude::*;
 ///
 /// `few` says that programs are few (`config::few`): the code is the same, but tuning tells such problems apart.
 ///
-/// With `split`, each walk over keys is cut into `parts` of `part_rows` keys, a program for each: entry b · parts + p of o and
-/// lse is what part p of the keys gives batch entry b, and [`flash_attention_fwd_join`](super::parts) makes one result of them.
+/// With `part_rows` above 0, each walk over keys is cut into parts of so many keys, P = ⌈n_k / part_rows⌉, a program for each: entry
+/// b · P + p of o and lse is what part p of the keys gives batch entry b, and [`flash_attention_fwd_join`](super::parts) makes one
+/// result of them.
 ///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch · parts). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
+/// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
 /// `k_tile`. `scale` is positive.
 ///
 /// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler gives them a loop of their own
@@ -91,8 +92,6 @@ pub fn flash_attention_fwd<T: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
-    #[no_specialize] parts: i32,
-    #[no_specialize] part_rows: i32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -102,17 +101,17 @@ pub fn flash_attention_fwd<T: Float>(
     #[constexpr = false] even_keys: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] few: bool,
-    #[constexpr = false] split: bool,
+    #[constexpr = 0] part_rows: usize,
 ) {
     // Under a causal mask the last query tiles have the most work: they start first.
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
-    let (batch, part) = part_of(entry, parts, split);
+    let (batch, part) = part_of(entry, n_k, part_rows);
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
     let seen = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-    let (first_tile, tiles) = tiles_of_part(part, part_rows, scalar::<i32>(0), seen, k_tile, split);
+    let (first_tile, tiles) = tiles_of_part(part, part_rows, scalar::<i32>(0), seen, k_tile);
 
     let q_block = make_block_ptr(
         q + (batch * q_stride_batch + head * q_stride_head),
@@ -229,23 +228,27 @@ pub(super) fn key_tiles(
     cdiv(seen, k_tile)
 }
 
-/// The batch entry and the part of its walk that an entry of the grid's third axis is.
+/// The batch entry and the part of its walk, over `walked` rows, that an entry of the grid's third axis is.
 #[device_fn]
-pub(super) fn part_of(entry: Scalar<i32>, parts: Scalar<i32>, split: bool) -> (Scalar<i32>, Scalar<i32>) {
-    if split { (entry / parts, entry % parts) } else { (entry, scalar::<i32>(0)) }
+pub(super) fn part_of(entry: Scalar<i32>, walked: Scalar<i32>, part_rows: usize) -> (Scalar<i32>, Scalar<i32>) {
+    if part_rows > 0 {
+        let parts = cdiv(walked, part_rows);
+        (entry / parts, entry % parts)
+    } else {
+        (entry, scalar::<i32>(0))
+    }
 }
 
 /// Which of the tiles `first..last` lie in a part of `part_rows` rows: from the first one of these up to, but without, the second.
 #[device_fn]
 pub(super) fn tiles_of_part(
     part: Scalar<i32>,
-    part_rows: Scalar<i32>,
+    part_rows: usize,
     first: Scalar<i32>,
     last: Scalar<i32>,
     tile: usize,
-    split: bool,
 ) -> (Scalar<i32>, Scalar<i32>) {
-    if split {
+    if part_rows > 0 {
         let each = part_rows / tile;
         let begin = minimum(maximum(first, part * each), last);
         (begin, maximum(begin, minimum(last, (part + 1) * each)))

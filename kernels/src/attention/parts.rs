@@ -11,11 +11,11 @@ use tilewright_runtime::prelude::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
     pub count: usize,
-    /// Rows of each part but the last: a multiple of [`UNIT`].
+    /// Rows of each part but the last: a power of two, at least [`UNIT`]; 0 where walks are whole.
     pub rows: usize,
 }
 
-/// Rows of a part are a multiple of this, and so of every tile.
+/// The fewest rows of a part, a multiple of every tile's.
 pub(super) const UNIT: usize = 256;
 
 impl Parts {
@@ -30,7 +30,8 @@ impl Parts {
         const ENOUGH: usize = 128;
         let programs = (heads * rows.div_ceil(64)).max(1);
         let usual = if programs < ENOUGH { PROGRAMS / programs } else { 1 };
-        let rows = walked.div_ceil(wanted.unwrap_or(usual).max(1)).next_multiple_of(UNIT);
+        // Few different ones: each is another variant of a kernel.
+        let rows = walked.div_ceil(wanted.unwrap_or(usual).max(1)).next_power_of_two().max(UNIT);
         match walked.div_ceil(rows.max(1)) {
             0 | 1 => Parts::WHOLE,
             count => Parts { count, rows },

@@ -45,8 +45,6 @@ pub(super) fn outputs<T: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
-        parts: parts.count as i32,
-        part_rows: parts.rows as i32,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -56,7 +54,7 @@ pub(super) fn outputs<T: FloatElement>(
         even_keys: tuned(),
         precision: s.precision,
         few: few(s.batch * s.heads, s.n_q),
-        split: parts.split(),
+        part_rows: parts.rows,
     };
     let grid = |args: &mut FlashAttentionFwd<T>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
@@ -261,8 +259,6 @@ pub(super) fn key_gradients<T: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
-        parts: parts.count as i32,
-        part_rows: parts.rows as i32,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -274,7 +270,7 @@ pub(super) fn key_gradients<T: FloatElement>(
         one_pass: options.backward == Backward::OnePass,
         precision: s.precision,
         few: few(s.batch * s.heads_kv, s.n_k),
-        split: parts.split(),
+        part_rows: parts.rows,
     };
     let grid = |args: &mut FlashAttentionBwdDkdv<T>| {
         args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
@@ -334,8 +330,6 @@ pub(super) fn query_gradient<T: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
-        parts: parts.count as i32,
-        part_rows: parts.rows as i32,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -345,7 +339,7 @@ pub(super) fn query_gradient<T: FloatElement>(
         even_keys: tuned(),
         precision: s.precision,
         few: few(s.batch * s.heads, s.n_q),
-        split: parts.split(),
+        part_rows: parts.rows,
     };
     let grid = |args: &mut FlashAttentionBwdDq<T>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));

@@ -66,10 +66,10 @@ fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
     tensors.into_iter().chain(strides.into_iter().map(Arg::from)).chain(numbers).collect()
 }
 
-/// What the kernels with products want: lengths, the scale, and walks of one part.
+/// What the kernels with products want: lengths and the scale.
 fn numbers(case: &Case) -> Vec<Arg<'static>> {
     let p = &case.problem;
-    vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale), 1.into(), 0.into()]
+    vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)]
 }
 
 fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
@@ -314,16 +314,9 @@ fn poisoned_parts(parts: usize, [batch, heads, n, d]: [usize; 4]) -> HostTensor 
     HostTensor::poisoned(DType::F32, &[batch * parts, heads, n, d], &[heads * n * d, n * d, d, 1])
 }
 
-/// Lengths, the scale, and walks of so many parts with so many rows.
-fn numbers_of_parts(case: &Case, (parts, rows): (usize, usize)) -> Vec<Arg<'static>> {
-    let mut list = numbers(case);
-    list.truncate(3);
-    list.extend([parts.into(), rows.into()]);
-    list
-}
-
-fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, usize)) {
-    let (p, (parts, _)) = (&case.problem, cut);
+fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usize) {
+    let p = &case.problem;
+    let parts = p.n_k.div_ceil(part_rows);
     let (inputs, shape) = (case.inputs(), case.query_shape());
     let expected = case.expected(&inputs);
     let mut part_o = poisoned_parts(parts, shape);
@@ -335,10 +328,11 @@ fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, usi
         Arg::Out(&mut part_o),
         Arg::Out(&mut part_lse),
     ];
-    let mut args = arguments(tensors, numbers_of_parts(&case, cut));
-    let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    let mut args = arguments(tensors, numbers(&case));
+    let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    consts.extend_from_slice(consts! { part_rows = part_rows });
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts]);
-    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype], &with(consts, "split", true), programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype], &consts, programs, &mut args);
 
     let (mut o, mut lse) = (case.poisoned(shape), poisoned_rows(expected.lse.len()));
     let numbers = vec![p.n_q.into(), parts.into()];
@@ -357,8 +351,9 @@ fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, usi
 }
 
 /// dK, dV and dQ, each of walks in parts.
-fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, usize)) {
-    let (p, (parts, _)) = (&case.problem, cut);
+fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usize) {
+    let p = &case.problem;
+    let (parts_of_keys, parts_of_queries) = (p.n_q.div_ceil(part_rows), p.n_k.div_ceil(part_rows));
     let inputs = case.inputs();
     let Inputs { q, k, v, d_o } = &inputs;
     let expected = case.expected(&inputs);
@@ -368,30 +363,30 @@ fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, cut: (usize, us
     let delta: Vec<f64> = dots.chunks(p.d).map(|row| row.iter().sum()).collect();
     let [lse2, delta] = [lse2, delta].map(|values| HostTensor::of(DType::F32, &[rows], &[1], &values));
     let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
-    let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
-    let consts = with(consts, "split", true);
+    let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    consts.extend_from_slice(consts! { part_rows = part_rows });
 
     let (key_shape, query_shape) = (case.key_shape(), case.query_shape());
-    let [mut dk, mut dv] = [0, 1].map(|_| poisoned_parts(parts, key_shape));
-    let mut dq = poisoned_parts(parts, query_shape);
+    let [mut dk, mut dv] = [0, 1].map(|_| poisoned_parts(parts_of_keys, key_shape));
+    let mut dq = poisoned_parts(parts_of_queries, query_shape);
     let mut unused = poisoned_rows(0);
     let mut tensors = read();
     tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut unused)]);
-    let mut args = arguments(tensors, numbers_of_parts(&case, cut));
+    let mut args = arguments(tensors, numbers(&case));
     let of_keys = with(consts.clone(), "even_queries", p.n_q.is_multiple_of(tiles.q));
-    let programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch * parts]);
+    let programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch * parts_of_keys]);
     interpret(form, &FLASH_ATTENTION_BWD_DKDV, &[case.dtype], &of_keys, programs, &mut args);
     let mut tensors = read();
     tensors.push(Arg::Out(&mut dq));
-    let mut args = arguments(tensors, numbers_of_parts(&case, cut));
-    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts]);
+    let mut args = arguments(tensors, numbers(&case));
+    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts_of_queries]);
     interpret(form, &FLASH_ATTENTION_BWD_DQ, &[case.dtype], &consts, programs, &mut args);
 
     let gradients = &expected.gradients;
-    for (name, all, shape, expected) in [
-        ("dk", &dk, key_shape, &gradients.dk),
-        ("dv", &dv, key_shape, &gradients.dv),
-        ("dq", &dq, query_shape, &gradients.dq),
+    for (name, all, parts, shape, expected) in [
+        ("dk", &dk, parts_of_keys, key_shape, &gradients.dk),
+        ("dv", &dv, parts_of_keys, key_shape, &gradients.dv),
+        ("dq", &dq, parts_of_queries, query_shape, &gradients.dq),
     ] {
         let mut y = case.poisoned(shape);
         let strides = y.strides.clone();
@@ -417,8 +412,8 @@ fn walks_in_parts() {
         Case::new(50, 150, 16).heads(2, 4, 2).causal().dtype(DType::F32),
     ] {
         for form in FORMS {
-            check_forward_in_parts(form, case, tiles, (3, 64));
-            check_backward_in_parts(form, case, tiles, (3, 64));
+            check_forward_in_parts(form, case, tiles, 64);
+            check_backward_in_parts(form, case, tiles, 64);
         }
     }
 }
