@@ -58,7 +58,8 @@ pub fn largest_error<T: Number>(precision: Option<Precision>) -> f64 {
 }
 
 fn check_small<T: Number>(step: &Step<T>, problem: Problem, options: &Options) -> Result<f64, Trouble> {
-    let mut small = Attention::<T>::new(step.device(), problem)?.accept_up_to(largest_error::<T>(options.precision));
+    let small = Attention::<T>::new(step.device(), problem)?.cut_as(step.attention.problem());
+    let mut small = small.accept_up_to(largest_error::<T>(options.precision));
     let expected = small.expected()?;
     small.forward(options)?;
     small.backward(options)?;

@@ -249,6 +249,7 @@ pub(super) fn tiles_of_part(
     tile: usize,
 ) -> (Scalar<i32>, Scalar<i32>) {
     if part_rows > 0 {
+        static_assert(part_rows.is_multiple_of(tile), "the rows of a part are a multiple of a tile's");
         let each = part_rows / tile;
         let begin = minimum(maximum(first, part * each), last);
         (begin, maximum(begin, minimum(last, (part + 1) * each)))

@@ -41,8 +41,8 @@ pub struct Options {
     pub query_tiles: Option<Tiles>,
     /// How the backward pass makes dQ.
     pub backward: Backward,
-    /// In how many parts each walk over keys or queries is cut, of f32 alone; by default in more than one on a GPU that has
-    /// few programs otherwise. A part has at least 256 rows.
+    /// In how many parts, at most, each walk over keys or queries is cut, of f32 alone; by default in more than one on a GPU
+    /// that has few programs otherwise. All parts but the last have the same number of rows, a power of two from 256 on.
     pub parts: Option<usize>,
     /// Where launches queue; the device's own stream by default.
     pub stream: Option<Stream>,

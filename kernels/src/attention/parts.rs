@@ -21,15 +21,14 @@ pub(super) const UNIT: usize = 256;
 impl Parts {
     pub const WHOLE: Parts = Parts { count: 1, rows: 0 };
 
-    /// For `heads` walks (of all batch entries) over `walked` rows for each tile of `rows`; with `wanted`, as many parts if there
-    /// are enough rows.
+    /// For `heads` walks (of all batch entries) over `walked` rows for each tile of `rows`; with `wanted`, at most so many parts.
     pub fn new(heads: usize, rows: usize, walked: usize, wanted: Option<usize>) -> Parts {
         /// Programs that keep a large GPU busy to the end of the longest walk, where each has a tile of 64 rows.
         const PROGRAMS: usize = 512;
-        /// As many have a multiprocessor each: 8192 rows of one head are 5 to 20 % slower in parts.
-        const ENOUGH: usize = 128;
+        /// More keep half of such a GPU busy: 128, of 8192 rows of one head, are 5 to 20 % slower in parts.
+        const FEW: usize = 64;
         let programs = (heads * rows.div_ceil(64)).max(1);
-        let usual = if programs < ENOUGH { PROGRAMS / programs } else { 1 };
+        let usual = if programs <= FEW { PROGRAMS / programs } else { 1 };
         // Few different ones: each is another variant of a kernel.
         let rows = walked.div_ceil(wanted.unwrap_or(usual).max(1)).next_power_of_two().max(UNIT);
         match walked.div_ceil(rows.max(1)) {
@@ -141,4 +140,29 @@ pub fn flash_attention_bwd_join<T: Float>(
         order = [1, 0],
     );
     store(y_block, total.to::<T>(), boundary_check = checked(true, padded));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_long_walks_are_cut() {
+        let cut = |heads, rows, walked, wanted| {
+            let Parts { count, rows } = Parts::new(heads, rows, walked, wanted);
+            (count, rows)
+        };
+        assert_eq!([512, 2048, 4096].map(|n| cut(1, n, n, None)), [(2, 256), (8, 256), (8, 512)]);
+        // Enough programs, walks of one part, and nothing to walk over.
+        assert_eq!([4097, 256, 0].map(|n| cut(1, n, n, None)), [(1, 0); 3]);
+        assert_eq!((cut(3, 2048, 2048, None), cut(1, 0, 0, None), cut(0, 64, 600, None)), ((1, 0), (1, 0), (3, 256)));
+        assert_eq!(
+            [1, 2, 3, 100].map(|wanted| cut(64, 1024, 1024, Some(wanted))),
+            [(1, 0), (2, 512), (2, 512), (4, 256)]
+        );
+        for walked in [1, 255, 257, 1000, 100_000] {
+            let Parts { count, rows } = Parts::new(1, 64, walked, None);
+            assert!(count == 1 || (count - 1) * rows < walked && walked <= count * rows, "{walked}: {count} × {rows}");
+        }
+    }
 }

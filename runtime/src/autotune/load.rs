@@ -135,15 +135,15 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
     receiver
 }
 
-/// Whether a compiled candidate is worth a run.
-pub(super) fn fits(kernel: &CompiledKernel) -> Result<(), String> {
+/// Whether a compiled candidate is worth a run. Registers that spill speak against all but the default, which others are held against.
+pub(super) fn fits(kernel: &CompiledKernel, is_default: bool) -> Result<(), String> {
     let arena = kernel.manifest().arena_bytes;
     match kernel.resources() {
         Some(resources) if resources.blocks_per_processor == 0 => {
             Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
         }
-        Some(resources) if resources.local_bytes > 0 => {
-            Err(format!("{} bytes of registers spill per thread", resources.local_bytes))
+        Some(resources) if resources.local_bytes > 0 && !is_default => {
+            Err(format!("{} bytes of registers spill per thread, or lie in local memory", resources.local_bytes))
         }
         None if arena > MAX_ARENA_BYTES => {
             Err(format!("a program needs {arena} bytes of scratch memory, above {MAX_ARENA_BYTES}"))

@@ -218,7 +218,8 @@ impl Run<'_> {
             };
             open -= 1;
             default_is_open &= index != 0;
-            match result.and_then(|kernel| kernel.map(|kernel| fits(&kernel).map(|()| kernel)).transpose()) {
+            let fitting = |kernel| fits(&kernel, index == 0).map(|()| kernel);
+            match result.and_then(|kernel| kernel.map(fitting).transpose()) {
                 Ok(Some(kernel)) => {
                     gate.anything.store(true, Ordering::Relaxed);
                     self.trials[index].kernel = Some(kernel);

@@ -119,7 +119,7 @@ struct Choice {
 
 impl<'a, T: Number> Bench<'a, T> {
     fn new(arguments: &'a Arguments, device: &'a Device, problem: Problem) -> Result<Bench<'a, T>> {
-        let small = Attention::new(device, small(&problem))?;
+        let small = Attention::new(device, small(&problem))?.cut_as(&problem);
         let expected = small.expected()?;
         Ok(Bench { arguments, device, problem, full: Attention::new(device, problem)?, small, expected })
     }

@@ -1,5 +1,7 @@
 //! An attention's buffers on a device, and the checks of what is in them.
 
+use std::borrow::Cow;
+
 use tilewright::kernels::attention::reference::{self, Gradients, Problem};
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::{Buffer, Device};
@@ -25,6 +27,8 @@ pub struct Attention<T: Number> {
     dk: Buffer<T>,
     dv: Buffer<T>,
     workspace: Buffer<f32>,
+    /// In how many parts walks are cut where the options leave it open.
+    parts: Option<usize>,
 }
 
 /// The inputs and results of a [`small`] problem in f64.
@@ -67,7 +71,23 @@ impl<T: Number> Attention<T> {
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
             workspace: Buffer::poisoned(device, workspace)?,
+            parts: None,
         })
+    }
+
+    /// With whole walks if those of `full` are: the smaller one's would be cut for want of programs.
+    pub fn cut_as(mut self, full: &Problem) -> Attention<T> {
+        let shape = shape(full);
+        let is_whole = attention::forward_workspace::<T>(&self.device, shape, shape, &Options::default()) == 0;
+        self.parts = is_whole.then_some(1);
+        self
+    }
+
+    fn cut<'o>(&self, options: &'o Options) -> Cow<'o, Options> {
+        match self.parts {
+            Some(_) if options.parts.is_none() => Cow::Owned(Options { parts: self.parts, ..options.clone() }),
+            _ => Cow::Borrowed(options),
+        }
     }
 
     /// Accepts errors up to `limit`, where products are less exact than the type.
@@ -98,6 +118,7 @@ impl<T: Number> Attention<T> {
 
     pub fn forward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
+        let options = self.cut(options);
         attention::forward_into(
             &self.device,
             Tensor::dense(self.q.view(), shape)?,
@@ -106,13 +127,14 @@ impl<T: Number> Attention<T> {
             TensorMut::dense(self.o.view_mut(), shape)?,
             self.lse.view_mut(),
             self.workspace.view_mut(),
-            options,
+            &options,
         )
     }
 
     /// Needs the results of [`Attention::forward`].
     pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
+        let options = self.cut(options);
         let saved = Saved {
             q: Tensor::dense(self.q.view(), shape)?,
             k: Tensor::dense(self.k.view(), shape)?,
@@ -128,14 +150,15 @@ impl<T: Number> Attention<T> {
             TensorMut::dense(self.dk.view_mut(), shape)?,
             TensorMut::dense(self.dv.view_mut(), shape)?,
             self.workspace.view_mut(),
-            options,
+            &options,
         )
     }
 
     /// Poisons the outputs of the forward pass, so that what a kernel leaves out is seen.
     pub fn poison_forward(&mut self) -> tilewright::Result<()> {
         self.o.poison()?;
-        self.lse.poison()
+        self.lse.poison()?;
+        self.workspace.poison()
     }
 
     /// As [`Attention::poison_forward`], of the backward pass.

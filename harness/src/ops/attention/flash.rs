@@ -28,7 +28,7 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
             let (q, k, v) = (Read::<T>::new(q)?, Read::<T>::new(k)?, Read::<T>::new(v)?);
             let (q, k, v, on) = (q.strided()?, k.strided()?, v.strided()?, q.device());
             let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), &options);
-            let mut workspace = Fresh::<f32>::new(device, needed)?;
+            let mut workspace = scratch(device, needed)?;
             let (target, lse) = (o.dense([batch, heads, n_q, d])?, lse.view()?);
             kernel::forward_into(on, q, k, v, target, lse, workspace.view()?, &options).map_err(kernel_error)?;
         }
@@ -38,6 +38,11 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
             Ok(gradients.map(Some))
         })
     })
+}
+
+/// Memory to work with. Drivers may refuse to allocate nothing.
+fn scratch(device: &candle_core::Device, len: usize) -> Result<Fresh<f32>> {
+    Fresh::new(device, len.max(1))
 }
 
 fn options(causal: bool, scale: Option<f64>) -> Options {
@@ -63,7 +68,7 @@ fn backward<T: Elem + FloatElement>(
         let [q, k, v, o, grad] = [Read::<T>::new(q)?, Read::new(k)?, Read::new(v)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(lse)?;
         let needed = kernel::backward_workspace::<T>(q.device(), q_shape, k_shape, options);
-        let mut workspace = Fresh::<f32>::new(device, needed)?;
+        let mut workspace = scratch(device, needed)?;
         let saved = Saved {
             q: q.strided()?,
             k: k.strided()?,
@@ -181,7 +186,7 @@ pub(crate) fn packed_forward<T: Elem + FloatElement>(
         let target = TensorMut::strided(o.view()?, [batch, heads.heads, n, d], strides).map_err(kernel_error)?;
         let options = options(true, None);
         let needed = kernel::forward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
-        let mut workspace = Fresh::<f32>::new(qkv.device(), needed)?;
+        let mut workspace = scratch(qkv.device(), needed)?;
         kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, workspace.view()?, &options)
             .map_err(kernel_error)?;
     }
@@ -208,7 +213,7 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
     let packed = Read::<T>::new(qkv)?;
     let shapes = [heads.heads, heads.heads_kv].map(|heads| [batch, heads, n, d]);
     let needed = kernel::backward_workspace::<T>(packed.device(), shapes[0], shapes[1], &options);
-    let mut workspace = Fresh::<f32>::new(qkv.device(), needed)?;
+    let mut workspace = scratch(qkv.device(), needed)?;
     {
         let [turned, o, grad] = [Read::<T>::new(&kept.turned)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(&kept.lse)?;
