@@ -77,7 +77,6 @@ pub static KERNELS: &[&KernelDef] = &[
     &embedding::EMBEDDING_BWD,
     &attention::backward::FLASH_ATTENTION_BWD_DKDV,
     &attention::backward::FLASH_ATTENTION_BWD_DQ,
-    &attention::parts::FLASH_ATTENTION_BWD_JOIN,
     &attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS,
     &attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS,
     &attention::forward::FLASH_ATTENTION_FWD,

@@ -135,14 +135,12 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
         Pass::Keys
     } else if is(&attention::backward::FLASH_ATTENTION_BWD_DQ) {
         Pass::Queries
-    } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS)
-        || is(&attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS)
-    {
+    } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS) {
         return (consts! { d = 64usize, d_tile = 64usize, q_tile = 64usize }.to_vec(), 4, 1);
+    } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS) {
+        return (consts! { d = 64usize, d_tile = 64usize, row_tile = 64usize }.to_vec(), 4, 1);
     } else if is(&attention::parts::FLASH_ATTENTION_FWD_JOIN) {
         return (consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize }.to_vec(), 4, 1);
-    } else if is(&attention::parts::FLASH_ATTENTION_BWD_JOIN) {
-        return (consts! { d = 64usize, d_tile = 64usize, row_tile = 32usize }.to_vec(), 4, 1);
     } else {
         panic!("`{}` is in KERNELS: give it a configuration in tests/src/configurations.rs", def.name);
     };

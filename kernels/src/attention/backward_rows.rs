@@ -62,37 +62,48 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     }
 }
 
-/// dQ of one pass, from the f32 sums: dq = scale · dq_sum, in dQ's type and strides.
+/// A gradient, grad = scale · Σₚ sums[b · parts + p], in its type and strides: dQ from the sums of one pass, which
+/// are one part, and gradients from those of walks in [`parts`](super::parts).
 ///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch).
+/// `sums` is dense f32 [batch · parts, heads, n, d], `grad` [batch, heads, n, d].
+///
+/// Grid: (⌈n / row_tile⌉, heads, batch).
 #[kernel]
 pub fn flash_attention_bwd_postprocess<T: Float>(
-    dq_sum: In<f32>,
-    dq: Out<T>,
-    dq_stride_batch: i64,
-    dq_stride_head: i64,
-    dq_stride_row: i64,
-    dq_stride_dim: i64,
-    #[no_specialize] n_q: i32,
+    sums: In<f32>,
+    grad: Out<T>,
+    grad_stride_batch: i64,
+    grad_stride_head: i64,
+    grad_stride_row: i64,
+    grad_stride_dim: i64,
+    #[no_specialize] n: i32,
+    #[no_specialize] parts: i32,
     scale: f32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
-    #[constexpr] q_tile: usize,
+    #[constexpr] row_tile: usize,
 ) {
     let (head, batch) = (program_id(1), program_id(2));
-    let first_row = program_id(0) * q_tile;
+    let first_row = program_id(0) * row_tile;
     let padded = d != d_tile;
-    let sums = sum_block(dq_sum + row_offset(head, batch, n_q) * d, first_row, n_q, d, q_tile, d_tile);
-    let dq_block = make_block_ptr(
-        dq + (batch * dq_stride_batch + head * dq_stride_head),
-        shape = [n_q, d],
-        strides = [dq_stride_row, dq_stride_dim],
+    let mut total = zeros::<f32>([row_tile, d_tile]);
+    for part in range(0, parts) {
+        let rows = row_offset(head, batch * parts + part, n);
+        total += load(
+            sum_block(sums + rows * d, first_row, n, d, row_tile, d_tile),
+            boundary_check = checked(true, padded),
+            padding = zero,
+        );
+    }
+    let grad_block = make_block_ptr(
+        grad + (batch * grad_stride_batch + head * grad_stride_head),
+        shape = [n, d],
+        strides = [grad_stride_row, grad_stride_dim],
         offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
+        block_shape = [row_tile, d_tile],
         order = [1, 0],
     );
-    let sum = load(sums, boundary_check = checked(true, padded), padding = zero);
-    store(dq_block, (sum * scale).to::<T>(), boundary_check = checked(true, padded));
+    store(grad_block, (total * scale).to::<T>(), boundary_check = checked(true, padded));
 }
 
 /// `len` numbers of a dense vector, from `first` on.
@@ -101,7 +112,7 @@ pub(super) fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len:
     make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
 }
 
-/// A tile of queries in the f32 sums of one pass, from row `first` on.
+/// A tile of rows in f32 sums, from row `first` on.
 #[device_fn]
 pub(super) fn sum_block(
     base: Ptr<f32>,

@@ -2,7 +2,7 @@
 
 use super::config::Tiles;
 use super::parts::Parts;
-use super::passes::{RowVectors, join, key_gradients, outputs, postprocess, preprocess, query_gradient, sum_parts};
+use super::passes::{RowVectors, join, key_gradients, outputs, postprocess, preprocess, query_gradient};
 use crate::tensor::{self, FloatElement};
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
@@ -313,8 +313,8 @@ pub fn backward_into<T: FloatElement>(
         let mut part_dv = part_dv.slice(..shape.iter().product::<usize>())?;
         let (mut all_dk, mut all_dv) = (of_parts(part_dk.reborrow(), shape)?, of_parts(part_dv.reborrow(), shape)?);
         key_gradients(device, &s, saved, rows, &mut all_dk, &mut all_dv, &mut dq_sum, of_keys, options)?;
-        sum_parts(device, &s, part_dk.as_view(), &mut dk, of_keys, options)?;
-        sum_parts(device, &s, part_dv.as_view(), &mut dv, of_keys, options)?;
+        postprocess(device, &s, part_dk.as_view(), &mut dk, of_keys, 1.0, options)?;
+        postprocess(device, &s, part_dv.as_view(), &mut dv, of_keys, 1.0, options)?;
     } else {
         key_gradients(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, of_keys, options)?;
     }
@@ -325,9 +325,9 @@ pub fn backward_into<T: FloatElement>(
             let mut part_dq = rest.slice(..shape.iter().product::<usize>())?;
             let mut all_dq = of_parts(part_dq.reborrow(), shape)?;
             query_gradient(device, &s, saved, rows, &mut all_dq, of_queries, options)?;
-            sum_parts(device, &s, part_dq.as_view(), &mut dq, of_queries, options)
+            postprocess(device, &s, part_dq.as_view(), &mut dq, of_queries, 1.0, options)
         }
         Backward::TwoPass => query_gradient(device, &s, saved, rows, &mut dq, of_queries, options),
-        Backward::OnePass => postprocess(device, &s, dq_sum.as_view(), &mut dq, options),
+        Backward::OnePass => postprocess(device, &s, dq_sum.as_view(), &mut dq, Parts::WHOLE, s.scale, options),
     }
 }

@@ -1,7 +1,7 @@
 //! Walks that are cut into parts, for attention with few programs: one head of a few thousand rows has a tile of rows for every
 //! fourth multiprocessor, each with a long walk over the other rows. A program for each part of the walk leaves a result of
-//! f32 of its own (FlashDecoding, Dao and others, 2023, for the forward pass), and the kernels here make one of them, always in
-//! the same order: the same inputs give the same bits.
+//! f32 of its own (FlashDecoding, Dao and others, 2023, for the forward pass). [`flash_attention_fwd_join`](FlashAttentionFwdJoin) makes one of
+//! them, and for gradients [`backward_rows`](super::backward_rows), always in the same order: the same inputs give the same bits.
 
 use super::backward_rows::{row_block, sum_block};
 use super::forward::{checked, row_offset};
@@ -100,46 +100,6 @@ pub fn flash_attention_fwd_join<T: Float>(
     store(o_block, (acc / divisor.expand_dims(1)).to::<T>(), boundary_check = checked(true, padded));
     let lse_block = row_block(lse + row_offset(head, batch, n_q), first_row, n_q, q_tile);
     store(lse_block, highest + log(total), boundary_check = [0]);
-}
-
-/// y = Σₚ of the parts' gradients. `part_y` is dense f32 [batch · parts, heads, n, d], y [batch, heads, n, d].
-///
-/// Grid: (⌈n / row_tile⌉, heads, batch).
-#[kernel]
-pub fn flash_attention_bwd_join<T: Float>(
-    part_y: In<f32>,
-    y: Out<T>,
-    y_stride_batch: i64,
-    y_stride_head: i64,
-    y_stride_row: i64,
-    y_stride_dim: i64,
-    #[no_specialize] n: i32,
-    #[no_specialize] parts: i32,
-    #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
-    #[constexpr] row_tile: usize,
-) {
-    let (head, batch) = (program_id(1), program_id(2));
-    let first_row = program_id(0) * row_tile;
-    let padded = d != d_tile;
-    let mut total = zeros::<f32>([row_tile, d_tile]);
-    for part in range(0, parts) {
-        let rows = row_offset(head, batch * parts + part, n);
-        total += load(
-            sum_block(part_y + rows * d, first_row, n, d, row_tile, d_tile),
-            boundary_check = checked(true, padded),
-            padding = zero,
-        );
-    }
-    let y_block = make_block_ptr(
-        y + (batch * y_stride_batch + head * y_stride_head),
-        shape = [n, d],
-        strides = [y_stride_row, y_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [row_tile, d_tile],
-        order = [1, 0],
-    );
-    store(y_block, total.to::<T>(), boundary_check = checked(true, padded));
 }
 
 #[cfg(test)]

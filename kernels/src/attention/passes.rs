@@ -5,7 +5,7 @@ use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPrepro
 use super::config::{Tiles, d_tile, few};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Backward, Options, Saved, Sizes, Tensor, TensorMut, mistake};
-use super::parts::{FlashAttentionBwdJoin, FlashAttentionFwdJoin, Parts, UNIT};
+use super::parts::{FlashAttentionFwdJoin, Parts, UNIT};
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
@@ -157,51 +157,28 @@ pub(super) fn preprocess<T: FloatElement>(
     .launch_with(device, &config)
 }
 
+/// A gradient, `scale` times the sum of what each of `parts` left in `sums`, which is dense.
 pub(super) fn postprocess<T: FloatElement>(
     device: &Device,
     s: &Sizes,
-    dq_sum: View<f32>,
-    dq: &mut TensorMut<T>,
-    options: &Options,
-) -> Result<()> {
-    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
-    let strides = dq.strides();
-    FlashAttentionBwdPostprocess {
-        dq_sum: &dq_sum,
-        dq: &mut dq.data,
-        dq_stride_batch: strides[0],
-        dq_stride_head: strides[1],
-        dq_stride_row: strides[2],
-        dq_stride_dim: strides[3],
-        n_q: s.n_q as i32,
-        scale: s.scale,
-        d: s.d,
-        d_tile: d_tile(s.d),
-        q_tile: ROW_TILES.q_tile,
-    }
-    .launch_with(device, &config)
-}
-
-/// A gradient from those of parts, which are dense.
-pub(super) fn sum_parts<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
-    part_y: View<f32>,
-    y: &mut TensorMut<T>,
+    sums: View<f32>,
+    grad: &mut TensorMut<T>,
     parts: Parts,
+    scale: f32,
     options: &Options,
 ) -> Result<()> {
-    let ([_, heads, n, _], strides) = (y.shape(), y.strides());
+    let ([_, heads, n, _], strides) = (grad.shape(), grad.strides());
     let config = options.launch(ROW_TILES, [n.div_ceil(ROW_TILES.q_tile), heads, s.batch]);
-    FlashAttentionBwdJoin {
-        part_y: &part_y,
-        y: &mut y.data,
-        y_stride_batch: strides[0],
-        y_stride_head: strides[1],
-        y_stride_row: strides[2],
-        y_stride_dim: strides[3],
+    FlashAttentionBwdPostprocess {
+        sums: &sums,
+        grad: &mut grad.data,
+        grad_stride_batch: strides[0],
+        grad_stride_head: strides[1],
+        grad_stride_row: strides[2],
+        grad_stride_dim: strides[3],
         n: n as i32,
         parts: parts.count as i32,
+        scale,
         d: s.d,
         d_tile: d_tile(s.d),
         row_tile: ROW_TILES.q_tile,

@@ -7,7 +7,7 @@ use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::backward_rows::{FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
-use tilewright::kernels::attention::parts::{FLASH_ATTENTION_BWD_JOIN, FLASH_ATTENTION_FWD_JOIN};
+use tilewright::kernels::attention::parts::FLASH_ATTENTION_FWD_JOIN;
 use tilewright::prelude::Precision;
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
 use tilewright_tests::consts;
@@ -132,7 +132,11 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
 
     let mut dq = case.poisoned(case.query_shape());
     if one_pass {
-        let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], vec![p.n_q.into(), Arg::Float(p.scale)]);
+        // One part.
+        let numbers = vec![p.n_q.into(), 1.into(), Arg::Float(p.scale)];
+        let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], numbers);
+        few.retain(|(name, _)| ["d", "d_tile"].contains(name));
+        few.extend_from_slice(consts! { row_tile = tiles.q });
         interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes, &few, query_programs, &mut args);
     } else {
         let mut tensors = read();
@@ -391,12 +395,12 @@ fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usiz
         let mut y = case.poisoned(shape);
         let strides = y.strides.clone();
         let mut args = vec![Arg::In(all), Arg::Out(&mut y)];
-        args.extend(strides.into_iter().map(Arg::from).chain([shape[2].into(), parts.into()]));
+        args.extend(strides.into_iter().map(Arg::from).chain([shape[2].into(), parts.into(), Arg::Float(1.0)]));
         let mut consts = common(form, &case, tiles);
         consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
         consts.extend_from_slice(consts! { row_tile = 32usize });
         let programs = grid([shape[2].div_ceil(32), shape[1], shape[0]]);
-        interpret(form, &FLASH_ATTENTION_BWD_JOIN, &[case.dtype], &consts, programs, &mut args);
+        interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &[case.dtype], &consts, programs, &mut args);
         case.check(name, &y, expected);
     }
 }
