@@ -185,9 +185,14 @@ pub fn convert(from: DType, to: DType, bits: u64) -> u64 {
     }
 }
 
+/// The bits of an f32 that TF32 keeps: all but 13 of the mantissa.
+pub const TF32_KEPT: u32 = !0x1fff;
+/// Half of the last bit that it keeps.
+pub const TF32_HALF: u32 = 0x1000;
+
 /// f32 rounded to TF32 as `cvt.rna.tf32.f32` does: 10 mantissa bits, to nearest, ties away from zero.
 pub fn round_to_tf32(x: f32) -> f32 {
-    if x.is_finite() { f32::from_bits((x.to_bits() + 0x1000) & !0x1fff) } else { x }
+    if x.is_finite() { f32::from_bits((x.to_bits() + TF32_HALF) & TF32_KEPT) } else { x }
 }
 
 /// a·b + c with one rounding to `dtype`, a float type. Panics for others.

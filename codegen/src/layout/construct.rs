@@ -138,13 +138,17 @@ impl LinearLayout {
 
     /// The A operand `[m, k]` of `mma.sync.m16n8`: k16 for 16-bit elements, k8 for tf32, k32 for 8-bit. The
     /// warps along n hold copies. Instructions run along k, then m.
+    ///
+    /// The words of 32-bit elements are neighbours along k too, where the manual has them four apart: a product sums over k in any order
+    /// that both operands share. Loads take two then, banks clash less, and an accumulator is an operand as it is.
     pub fn mma_m16n8_a(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [16, 8 * per_word]);
-        a_tile(LayoutBuilder::new(shape), per_word)
-            .along(Dim::Warp, 0, warps_per_cta[0])
-            .copies(Dim::Warp, warps_per_cta[1])
-            .wrap(&[1, 0])
+        let tile = match per_word {
+            1 => accumulator_tile(LayoutBuilder::new(shape)),
+            _ => a_tile(LayoutBuilder::new(shape), per_word),
+        };
+        tile.along(Dim::Warp, 0, warps_per_cta[0]).copies(Dim::Warp, warps_per_cta[1]).wrap(&[1, 0])
     }
 
     /// The B operand `[k, n]` of `mma.sync.m16n8`, see [`Self::mma_m16n8_a`]. The warps along m hold copies.
@@ -152,12 +156,13 @@ impl LinearLayout {
     pub fn mma_m16n8_b(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [8 * per_word, 8]);
-        // Each lane holds words of neighbouring k in column lane/4; the second word four words further on.
+        // Each lane holds words of neighbouring k in column lane/4; the second word four words further on, or the next one.
+        let (together, apart) = if per_word == 1 { (2, 1) } else { (per_word, 2) };
         LayoutBuilder::new(shape)
-            .along(Dim::Register, 0, per_word)
+            .along(Dim::Register, 0, together)
             .along(Dim::Lane, 0, 4)
             .along(Dim::Lane, 1, 8)
-            .along(Dim::Register, 0, 2)
+            .along(Dim::Register, 0, apart)
             .copies(Dim::Warp, warps_per_cta[0])
             .along(Dim::Warp, 1, warps_per_cta[1])
             .wrap(&[0, 1])

@@ -325,8 +325,11 @@ impl Block<'_> {
                 let bits = self.bits(t, &args[w].1)?;
                 let halves = if tf32 { 1 } else { 2 };
                 for h in 0..halves {
-                    let x =
-                        if tf32 { f64::from(f32_of(bits)) } else { value::float(bits >> (16 * h) & 0xFFFF, &element) };
+                    let x = if tf32 {
+                        f64::from(f32_of(bits & matrix::TF32))
+                    } else {
+                        value::float(bits >> (16 * h) & 0xFFFF, &element)
+                    };
                     match (w < 4, tf32) {
                         (true, true) => {
                             let (r, k) = matrix::a32(lane, w);

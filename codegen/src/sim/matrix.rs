@@ -1,7 +1,7 @@
 //! Matrix fragments and shared-memory matrix descriptors, element by element, as the PTX ISA states them.
 
 /// What the tensor cores read of an f32 as tf32.
-pub const TF32: u64 = 0xFFFF_E000;
+pub const TF32: u64 = crate::num::TF32_KEPT as u64;
 
 /// An operand of one `wgmma`: 64×n×16 for 16-bit elements, 64×n×8 for tf32.
 #[derive(Clone, Copy, Debug)]

@@ -107,10 +107,35 @@ fn tiles_of_several_instructions_and_warpgroups() {
     }
 }
 
-/// What single warps make of it is as exact.
+/// What single warps make of it is as exact: an odd number of steps along K, and tiles of several instructions.
 #[test]
 fn warps_and_warpgroups_agree() {
-    let product = Product { shape: [64, 32, 96], k_tile: 32, columns: [false, true], precision: "tf32x3" };
-    let (error, code) = product.error(&CompileOptions { num_warps: 4, ..CompileOptions::default() });
-    assert!(!code.contains("wgmma") && error < 3e-7, "{error}");
+    for columns in [[false, true], [false, false], [true, true], [true, false]] {
+        for (precision, most) in [("tf32", 1e-3), ("tf32x3", 3e-7)] {
+            for (shape, k_tile) in [([64, 32, 96], 32), ([32, 64, 24], 8), ([16, 16, 32], 16)] {
+                let product = Product { shape, k_tile, columns, precision };
+                let (error, code) = product.error(&CompileOptions { num_warps: 4, ..CompileOptions::default() });
+                assert!(code.contains("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"), "{columns:?}, {shape:?}");
+                assert!(error < most, "{precision}, {columns:?}, {shape:?}: {error}");
+            }
+        }
+    }
+}
+
+/// A number that is none reaches the rows that it is in, whatever its bits are, and only those.
+#[test]
+fn what_is_not_a_number_stays_so() {
+    let product = Product { shape: [64, 32, 32], k_tile: 32, columns: [false, true], precision: "tf32x3" };
+    let [m, n, k] = product.shape;
+    for options in [by_warpgroups(4, 2), CompileOptions { num_warps: 4, ..CompileOptions::default() }] {
+        for bits in [0x7FFF_FFFFu32, 0xFFFF_FFFF, 0x7F80_0001, 0x7FC0_0000] {
+            let mut a = vec![1f32; m * k];
+            a[5 * k + 3] = f32::from_bits(bits);
+            let inputs = [a, vec![1f32; k * n]].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect());
+            let (found, _) = of_two_inputs(&product.func(), GpuArch::Sm90a, &options, inputs, m * n, 5);
+            for (at, x) in found.iter().enumerate() {
+                assert!(if at / n == 5 { x.is_nan() } else { *x == k as f64 }, "{bits:x}: row {}, {x}", at / n);
+            }
+        }
+    }
 }

@@ -88,6 +88,15 @@ fn b_operand(bits: u32, i: u32, lane: u32) -> [u32; 2] {
     }
 }
 
+/// Which k of a tile our `mma.sync` operands take as the instruction's: those of tf32 have words of neighbours. Both operands share it.
+fn our_k(bits: u32, k: u32) -> u32 {
+    match (bits, k) {
+        (32, 0..4) => 2 * k,
+        (32, 4..8) => 2 * (k - 4) + 1,
+        _ => k,
+    }
+}
+
 #[test]
 fn mma_fragments_agree_with_the_ptx_manual() {
     for bits in [8, 16, 32] {
@@ -106,15 +115,19 @@ fn mma_fragments_agree_with_the_ptx_manual() {
         }
         let per_lane = 16 * k / 32;
         for (r, l, w, _) in places(&a) {
-            let [row, column] = a_operand(bits, r % per_lane, l);
+            // Words of tf32 that are neighbours along k come first.
+            let word = if bits == 32 { [0, 2, 1, 3][r as usize % 4] } else { r % per_lane };
+            let [row, column] = a_operand(bits, word, l);
             let (step, m) = (r / per_lane % 2, r / per_lane / 2);
-            assert_eq!(a.apply(r, l, w, 0), [row + 16 * (w % 2) + 32 * m, column + k * step], "{bits} bits");
+            let expected = [row + 16 * (w % 2) + 32 * m, our_k(bits, column) + k * step];
+            assert_eq!(a.apply(r, l, w, 0), expected, "{bits} bits");
         }
         let per_lane = 8 * k / 32;
         for (r, l, w, _) in places(&b) {
             let [row, column] = b_operand(bits, r % per_lane, l);
             let (step, n) = (r / per_lane % 2, r / per_lane / 2);
-            assert_eq!(b.apply(r, l, w, 0), [row + k * step, column + 8 * (w / 2) + 16 * n], "{bits} bits");
+            let expected = [our_k(bits, row) + k * step, column + 8 * (w / 2) + 16 * n];
+            assert_eq!(b.apply(r, l, w, 0), expected, "{bits} bits");
         }
     }
 }
@@ -154,6 +167,8 @@ fn a_score_accumulator_is_the_next_operand() {
     let operand = LinearLayout::wgmma_a_operand(&[128, 128], 16, [8, 1]);
     assert_eq!(Conversion::between(&scores, &operand), Conversion::Identity);
     let scores = LinearLayout::mma_m16n8(&[64, 64], [4, 1]);
-    let operand = LinearLayout::mma_m16n8_a(&[64, 64], 16, [4, 1]);
-    assert_eq!(Conversion::between(&scores, &operand), Conversion::Identity);
+    for bits in [16, 32] {
+        let operand = LinearLayout::mma_m16n8_a(&[64, 64], bits, [4, 1]);
+        assert_eq!(Conversion::between(&scores, &operand), Conversion::Identity);
+    }
 }

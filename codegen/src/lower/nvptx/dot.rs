@@ -5,6 +5,7 @@ use super::shared::SharedAccess;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{DType, Elem, Literal, Op, OpId, Precision, Type, Value};
 use crate::layout::{Dim, LinearLayout, Swizzle};
+use crate::num::{TF32_HALF, TF32_KEPT};
 
 /// An operand whose registers are fetched when they are first needed.
 struct Operand {
@@ -12,6 +13,16 @@ struct Operand {
     /// `None` where all registers are there.
     access: Option<SharedAccess>,
 }
+
+/// What `mma.sync` takes of an operand, in 32-bit words.
+struct Fragment {
+    words: Vec<Val>,
+    /// tf32x3: what the words leave of each number.
+    rest: Option<Vec<Val>>,
+}
+
+/// Steps along K that tensor cores add up by themselves in tf32x3.
+const PARTIAL_STEPS: usize = 2;
 
 /// A shared operand as `wgmma` sees it.
 struct Matrix {
@@ -161,28 +172,21 @@ impl Lowering<'_> {
         // All warps are beyond the end where the first one is.
         let n_used = n_end.map_or(n_tiles, |end| n_tiles.min((end as usize).div_ceil(8 * warps[1] as usize)));
         let k_used = k_end.map_or(k_steps, |end| k_steps.min((end as usize).div_ceil(8 * per_word)));
-        for k in 0..k_used {
+        let steps: Vec<usize> = (0..k_used).collect();
+        for steps in steps.chunks(if *precision == Precision::Tf32x3 { PARTIAL_STEPS } else { 1 }) {
             for m in 0..m_tiles {
-                let a_parts = self.fragment(&mut a_regs, (m * k_steps + k) * a_size, a_size, dtype, *precision);
+                let a: Vec<Fragment> = steps
+                    .iter()
+                    .map(|k| self.fragment(&mut a_regs, (m * k_steps + k) * a_size, a_size, dtype, *precision))
+                    .collect();
                 for n in 0..n_used {
-                    let b_parts = self.fragment(&mut b_regs, (n * k_steps + k) * b_size, b_size, dtype, *precision);
+                    let b: Vec<Fragment> = steps
+                        .iter()
+                        .map(|k| self.fragment(&mut b_regs, (n * k_steps + k) * b_size, b_size, dtype, *precision))
+                        .collect();
                     let at = (m * n_tiles + n) * 4;
-                    let sum = &sums[at..at + 4];
-                    let c = match (&a_parts[..], &b_parts[..]) {
-                        ([a], [b]) => self.mma_m16n8(dtype, a, b, sum),
-                        // tf32x3: the small corrections first. A tensor core cuts off what its sum has no bits for, which
-                        // pulls long sums towards zero: they are added up outside, where sums are rounded.
-                        ([a, a_rest], [b, b_rest]) => {
-                            let zero = vec!["0.0".to_string(); 4];
-                            let c = self.mma_m16n8(dtype, a_rest, b, &zero);
-                            let c = self.mma_m16n8(dtype, a, b_rest, &c);
-                            let c = self.mma_m16n8(dtype, a, b, &c);
-                            let pairs = sum.iter().zip(&c);
-                            pairs.map(|(sum, c)| self.e.inst(format!("fadd float {sum}, {c}"))).collect()
-                        }
-                        _ => panic!("internal compiler error: the operands of a product differ in precision"),
-                    };
-                    sums[at..at + 4].clone_from_slice(&c);
+                    let sum = self.mma_steps(dtype, &a, &b, &sums[at..at + 4]);
+                    sums[at..at + 4].clone_from_slice(&sum);
                 }
             }
         }
@@ -195,7 +199,31 @@ impl Lowering<'_> {
         [shape[0] as u32, shape[1] as u32]
     }
 
-    /// The 32-bit words of one fragment; for tf32x3 twice: the leading bits, and what they leave.
+    /// A sum with the products of some steps along K.
+    ///
+    /// tf32x3: the small corrections first. A tensor core cuts off what its sum has no bits for, which pulls long sums towards zero: those
+    /// of a few steps are added up outside, where sums are rounded.
+    fn mma_steps(&mut self, dtype: DType, a: &[Fragment], b: &[Fragment], sum: &[Val]) -> Vec<Val> {
+        let steps = || a.iter().zip(b);
+        if steps().all(|(a, b)| a.rest.is_none() && b.rest.is_none()) {
+            return steps().fold(sum.to_vec(), |sum, (a, b)| self.mma_m16n8(dtype, &a.words, &b.words, &sum));
+        }
+        let mut partial = vec!["0.0".to_string(); 4];
+        for (a, b) in steps() {
+            let both = a.rest.as_ref().zip(b.rest.as_ref());
+            let (a_rest, b_rest) =
+                both.expect("internal compiler error: the operands of a product differ in precision");
+            partial = self.mma_m16n8(dtype, a_rest, &b.words, &partial);
+            partial = self.mma_m16n8(dtype, &a.words, b_rest, &partial);
+        }
+        for (a, b) in steps() {
+            partial = self.mma_m16n8(dtype, &a.words, &b.words, &partial);
+        }
+        let pairs = sum.iter().zip(&partial);
+        pairs.map(|(sum, partial)| self.e.inst(format!("fadd float {sum}, {partial}"))).collect()
+    }
+
+    /// The words of one fragment.
     fn fragment(
         &mut self,
         operand: &mut Operand,
@@ -203,27 +231,37 @@ impl Lowering<'_> {
         count: usize,
         dtype: DType,
         precision: Precision,
-    ) -> Vec<Vec<Val>> {
+    ) -> Fragment {
         let elements: Vec<Val> = (first..first + count).map(|r| self.fetch(operand, r)).collect();
         if dtype != DType::F32 {
             let ty = llvm_type(Elem::Num(dtype));
             let per_word = 32 / dtype.bits();
-            return vec![elements.chunks(per_word).map(|w| self.pack_elements(w, ty, "i32")).collect()];
+            let words = elements.chunks(per_word).map(|w| self.pack_elements(w, ty, "i32")).collect();
+            return Fragment { words, rest: None };
         }
-        let big: Vec<Val> = elements.iter().map(|x| self.tf32(x)).collect();
+        // Each thread has neighbours along K; the instruction's words are rows first.
+        let elements: Vec<Val> = match elements.len() {
+            4 => [0, 2, 1, 3].map(|i| elements[i].clone()).to_vec(),
+            _ => elements,
+        };
         if precision != Precision::Tf32x3 {
-            return vec![big];
+            return Fragment { words: elements.iter().map(|x| self.tf32(x)).collect(), rest: None };
         }
-        let small = elements
-            .iter()
-            .zip(&big)
-            .map(|(x, b)| {
-                let b = self.e.inst(format!("bitcast i32 {b} to float"));
-                let rest = self.e.inst(format!("fsub float {x}, {b}"));
-                self.tf32(&rest)
-            })
-            .collect();
-        vec![big, small]
+        let (words, rest) = elements.iter().map(|x| self.tf32_parts(x)).unzip();
+        Fragment { words, rest: Some(rest) }
+    }
+
+    /// The bits of an f32 rounded to tf32, and those of the rest, of which tensor cores cut off what tf32 has no bits for.
+    ///
+    /// `cvt.rna` takes four instructions for each, and kernels that multiply with few warps spent most of theirs there. The sum rounds
+    /// all numbers alike: one that is NaN leaves NaN as the rest, whatever the first part became.
+    fn tf32_parts(&mut self, x: &str) -> (Val, Val) {
+        let bits = self.e.inst(format!("bitcast float {x} to i32"));
+        let above = self.e.inst(format!("add i32 {bits}, {TF32_HALF}"));
+        let big = self.e.inst(format!("and i32 {above}, {}", TF32_KEPT as i32));
+        let number = self.e.inst(format!("bitcast i32 {big} to float"));
+        let rest = self.e.inst(format!("fsub float {x}, {number}"));
+        (big, self.e.inst(format!("bitcast float {rest} to i32")))
     }
 
     fn tf32(&mut self, x: &str) -> Val {

@@ -14,11 +14,8 @@ use super::dot::{DotPlan, DotShape};
 use super::rewrite::{Rewrite, shared_in_order};
 use crate::ir::{BinaryOp, DType, Literal, Op, Precision, Type, Value};
 use crate::layout::LinearLayout;
+use crate::num::{TF32_HALF, TF32_KEPT};
 
-/// The bits of an f32 that tf32 keeps.
-const KEPT: i64 = 0xFFFF_E000 - (1 << 32);
-/// Half of the last bit that it keeps.
-const HALF: i64 = 0x1000;
 /// The most shared memory, in bytes, that the parts of one such operand may take: two of them leave room for pipelines.
 const HELD_BYTES: usize = 64 << 10;
 
@@ -133,20 +130,17 @@ impl Rewrite<'_, '_> {
         self.emit_one(Op::LocalAlloc, vec![tile], Type::Shared { shape, elem: DType::F32, layout })
     }
 
-    /// Two numbers of tf32 whose sum is x but for its last two bits: x rounded, and what that leaves, cut off.
+    /// x rounded to tf32, and what that leaves, of which tensor cores cut off what tf32 has no bits for: at most the last bit.
     fn parts(&mut self, x: Value) -> (Value, Value) {
         let ty = self.new.ty(x).clone();
         let bits_ty = ty.with_elem(DType::I32);
         let int = |this: &mut Self, n| this.emit_one(Op::Constant { value: Literal::Int(n) }, vec![], bits_ty.clone());
-        let (half, kept) = (int(self, HALF), int(self, KEPT));
+        let (half, kept) = (int(self, TF32_HALF.into()), int(self, (TF32_KEPT as i32).into()));
         let bits = self.emit_one(Op::Bitcast, vec![x], bits_ty.clone());
         let above = self.emit_one(Op::Binary(BinaryOp::Add), vec![bits, half], bits_ty.clone());
-        let big = self.emit_one(Op::Binary(BinaryOp::And), vec![above, kept], bits_ty.clone());
+        let big = self.emit_one(Op::Binary(BinaryOp::And), vec![above, kept], bits_ty);
         let big = self.emit_one(Op::Bitcast, vec![big], ty.clone());
-        let small = self.emit_one(Op::Binary(BinaryOp::Sub), vec![x, big], ty.clone());
-        let bits = self.emit_one(Op::Bitcast, vec![small], bits_ty.clone());
-        let bits = self.emit_one(Op::Binary(BinaryOp::And), vec![bits, kept], bits_ty);
-        (big, self.emit_one(Op::Bitcast, vec![bits], ty))
+        (big, self.emit_one(Op::Binary(BinaryOp::Sub), vec![x, big], ty))
     }
 }
 
