@@ -71,17 +71,7 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
         true => tiles_by_warpgroups(pass, d),
         false => None,
     };
-    // With walks in parts the usual tiles of these spill.
-    let in_parts = matches!(problem.target, Target::Nvptx(_))
-        && bytes == 4
-        && problem.get("few") == Some(true)
-        && problem.int("n_k") <= Some(4096);
-    let tiles = match (pass, d_tile(d)) {
-        (Pass::Keys, 128) if in_parts => Some(Tiles::new(32, 32, 8, 2)),
-        (Pass::Queries, 64) if in_parts => Some(Tiles::new(32, 64, 8, 2)),
-        _ => by_warpgroups,
-    };
-    tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+    by_warpgroups.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
 }
 
 /// The tiles of tf32x3 on Hopper where programs are many: with their operands split once for a whole block, the products of
@@ -150,8 +140,10 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         // Few rows: programs enough even for one head.
         (Target::Nvptx(_), Pass::Queries) if wide => match d_tile(d) {
-            ..=64 => Tiles::new(16, 64, 4, 2),
-            128 => Tiles::new(16, 32, 4, 2),
+            ..=32 => Tiles::new(32, 64, 8, 2),
+            64 => Tiles::new(16, 64, 4, 2),
+            128 if little_memory || d < 128 => Tiles::new(16, 32, 4, 2),
+            128 => Tiles::new(32, 64, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
         },
         // Hopper fetches through the bulk copy engine with warps of their own.

@@ -57,6 +57,9 @@ pub struct Arguments {
     /// The backward pass in one pass over the scores, which adds to dQ atomically: not the same in its last bits run after run
     #[arg(long, conflicts_with_all = ["forward_only", "queries"])]
     one_pass: bool,
+    /// f32: in how many parts, at most, each walk over keys or queries is cut; without it as many as few programs need to keep a GPU busy
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    parts: Option<u32>,
     #[command(flatten)]
     pub(super) kinds: attention_kinds::Kinds,
 }
@@ -119,9 +122,13 @@ struct Choice {
 
 impl<'a, T: Number> Bench<'a, T> {
     fn new(arguments: &'a Arguments, device: &'a Device, problem: Problem) -> Result<Bench<'a, T>> {
-        let small = Attention::new(device, small(&problem))?.cut_as(&problem);
+        let (small, full) = (Attention::new(device, small(&problem))?, Attention::new(device, problem)?);
+        let (small, full) = match arguments.parts {
+            None => (small.cut_as(&problem), full),
+            Some(parts) => (small.in_parts(parts as usize)?, full.in_parts(parts as usize)?),
+        };
         let expected = small.expected()?;
-        Ok(Bench { arguments, device, problem, full: Attention::new(device, problem)?, small, expected })
+        Ok(Bench { arguments, device, problem, full, small, expected })
     }
 
     fn run(mut self, recorder: &mut Recorder) -> Result<()> {
@@ -204,8 +211,12 @@ impl<'a, T: Number> Bench<'a, T> {
         let p = &self.problem;
         let square = [p.batch, p.heads_q, p.n_q, p.n_k, p.d].map(|n| n as f64).iter().product::<f64>();
         let flop = factor * 4.0 * square * if p.causal { 0.5 } else { 1.0 };
+        let case = if p.causal { "causal" } else { "full" };
         let row = Row::new(kernel, &[p.batch, p.heads_q, p.n_q, p.d], T::dtype().name())
-            .case(if p.causal { "causal" } else { "full" })
+            .case(&match self.arguments.parts {
+                None => case.to_string(),
+                Some(parts) => format!("{case} parts={parts}"),
+            })
             .tiles(tiles)
             .measured(measured, Work::Flop(flop));
         // Candidates that do not fit are findings as long as they are of our choice, or one of several.

@@ -46,17 +46,21 @@ pub fn small(p: &Problem) -> Problem {
     Problem { batch: p.batch.min(2), heads_q: heads, heads_kv: heads, n_q: length(p.n_q), n_k: length(p.n_k), ..*p }
 }
 
+/// What every pass needs to work with.
+fn workspace<T: Number>(device: &Device, shape: [usize; 4], parts: Option<usize>) -> tilewright::Result<Buffer<f32>> {
+    let options = |backward| Options { backward, parts, ..Options::default() };
+    let two_pass = options(Backward::TwoPass);
+    let backward = [&two_pass, &options(Backward::OnePass)]
+        .map(|options| attention::backward_workspace::<T>(device, shape, shape, options));
+    let most = backward.into_iter().fold(attention::forward_workspace::<T>(device, shape, shape, &two_pass), usize::max);
+    Buffer::poisoned(device, most)
+}
+
 impl<T: Number> Attention<T> {
     /// Random inputs, and outputs that are not a number. Queries, keys and heads are as many of each.
     pub fn new(device: &Device, problem: Problem) -> tilewright::Result<Attention<T>> {
         let shape = shape(&problem);
         let len = shape.iter().product();
-        let backward = |backward| {
-            let options = Options { backward, ..Options::default() };
-            attention::backward_workspace::<T>(device, shape, shape, &options)
-        };
-        let workspace = [Backward::OnePass, Backward::TwoPass].map(backward).into_iter().max().unwrap_or(0);
-        let workspace = workspace.max(attention::forward_workspace::<T>(device, shape, shape, &Options::default()));
         Ok(Attention {
             device: device.clone(),
             problem,
@@ -70,9 +74,16 @@ impl<T: Number> Attention<T> {
             dq: Buffer::poisoned(device, len)?,
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
-            workspace: Buffer::poisoned(device, workspace)?,
+            workspace: workspace::<T>(device, shape, None)?,
             parts: None,
         })
+    }
+
+    /// With each walk in so many parts, at most.
+    pub fn in_parts(mut self, parts: usize) -> tilewright::Result<Attention<T>> {
+        self.workspace = workspace::<T>(&self.device, shape(&self.problem), Some(parts))?;
+        self.parts = Some(parts);
+        Ok(self)
     }
 
     /// With whole walks if those of `full` are: the smaller one's would be cut for want of programs.
