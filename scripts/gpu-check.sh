@@ -91,6 +91,12 @@ sanitize() {
             aside sanitize.txt "$tool attention d=$dim length=$length $dtype" "sanitize-$tool-attention-$dim-$length-$dtype" 120 \
                 "${under[@]}" attention "${quick[@]}" --heads 2 --length "$length" --dim "$dim" --dtype "$dtype"
         done
+        # f32: few programs by warps, whole and in parts, and many by warpgroups.
+        for shape in "1 66 128" "1 258 64" "1 258 128" "256 33 64" "256 33 80" "256 33 128"; do
+            read -r heads length dim <<<"$shape"
+            aside sanitize.txt "$tool attention heads=$heads d=$dim length=$length f32" "sanitize-$tool-attention-$heads-$dim-$length-f32" 200 \
+                "${under[@]}" attention "${quick[@]}" --heads "$heads" --length "$length" --dim "$dim" --dtype f32 --causal true
+        done
         for name in walks_fetch_ahead threads_exchange_through_memory; do
             aside sanitize.txt "$tool $name" "sanitize-$tool-$name" 300 \
                 "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/gpu" --exact "loops::$name" --test-threads=1

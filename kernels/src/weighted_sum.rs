@@ -25,6 +25,7 @@ use tilewright_runtime::prelude::*;
         Config(rows_tile = [8, 16], d_tile = [512, 1024], num_warps = 8),
         Config(rows_tile = [1, 2], d_tile = [4096, 8192], num_warps = 4),
         Config(rows_tile = 1, d_tile = 2048, num_warps = [8, 16]),
+        Config(rows_tile = [2, 4], d_tile = [1024, 2048], num_warps = [8, 16]),
         Config(rows_tile = 16, d_tile = 256, num_warps = 4),
     ],
     key = [d, rows],

@@ -140,7 +140,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         // Few rows: programs enough even for one head.
         (Target::Nvptx(_), Pass::Queries) if wide => match d_tile(d) {
-            ..=32 => Tiles::new(32, 64, 8, 2),
+            ..=32 => Tiles::new(32, 64, 4, 2),
             64 => Tiles::new(16, 64, 4, 2),
             128 if little_memory || d < 128 => Tiles::new(16, 32, 4, 2),
             128 => Tiles::new(32, 64, 8, 2),

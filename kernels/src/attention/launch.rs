@@ -1,6 +1,6 @@
 //! Attention from the host: checks, memory, and which kernels run in which order ([`super::passes`] launches them).
 
-use super::config::Tiles;
+use super::config::{Pass, Tiles};
 use super::parts::Parts;
 use super::passes::{RowVectors, join, key_gradients, outputs, postprocess, preprocess, query_gradient};
 use crate::tensor::{self, FloatElement};
@@ -55,10 +55,18 @@ impl Options {
     }
 
     /// For `heads` walks (of all batch entries) over `walked` rows for each tile of `rows`.
-    fn parts_of<T: Element>(&self, device: &Device, heads: usize, rows: usize, walked: usize) -> Parts {
+    fn parts_of<T: Element>(
+        &self,
+        device: &Device,
+        pass: Pass,
+        d: usize,
+        heads: usize,
+        rows: usize,
+        walked: usize,
+    ) -> Parts {
         // Results of parts are f32, and take the place of results of the type.
         match T::DTYPE == f32::DTYPE && (device.is_cuda() || self.parts.is_some()) {
-            true => Parts::new(heads, rows, walked, self.parts),
+            true => Parts::new(pass, d, heads, rows, walked, self.parts),
             false => Parts::WHOLE,
         }
     }
@@ -152,7 +160,7 @@ pub fn forward<T: FloatElement>(
 /// which leave O and L each.
 pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let [batch, heads, n_q, d] = q;
-    let parts = options.parts_of::<T>(device, batch * heads, n_q, k[2]);
+    let parts = options.parts_of::<T>(device, Pass::Forward, d, batch * heads, n_q, k[2]);
     if parts.split() { parts.count * (batch * heads * n_q) * (d + 1) } else { 0 }
 }
 
@@ -175,7 +183,7 @@ pub fn forward_into<T: FloatElement>(
     expect_shape("o", o.shape(), q.shape())?;
     expect_rows("lse", &s, lse.len())?;
     expect_workspace(forward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
-    let parts = options.parts_of::<T>(device, s.batch * s.heads, s.n_q, s.n_k);
+    let parts = options.parts_of::<T>(device, Pass::Forward, s.d, s.batch * s.heads, s.n_q, s.n_k);
     if !parts.split() {
         return outputs(device, &s, [q, k, v], &mut o, &mut lse, parts, options);
     }
@@ -234,10 +242,10 @@ pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize;
 
 /// In which parts the walks are cut that make dK and dV, and those that make dQ.
 fn backward_parts<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> (Parts, Parts) {
-    let [batch, heads, n_q, _] = q;
+    let [batch, heads, n_q, d] = q;
     let [_, heads_kv, n_k, _] = k;
-    let keys = options.parts_of::<T>(device, batch * heads_kv, n_k, n_q);
-    (keys, options.parts_of::<T>(device, batch * heads, n_q, n_k))
+    let keys = options.parts_of::<T>(device, Pass::Keys, d, batch * heads_kv, n_k, n_q);
+    (keys, options.parts_of::<T>(device, Pass::Queries, d, batch * heads, n_q, n_k))
 }
 
 /// Numbers of the sums of dQ, rounded up as [`workspace_rows`] is.

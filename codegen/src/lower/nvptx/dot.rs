@@ -22,7 +22,7 @@ struct Fragment {
 }
 
 /// Steps along K that tensor cores add up by themselves in tf32x3.
-const PARTIAL_STEPS: usize = 2;
+const PARTIAL_STEPS: usize = 4;
 
 /// A shared operand as `wgmma` sees it.
 struct Matrix {

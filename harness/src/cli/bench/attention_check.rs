@@ -1,7 +1,5 @@
 //! An attention's buffers on a device, and the checks of what is in them.
 
-use std::borrow::Cow;
-
 use tilewright::kernels::attention::reference::{self, Gradients, Problem};
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::{Buffer, Device};
@@ -27,8 +25,8 @@ pub struct Attention<T: Number> {
     dk: Buffer<T>,
     dv: Buffer<T>,
     workspace: Buffer<f32>,
-    /// In how many parts walks are cut where the options leave it open.
-    parts: Option<usize>,
+    /// In how many parts walks are cut forward and backward where the options leave it open.
+    parts: [Option<usize>; 2],
 }
 
 /// The inputs and results of a [`small`] problem in f64.
@@ -52,7 +50,8 @@ fn workspace<T: Number>(device: &Device, shape: [usize; 4], parts: Option<usize>
     let two_pass = options(Backward::TwoPass);
     let backward = [&two_pass, &options(Backward::OnePass)]
         .map(|options| attention::backward_workspace::<T>(device, shape, shape, options));
-    let most = backward.into_iter().fold(attention::forward_workspace::<T>(device, shape, shape, &two_pass), usize::max);
+    let most =
+        backward.into_iter().fold(attention::forward_workspace::<T>(device, shape, shape, &two_pass), usize::max);
     Buffer::poisoned(device, most)
 }
 
@@ -75,30 +74,29 @@ impl<T: Number> Attention<T> {
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
             workspace: workspace::<T>(device, shape, None)?,
-            parts: None,
+            parts: [None; 2],
         })
     }
 
     /// With each walk in so many parts, at most.
     pub fn in_parts(mut self, parts: usize) -> tilewright::Result<Attention<T>> {
         self.workspace = workspace::<T>(&self.device, shape(&self.problem), Some(parts))?;
-        self.parts = Some(parts);
+        self.parts = [Some(parts); 2];
         Ok(self)
     }
 
     /// With whole walks if those of `full` are: the smaller one's would be cut for want of programs.
     pub fn cut_as(mut self, full: &Problem) -> Attention<T> {
-        let shape = shape(full);
-        let is_whole = attention::forward_workspace::<T>(&self.device, shape, shape, &Options::default()) == 0;
-        self.parts = is_whole.then_some(1);
+        let (shape, options) = (shape(full), Options::default());
+        let forward = attention::forward_workspace::<T>(&self.device, shape, shape, &options);
+        let whole = Options { parts: Some(1), ..options.clone() };
+        let backward = [&options, &whole].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, o));
+        self.parts = [forward == 0, backward[0] == backward[1]].map(|is_whole| is_whole.then_some(1));
         self
     }
 
-    fn cut<'o>(&self, options: &'o Options) -> Cow<'o, Options> {
-        match self.parts {
-            Some(_) if options.parts.is_none() => Cow::Owned(Options { parts: self.parts, ..options.clone() }),
-            _ => Cow::Borrowed(options),
-        }
+    fn cut(options: &Options, parts: Option<usize>) -> Options {
+        Options { parts: options.parts.or(parts), ..options.clone() }
     }
 
     /// Accepts errors up to `limit`, where products are less exact than the type.
@@ -129,7 +127,7 @@ impl<T: Number> Attention<T> {
 
     pub fn forward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
-        let options = self.cut(options);
+        let options = Self::cut(options, self.parts[0]);
         attention::forward_into(
             &self.device,
             Tensor::dense(self.q.view(), shape)?,
@@ -145,7 +143,7 @@ impl<T: Number> Attention<T> {
     /// Needs the results of [`Attention::forward`].
     pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
-        let options = self.cut(options);
+        let options = Self::cut(options, self.parts[1]);
         let saved = Saved {
             q: Tensor::dense(self.q.view(), shape)?,
             k: Tensor::dense(self.k.view(), shape)?,
