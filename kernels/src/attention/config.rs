@@ -134,6 +134,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             _ => Tiles::new(32, 16, 4, 2),
         },
         (Target::Nvptx(_), Pass::Keys) if wide => match d_tile(d) {
+            32 => Tiles::new(64, 32, 4, 2),
             128 if little_memory || d < 128 => Tiles::new(32, 32, 8, 2),
             ..=128 => Tiles::new(64, 32, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
