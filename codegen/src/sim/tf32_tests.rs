@@ -2,6 +2,8 @@
 
 use super::tests::{of_two_inputs, relative_error, uniform};
 use crate::ir::Func;
+use crate::lower::nvptx::lower;
+use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
 /// c [m, n] = a [m, k] · b [k, n], all of it by one program, `k_tile` of k at a time.
@@ -120,6 +122,20 @@ fn warps_and_warpgroups_agree() {
             }
         }
     }
+}
+
+/// The assembler is told where shared memory has no room for a second block: it would save registers for it.
+#[test]
+fn a_block_that_is_alone_may_have_all_registers() {
+    let code = |k_tile| {
+        let product = Product { shape: [64, 64, 256], k_tile, columns: [false, true], precision: "tf32x3" };
+        let options = CompileOptions { num_warps: 8, num_stages: 2, ..CompileOptions::default() };
+        let laid = gpu_ir(&product.func(), GpuArch::Sm90a, &options, &mut ());
+        let module = lower(&laid, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e}"));
+        (module.shared_bytes, module.llvm_ir.contains("\"nvvm.minctasm\"=\"1\""))
+    };
+    let ((large, alone), (small, together)) = (code(128), code(32));
+    assert!(large > 114 << 10 && alone && small < 114 << 10 && !together, "{large} {alone}, {small} {together}");
 }
 
 /// A number that is none reaches the rows that it is in, whatever its bits are, and only those.
