@@ -5,9 +5,9 @@ use crate::ir::{Func, Op, Stage, Value};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
-    assign_layouts, canonicalize, carried, carried_offsets, cse, dce, delay_waits, direct_local_loads, early_arrivals,
-    hoist_buffers, join_reductions, licm, order_products, pipeline_loads, resolve_views, rotate_loops, skew_products,
-    specialize_warps, split_masks, take_turns,
+    assign_layouts, canonicalize, carried, carried_offsets, cse, dce, defer_sums, delay_waits, direct_local_loads,
+    early_arrivals, hoist_buffers, join_reductions, licm, order_products, pipeline_loads, resolve_views, rotate_loops,
+    skew_products, specialize_warps, split_masks, take_turns,
 };
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
@@ -112,6 +112,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("dce_laid", Stage::Laid, |f| {
         dce::run(f);
     });
+    p.pass("defer_sums", Stage::Laid, defer_sums::run);
     p.pass("join_reductions", Stage::Laid, join_reductions::run);
     p.pass("hoist_buffers", Stage::Laid, hoist_buffers::run);
     p.pass("order_products", Stage::Laid, order_products::run);

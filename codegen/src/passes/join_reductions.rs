@@ -32,7 +32,8 @@ fn join_in(func: &mut Func, block: BlockId) {
     }
 }
 
-fn crosses_warps(func: &Func, id: OpId) -> bool {
+/// Whether an op is a reduction for which warps have to meet.
+pub(super) fn crosses_warps(func: &Func, id: OpId) -> bool {
     let data = func.op(id);
     let Op::Reduce { axis } = data.op else { return false };
     let Some(layout) = layout(func, id) else { return false };

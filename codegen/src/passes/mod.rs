@@ -6,6 +6,7 @@ pub mod carried;
 pub mod carried_offsets;
 pub mod cse;
 pub mod dce;
+pub mod defer_sums;
 pub mod delay_waits;
 pub mod direct_local_loads;
 pub mod early_arrivals;
@@ -72,6 +73,7 @@ pub const PASSES: &[Pass] = &[
             dce::run(f);
         },
     },
+    Pass { name: "defer_sums", summary: "let warps meet behind a loop for what it sums up", run: defer_sums::run },
     Pass { name: "delay_waits", summary: "wait for products where their results are needed", run: delay_waits::run },
     Pass {
         name: "direct_local_loads",

@@ -1,0 +1,102 @@
+//! Adds up what a loop sums inside its threads, so that warps meet once behind the loop.
+//!
+//! Does: where a `for` carries a value to which each iteration adds the sum of a tile across warps, and nothing else sees either, the loop
+//! carries the sum of those tiles, element by element, and the `reduce` goes behind it. (An inner product of long rows: warps would wait for
+//! each other at every tile, and no loads would be on their way meanwhile.)
+//! Requires: stage laid.
+//! Keeps: what is summed and the order of effects; floats are added in another order.
+//! Does not: sum numbers of fewer than 32 bits, nor tiles that would take many registers for as long as the loop runs; nor look for sums that
+//! something scales in between.
+
+use super::edit::{rewrite, terminator};
+use super::join_reductions::crosses_warps;
+use crate::analysis::registers;
+use crate::ir::{BinaryOp, Func, Literal, Op, OpId};
+
+/// The most registers of a thread for one such sum.
+const MOST_REGISTERS: u32 = 32;
+
+/// Runs the pass.
+pub fn run(func: &mut Func) {
+    // Inner loops first: what they leave behind them may be what the loop around them sums.
+    for id in func.walk().into_iter().rev() {
+        if matches!(func.op(id).op, Op::For { .. }) {
+            for carried in 0..func.op(id).results.len() {
+                if let Some(sum) = find(func, id, carried) {
+                    defer(func, id, carried, &sum);
+                }
+            }
+        }
+    }
+}
+
+/// A carried value's sum: the carried value is `add` of itself and `reduce`.
+struct Sum {
+    add: OpId,
+    reduce: OpId,
+}
+
+fn find(func: &Func, id: OpId, carried: usize) -> Option<Sum> {
+    let body = func.op(id).regions[0];
+    let param = func.block(body).params[1 + carried];
+    let next = func.op(terminator(func, body)).operands[carried];
+    let add = func.def_op(next).filter(|&op| func.op(op).op == Op::Binary(BinaryOp::Add))?;
+    let part = match func.op(add).operands[..] {
+        [a, b] if a == param => b,
+        [a, b] if b == param => a,
+        _ => return None,
+    };
+    let reduce = func.def_op(part).filter(|&op| crosses_warps(func, op) && is_sum(func, op))?;
+    let seen = func.use_counts();
+    let only_here = [param, part, next].iter().all(|v| seen[v.0 as usize] == 1);
+    let here = [add, reduce].iter().all(|op| func.block(body).ops.contains(op));
+    let tile = func.op(reduce).operands[0];
+    let wide = func.ty(tile).elem().is_some_and(|elem| elem.bits() >= 32);
+    let fits = only_here && here && wide && registers::of_tile(func, tile) <= MOST_REGISTERS;
+    fits.then_some(Sum { add, reduce })
+}
+
+/// Whether a `reduce` adds up one tile.
+fn is_sum(func: &Func, id: OpId) -> bool {
+    let data = func.op(id);
+    let [region] = data.regions[..] else { return false };
+    let params = &func.block(region).params;
+    match func.block(region).ops[..] {
+        [add, end] if data.operands.len() == 1 => {
+            let add = func.op(add);
+            add.op == Op::Binary(BinaryOp::Add)
+                && (add.operands == *params || add.operands.iter().rev().eq(params))
+                && func.op(end).operands == add.results
+        }
+        _ => false,
+    }
+}
+
+fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Sum) {
+    let Sum { add, reduce } = *sum;
+    let body = func.op(id).regions[0];
+    let tile = func.op(reduce).operands[0];
+    let (ty, loc) = (func.ty(tile).clone(), func.op(reduce).loc.clone());
+    let zero = if ty.dtype().is_some_and(|d| d.is_float()) { Literal::Float(0.0) } else { Literal::Int(0) };
+    let zeros = func.create_op(Op::Constant { value: zero }, vec![], vec![ty.clone()], vec![], loc.clone());
+    let none = func.result(zeros);
+    let first = std::mem::replace(&mut func.op_mut(id).operands[3 + carried], none);
+
+    // In the loop: the tile, element by element.
+    let (param, next) = (func.block(body).params[1 + carried], func.result(add));
+    rewrite(func, add, Op::Binary(BinaryOp::Add), vec![param, tile]);
+    let total = func.op(id).results[carried];
+    for v in [param, next, total] {
+        func.set_ty(v, ty.clone());
+    }
+    func.block_mut(body).ops.retain(|&op| op != reduce);
+
+    // Behind it: the reduction, and what the loop began with.
+    let part = func.result(reduce);
+    let part_ty = func.ty(part).clone();
+    let whole = func.create_op(Op::Binary(BinaryOp::Add), vec![first, part], vec![part_ty], vec![], loc);
+    func.replace_uses(total, func.result(whole));
+    func.op_mut(reduce).operands = vec![total];
+    let (parent, at) = func.place(id);
+    func.block_mut(parent).ops.splice(at..=at, [zeros, id, reduce, whole]);
+}
