@@ -13,8 +13,8 @@ use super::join_reductions::crosses_warps;
 use crate::analysis::registers;
 use crate::ir::{BinaryOp, Func, Literal, Op, OpId};
 
-/// The most registers of a thread for one such sum.
-const MOST_REGISTERS: u32 = 32;
+/// The most registers of a thread for one such sum: it stays for the whole loop, and takes room from other blocks.
+const MOST_REGISTERS: u32 = 16;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
