@@ -1,0 +1,47 @@
+# For gpu-package.sh and gpu-train.sh, which source this: programs as cargo made them, and one file of all.
+# shellcheck shell=bash
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+contents=$scratch/contents
+mkdir -p "$contents"
+
+# put NAME PATTERN ARGS...: runs cargo, and puts the executable that it made under a name like PATTERN into the package, as NAME. Cargo names
+# a test's binary after a hash of how it was built.
+put() {
+    local name=$1 pattern=$2 binary
+    shift 2
+    binary=$(cargo "$@" --release --message-format=json-render-diagnostics |
+        sed -n '/"reason":"compiler-artifact"/ s/.*"executable":"\([^"]*\)".*/\1/p' | grep -E "/$pattern\$" | tail -n 1) || {
+        echo "$(basename "$0" .sh): cargo did not name an executable like '$pattern'" >&2
+        exit 1
+    }
+    strip -o "$contents/$name" "$binary"
+}
+
+# put_gpu_tests: the tests that need a GPU.
+put_gpu_tests() {
+    local name
+    for name in gpu gpu_random; do
+        put "$name" "$name-[0-9a-f]+" test -p tilewright-tests --test "$name" --no-run
+    done
+}
+
+# pack FOLDER WINDOW SCRIPT...: the package, with the commit in it, and the scripts that use it, into a folder. The programs share most of their
+# code, LLVM: a window that reaches from one to the next finds it again.
+pack() {
+    local out=$1 window=$2 commit
+    shift 2
+    commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+    if [ "$commit" != unknown ] && [ -n "$(git status --porcelain --untracked-files=no)" ]; then
+        commit=$commit-changed
+    fi
+    echo "$commit" >"$contents/commit"
+    echo "$(basename "$0" .sh): compressing"
+    mkdir -p "$out"
+    (cd "$contents" && tar -cf "$scratch/package.tar" ./*)
+    xz --threads=1 "--lzma2=preset=6,dict=$window" -c "$scratch/package.tar" >"$scratch/package.tar.xz"
+    mv "$scratch/package.tar.xz" "$out/package.tar.xz"
+    cp "$@" scripts/check-common.sh scripts/peers_sweep.py "$out/"
+    echo "$(basename "$0" .sh): $out has package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit) and the scripts that use it."
+}
