@@ -91,11 +91,13 @@ sanitize() {
             aside sanitize.txt "$tool attention d=$dim length=$length $dtype" "sanitize-$tool-attention-$dim-$length-$dtype" 120 \
                 "${under[@]}" attention "${quick[@]}" --heads 2 --length "$length" --dim "$dim" --dtype "$dtype"
         done
-        # f32: few programs by warps, whole and in parts, and many by warpgroups.
-        for shape in "1 66 128" "1 258 64" "1 258 128" "256 33 64" "256 33 80" "256 33 128"; do
-            read -r heads length dim <<<"$shape"
-            aside sanitize.txt "$tool attention heads=$heads d=$dim length=$length f32" "sanitize-$tool-attention-$heads-$dim-$length-f32" 200 \
-                "${under[@]}" attention "${quick[@]}" --heads "$heads" --length "$length" --dim "$dim" --dtype f32 --causal true
+        # f32: by warps, whole and in parts, and by warpgroups.
+        for shape in "66 128" "258 64" "258 128" "66 64 64,32,4,2,wgmma 32,128,8,2,no-ov,wgmma 128,32,8,2,wgmma" \
+            "66 80 128,32,8,2,wgmma 16,64,8,2,no-ov,wgmma 64,32,4,2,wgmma"; do
+            read -r length dim forward keys queries <<<"$shape"
+            name="attention d=$dim length=$length f32 $forward"
+            aside sanitize.txt "$tool $name" "sanitize-$tool-${name//[ ,=]/-}" 200 "${under[@]}" attention "${quick[@]}" --heads 1 \
+                --length "$length" --dim "$dim" --dtype f32 --causal true ${forward:+--forward "$forward" --keys "$keys" --queries "$queries"}
         done
         for name in walks_fetch_ahead threads_exchange_through_memory; do
             aside sanitize.txt "$tool $name" "sanitize-$tool-$name" 300 \

@@ -141,7 +141,7 @@ fn max_d_tile(gpu: bool) -> usize {
 fn default_forward(problem: &Problem) -> Config {
     let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
     let tiles = RowTiles::new(of("rows"), of("d"), max_d_tile(problem.is_gpu()));
-    // On an H200 the best of all configurations for 2048, 4096 and 8192 numbers of f32, by up to 3 %.
+    // What tuning chose on an H200 for 2048, 4096 and 8192 numbers of f32.
     if problem.is_gpu() && of("d") >= 2048 && problem.dtypes.first().is_some_and(|dtype| dtype.bytes() == 4) {
         return Config::default().set("rows_tile", 1).set("d_tile", 2048).num_warps(8);
     }

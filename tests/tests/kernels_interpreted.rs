@@ -92,6 +92,28 @@ fn weighted_sum_matches() {
     });
 }
 
+/// Rows that several warps share, tile by tile: what they sum up meets behind the loop.
+#[test]
+fn weighted_sums_of_long_rows_match() {
+    let consts = consts! { rows_tile = 1usize, d_tile = 512usize };
+    for (dtype, d) in [(DType::F32, 1300), (DType::BF16, 1536), (DType::F32, 1), (DType::F16, 512)] {
+        let (rows, mut random) = (3, Random::new(2));
+        let x = HostTensor::random(dtype, &[rows, d], &dense(&[rows, d]), &mut random);
+        let w = HostTensor::random(dtype, &[d], &[1], &mut random);
+        let want = weighted_sum::reference::forward(&x.values(), &w.values(), rows);
+        for (arch, num_warps) in [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 8)] {
+            let mut y = HostTensor::poisoned(DType::F32, &[rows], &[1]);
+            let strides = [d.into(), 1.into(), 1.into(), 1.into()];
+            let mut args = vec![Arg::In(&x), Arg::In(&w), Arg::Out(&mut y)];
+            args.extend(strides);
+            args.extend([rows.into(), d.into()]);
+            let form = Form::Simulated { arch, num_warps, num_stages: 2 };
+            interpret(form, &weighted_sum::WEIGHTED_SUM_FWD, &[dtype], consts, programs(rows, 1), &mut args);
+            y.check("weighted_sum_fwd", &want, 1e-5);
+        }
+    }
+}
+
 #[test]
 fn weighted_sum_gradients_match() {
     each_case(|dtype, [rows, d], strides| {

@@ -10,11 +10,10 @@
 
 use super::edit::{rewrite, terminator};
 use super::join_reductions::crosses_warps;
-use crate::analysis::registers;
 use crate::ir::{BinaryOp, Func, Literal, Op, OpId};
 
-/// The most registers of a thread for one such sum: it stays for the whole loop, and takes room from other blocks.
-const MOST_REGISTERS: u32 = 16;
+/// The most registers of a thread for one such sum: it stays as long as the loop runs, and takes room from other blocks.
+const MOST_REGISTERS: usize = 16;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
@@ -51,9 +50,10 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Sum> {
     let only_here = [param, part, next].iter().all(|v| seen[v.0 as usize] == 1);
     let here = [add, reduce].iter().all(|op| func.block(body).ops.contains(op));
     let tile = func.op(reduce).operands[0];
-    let wide = func.ty(tile).elem().is_some_and(|elem| elem.bits() >= 32);
-    let fits = only_here && here && wide && registers::of_tile(func, tile) <= MOST_REGISTERS;
-    fits.then_some(Sum { add, reduce })
+    let bits = func.ty(tile).elem().map_or(0, |elem| elem.bits());
+    // Not `registers::of_tile`: what is made where it is used takes none, but sums of it do.
+    let registers = func.layout_of(tile).num_registers() * bits / 32;
+    (only_here && here && bits >= 32 && registers <= MOST_REGISTERS).then_some(Sum { add, reduce })
 }
 
 /// Whether a `reduce` adds up one tile.

@@ -126,6 +126,8 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
     let wide = element_bytes > 2;
     // The GPUs of desktops have 99 KB of shared memory in a block, others 163 and more.
     let little_memory = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 128 << 10);
+    // Operands of f32 with 128 columns in a pipeline take 170 KB.
+    let no_room_for_f32 = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 200 << 10);
     match (target, pass) {
         (Target::Host(_), _) => Tiles::new(64, 64, 1, 1),
         // Products of f32 keep their operands in shared memory in twice the room.
@@ -135,15 +137,14 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         (Target::Nvptx(_), Pass::Keys) if wide => match d_tile(d) {
             32 => Tiles::new(64, 32, 4, 2),
-            128 if little_memory || d < 128 => Tiles::new(32, 32, 8, 2),
+            128 if no_room_for_f32 || d < 128 => Tiles::new(32, 32, 8, 2),
             ..=128 => Tiles::new(64, 32, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
         },
-        // Few rows: programs enough even for one head.
         (Target::Nvptx(_), Pass::Queries) if wide => match d_tile(d) {
             ..=32 => Tiles::new(32, 64, 4, 2),
             64 => Tiles::new(16, 64, 4, 2),
-            128 if little_memory || d < 128 => Tiles::new(16, 32, 4, 2),
+            128 if no_room_for_f32 || d < 128 => Tiles::new(16, 32, 4, 2),
             128 => Tiles::new(32, 64, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
         },

@@ -254,7 +254,8 @@ impl Lowering<'_> {
     /// The bits of an f32 rounded to tf32, and those of the rest, of which tensor cores cut off what tf32 has no bits for.
     ///
     /// `cvt.rna` takes four instructions for each, and kernels that multiply with few warps spent most of theirs there. The sum rounds
-    /// all numbers alike: one that is NaN leaves NaN as the rest, whatever the first part became.
+    /// all numbers alike: one that is NaN leaves NaN as the rest, whatever the first part became. So does one that is infinite, or would be if
+    /// it were rounded: its products are NaN, where f32 has an infinity.
     fn tf32_parts(&mut self, x: &str) -> (Val, Val) {
         let bits = self.e.inst(format!("bitcast float {x} to i32"));
         let above = self.e.inst(format!("add i32 {bits}, {TF32_HALF}"));

@@ -93,9 +93,10 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     let shared_bytes = l.plan.bytes;
     l.e.global("@smem", "external addrspace(3) global [0 x i8], align 1024");
     let mut attributes = format!("nounwind \"nvvm.reqntid\"=\"{threads}\"");
-    // Without it, the assembler would save registers for a second block that has no shared memory, and spill a few.
-    let alone = (2 * shared_bytes > arch.max_shared_bytes()).then_some(1);
-    if let Some(blocks) = resident_blocks(func).or(alone) {
+    // Without it, the assembler would save registers for a second block that has no shared memory, and spill a few. A multiprocessor has
+    // what one block can have and 1 KB that it reserves for each.
+    let is_alone = 2 * shared_bytes + 1024 > arch.max_shared_bytes() && options.max_registers.is_none();
+    if let Some(blocks) = resident_blocks(func).or(is_alone.then_some(1)) {
         attributes.push_str(&format!(" \"nvvm.minctasm\"=\"{blocks}\""));
     }
     if let Some(n) = options.max_registers {
