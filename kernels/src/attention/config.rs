@@ -162,6 +162,8 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         (Target::Nvptx(_), Pass::Forward) => match d_tile(d) {
             ..=64 => Tiles::new(64, 128, 4, 2),
+            // FlashAttention-2's for such GPUs: larger ones leave no room for the next tiles.
+            128 if little_memory => Tiles::new(64, 64, 4, 2),
             128 => Tiles::new(128, 128, 8, 2),
             _ if little_memory => Tiles::new(128, 32, 8, 2),
             _ => Tiles::new(128, 64, 8, 2),

@@ -53,8 +53,9 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
                     .unwrap_or_else(|e| panic!("{} of {dtype}, head dimension {d}: {e:?}", def.name));
                 assert!(module.shared_bytes <= arch.max_shared_bytes());
                 assert!(module.shared_bytes > 32 << 10, "{}: the tiles are not in shared memory", def.name);
-                // GPUs of desktops have no room for the next tiles.
-                if d == 128 && arch.max_shared_bytes() > 128 << 10 {
+                // GPUs of desktops have room for the next tiles in the forward pass.
+                let has_room = arch.max_shared_bytes() > 128 << 10 || (pass, dtype) == (Pass::Forward, DType::BF16);
+                if d == 128 && has_room {
                     let what = format!("{} of {dtype} on {}", def.name, arch.name());
                     assert!(module.llvm_ir.contains("cp.async"), "{what}: no loads run ahead");
                 }
