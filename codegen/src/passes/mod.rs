@@ -76,6 +76,11 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "defer_sums", summary: "let warps meet behind a loop for what it sums up", run: defer_sums::run },
     Pass { name: "delay_waits", summary: "wait for products where their results are needed", run: delay_waits::run },
     Pass {
+        name: "delay_waits_in_turn",
+        summary: "the same, but products of f32 are waited for one after the other",
+        run: |f| delay_waits::run_for(f, false),
+    },
+    Pass {
         name: "direct_local_loads",
         summary: "read shared buffers in the layout that is wanted",
         run: direct_local_loads::run,
