@@ -16,8 +16,10 @@ use crate::ir::{BinaryOp, DType, Literal, Op, Precision, Type, Value};
 use crate::layout::LinearLayout;
 use crate::num::{TF32_HALF, TF32_KEPT};
 
-/// The most shared memory, in bytes, that the parts of one such operand may take: two of them leave room for pipelines.
+/// The most shared memory, in bytes, that the parts of such an operand may take.
 const HELD_BYTES: usize = 64 << 10;
+/// The most operands that are held: two leave room for pipelines.
+const HELD_OPERANDS: usize = 2;
 
 impl Rewrite<'_, '_> {
     /// acc + a·b in the layout of `acc`, a value of the new function; `operands` are the old one's.
@@ -115,7 +117,8 @@ impl Rewrite<'_, '_> {
     /// The parts of a loaded tile, made where it is loaded, if it is a first operand that a loop's products share.
     pub(super) fn hold_parts(&mut self, v: Value) {
         let numbers: usize = self.old.ty(v).shape().iter().product();
-        if 2 * numbers * size_of::<f32>() <= HELD_BYTES && self.homes.is_shared_by_a_loop(v) {
+        let has_room = 2 * numbers * size_of::<f32>() <= HELD_BYTES && self.held.len() < HELD_OPERANDS;
+        if has_room && self.homes.is_shared_by_a_loop(v) {
             let tile = self.get_anywhere(v);
             let (big, small) = self.parts(tile);
             let parts = (self.shared_along(big, 1), self.shared_along(small, 1));
