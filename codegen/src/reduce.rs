@@ -105,12 +105,7 @@ fn replace_results(func: &mut Func, id: OpId, from_operands: bool, constants: &m
 
 /// A zero of a number type.
 fn zero(func: &mut Func, ty: &Type, constants: &mut Vec<OpId>) -> Option<Value> {
-    let dtype = ty.dtype()?;
-    let value = match dtype {
-        d if d.is_float() => Literal::Float(0.0),
-        d if d.is_int() => Literal::Int(0),
-        _ => Literal::Bool(false),
-    };
+    let value = Literal::number(0.0, Some(ty.dtype()?));
     let loc = func.loc.clone();
     let id = func.create_op(Op::Constant { value }, Vec::new(), vec![ty.clone()], Vec::new(), loc);
     constants.push(id);

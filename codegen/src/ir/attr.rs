@@ -1,5 +1,6 @@
 //! Attributes: the compile-time parameters of ops, and their text form.
 
+use super::types::DType;
 use std::fmt;
 
 /// A value between `{` and `}` in the text of an op.
@@ -143,6 +144,17 @@ pub enum Literal {
     Bool(bool),
     Int(i64),
     Float(f64),
+}
+
+impl Literal {
+    /// `value` as a literal that fits numbers of this type.
+    pub fn number(value: f64, dtype: Option<DType>) -> Literal {
+        match dtype {
+            Some(DType::Bool) => Literal::Bool(value != 0.0),
+            Some(d) if d.is_int() => Literal::Int(value as i64),
+            _ => Literal::Float(value),
+        }
+    }
 }
 
 impl PartialEq for Literal {

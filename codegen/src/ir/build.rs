@@ -67,12 +67,7 @@ impl<'f> Builder<'f> {
 
     /// `value` as a literal that fits the type's element.
     pub fn number(&mut self, value: f64, ty: Type) -> Value {
-        let literal = match ty.dtype() {
-            Some(DType::Bool) => Literal::Bool(value != 0.0),
-            Some(d) if d.is_int() => Literal::Int(value as i64),
-            _ => Literal::Float(value),
-        };
-        self.constant(literal, ty)
+        self.constant(Literal::number(value, ty.dtype()), ty)
     }
 
     pub fn arange(&mut self, start: i64, end: i64) -> Value {

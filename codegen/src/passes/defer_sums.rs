@@ -10,6 +10,7 @@
 
 use super::edit::{rewrite, terminator};
 use super::join_reductions::crosses_warps;
+use crate::analysis::combine::single_function;
 use crate::ir::{BinaryOp, Func, Literal, Op, OpId};
 
 /// The most registers of a thread for one such sum: it stays as long as the loop runs, and takes room from other blocks.
@@ -45,7 +46,8 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Sum> {
         [a, b] if b == param => a,
         _ => return None,
     };
-    let reduce = func.def_op(part).filter(|&op| crosses_warps(func, op) && is_sum(func, op))?;
+    let reduce = func.def_op(part).filter(|&op| crosses_warps(func, op))?;
+    let is_sum = single_function(func, func.op(reduce).regions[0]) == Some(BinaryOp::Add);
     let seen = func.use_counts();
     let only_here = [param, part, next].iter().all(|v| seen[v.0 as usize] == 1);
     let here = [add, reduce].iter().all(|op| func.block(body).ops.contains(op));
@@ -53,23 +55,7 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Sum> {
     let bits = func.ty(tile).elem().map_or(0, |elem| elem.bits());
     // Not `registers::of_tile`: what is made where it is used takes none, but sums of it do.
     let registers = func.layout_of(tile).num_registers() * bits / 32;
-    (only_here && here && bits >= 32 && registers <= MOST_REGISTERS).then_some(Sum { add, reduce })
-}
-
-/// Whether a `reduce` adds up one tile.
-fn is_sum(func: &Func, id: OpId) -> bool {
-    let data = func.op(id);
-    let [region] = data.regions[..] else { return false };
-    let params = &func.block(region).params;
-    match func.block(region).ops[..] {
-        [add, end] if data.operands.len() == 1 => {
-            let add = func.op(add);
-            add.op == Op::Binary(BinaryOp::Add)
-                && (add.operands == *params || add.operands.iter().rev().eq(params))
-                && func.op(end).operands == add.results
-        }
-        _ => false,
-    }
+    (is_sum && only_here && here && bits >= 32 && registers <= MOST_REGISTERS).then_some(Sum { add, reduce })
 }
 
 fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Sum) {
@@ -77,8 +63,8 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Sum) {
     let body = func.op(id).regions[0];
     let tile = func.op(reduce).operands[0];
     let (ty, loc) = (func.ty(tile).clone(), func.op(reduce).loc.clone());
-    let zero = if ty.dtype().is_some_and(|d| d.is_float()) { Literal::Float(0.0) } else { Literal::Int(0) };
-    let zeros = func.create_op(Op::Constant { value: zero }, vec![], vec![ty.clone()], vec![], loc.clone());
+    let zero = Op::Constant { value: Literal::number(0.0, ty.dtype()) };
+    let zeros = func.create_op(zero, vec![], vec![ty.clone()], vec![], loc.clone());
     let none = func.result(zeros);
     let first = std::mem::replace(&mut func.op_mut(id).operands[3 + carried], none);
 

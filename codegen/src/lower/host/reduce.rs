@@ -13,22 +13,9 @@ use super::nest::{Ev, Map, Nest, NestSpec, TileRef, identity};
 use super::repr::{from_bits, is_narrow, reg, reg_num, round, to_bits};
 use super::state::{Lowering, Result};
 use super::writer::{Writer, splat, vector};
+use crate::analysis::combine::single_function;
 use crate::ir::{BinaryOp, BlockId, DType, Elem, Literal, Op, OpId, Value};
 use std::collections::HashMap;
-
-/// The function of a region that only applies one to its two parameters.
-fn single_function(func: &crate::ir::Func, region: BlockId) -> Option<BinaryOp> {
-    let block = func.block(region);
-    let [id, last] = block.ops[..] else { return None };
-    let Op::Binary(op) = func.op(id).op else { return None };
-    let associative = matches!(
-        op,
-        BinaryOp::Add | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor
-    );
-    let operands = &func.op(id).operands;
-    let of_both = *operands == block.params || operands.iter().rev().eq(&block.params);
-    (associative && block.params.len() == 2 && of_both && func.op(last).operands == func.op(id).results).then_some(op)
-}
 
 /// How a reduction by one function holds its partial results: narrow floats in f32, and floats whose minimum or maximum is
 /// sought as integers in the same order, because one instruction then does what takes seven on floats (NaN and the two

@@ -1,0 +1,17 @@
+//! What the region of a `reduce` or `scan` computes.
+
+use crate::ir::{BinaryOp, BlockId, Func, Op};
+
+/// The function of a region that only applies one to its two parameters, where the order of elements does not matter to it.
+pub fn single_function(func: &Func, region: BlockId) -> Option<BinaryOp> {
+    let block = func.block(region);
+    let [id, last] = block.ops[..] else { return None };
+    let Op::Binary(op) = func.op(id).op else { return None };
+    let associative = matches!(
+        op,
+        BinaryOp::Add | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor
+    );
+    let operands = &func.op(id).operands;
+    let of_both = *operands == block.params || operands.iter().rev().eq(&block.params);
+    (associative && block.params.len() == 2 && of_both && func.op(last).operands == func.op(id).results).then_some(op)
+}
