@@ -17,16 +17,19 @@ use tilewright_runtime::prelude::*;
 
 /// y[r] = Σⱼ x[r, j] · w[j], multiplied and summed in f32.
 ///
-/// One program per tile of rows, which walks along the row.
+/// One program per tile of rows, which walks along the row. With `first_out` x is the first to leave the L2 cache, so that what was written
+/// there before need not go to memory meanwhile: for an x that is not much larger than the cache, on an H200 up to 400 MB.
 #[autotune(
     configs = [
-        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4]),
-        Config(rows_tile = [2, 4, 8], d_tile = [1024, 2048], num_warps = 4),
-        Config(rows_tile = [8, 16], d_tile = [512, 1024], num_warps = 8),
-        Config(rows_tile = [1, 2], d_tile = [4096, 8192], num_warps = 4),
-        Config(rows_tile = 1, d_tile = 2048, num_warps = [8, 16]),
-        Config(rows_tile = [2, 4], d_tile = [1024, 2048], num_warps = [8, 16]),
-        Config(rows_tile = 16, d_tile = 256, num_warps = 4),
+        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4], first_out = false),
+        Config(rows_tile = [2, 4, 8], d_tile = [1024, 2048], num_warps = 4, first_out = false),
+        Config(rows_tile = [8, 16], d_tile = [512, 1024], num_warps = 8, first_out = false),
+        Config(rows_tile = [1, 2], d_tile = [4096, 8192], num_warps = 4, first_out = false),
+        Config(rows_tile = 1, d_tile = 2048, num_warps = 8, first_out = false),
+        Config(rows_tile = [2, 4], d_tile = [1024, 2048], num_warps = 8, first_out = false),
+        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [4, 8], first_out = true),
+        Config(rows_tile = [2, 4], d_tile = 2048, num_warps = [4, 8], first_out = true),
+        Config(rows_tile = 1, d_tile = 4096, num_warps = 4, first_out = true),
     ],
     key = [d, rows],
     default = default_forward,
@@ -45,6 +48,7 @@ pub fn weighted_sum_fwd<T: Float>(
     d: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
+    #[constexpr = false] first_out: bool,
 ) {
     let first_row = program_id(0) * rows_tile;
     let mut x_block = make_block_ptr(
@@ -67,7 +71,12 @@ pub fn weighted_sum_fwd<T: Float>(
     );
     let mut total = zeros::<f32>([rows_tile]);
     for _ in range(0, cdiv(d, d_tile)) {
-        let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let xt = if first_out {
+            load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first)
+        } else {
+            load(x_block, boundary_check = [0, 1], padding = zero)
+        };
+        let xt = xt.to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         total += sum(xt * wt.expand_dims(0), axis = 1);
         x_block = x_block.advance([0, d_tile]);
@@ -138,14 +147,22 @@ fn max_d_tile(gpu: bool) -> usize {
     if gpu { MAX_D_TILE } else { MAX_D_TILE_CPU }
 }
 
+/// Bytes of x up to which it is the first to leave the cache: on an H200, 205 MB take 5 to 14 % less then, and 820 MB 3 % more.
+const FIRST_OUT_BYTES: usize = 300 << 20;
+
 fn default_forward(problem: &Problem) -> Config {
     let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
-    let tiles = RowTiles::new(of("rows"), of("d"), max_d_tile(problem.is_gpu()));
-    // What tuning chose on an H200 for 2048, 4096 and 8192 numbers of f32.
-    if problem.is_gpu() && of("d") >= 2048 && problem.dtypes.first().is_some_and(|dtype| dtype.bytes() == 4) {
-        return Config::default().set("rows_tile", 1).set("d_tile", 2048).num_warps(8);
-    }
-    Config::default().set("rows_tile", tiles.rows_tile).set("d_tile", tiles.d_tile).num_warps(tiles.num_warps)
+    let (rows, d) = (of("rows"), of("d"));
+    let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
+    let first_out = problem.is_gpu() && rows.saturating_mul(d).saturating_mul(bytes) <= FIRST_OUT_BYTES;
+    let tiles = RowTiles::new(rows, d, max_d_tile(problem.is_gpu()));
+    // What tuning chose on an H200 for 2048 and 4096 numbers of f32.
+    let (rows_tile, d_tile, num_warps) = match problem.is_gpu() && d >= 2048 && bytes == 4 {
+        true => (1, 2048, 8),
+        false => (tiles.rows_tile, tiles.d_tile, tiles.num_warps),
+    };
+    let config = Config::default().set("rows_tile", rows_tile).set("d_tile", d_tile);
+    config.set("first_out", first_out).num_warps(num_warps)
 }
 
 /// y [rows] = x [rows, d] · w [d].
@@ -174,6 +191,7 @@ pub fn forward<T: FloatElement>(
         y: &mut y.data,
         rows_tile: tuned(),
         d_tile: tuned(),
+        first_out: tuned(),
     }
     .launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
 }
