@@ -19,22 +19,43 @@ use tilewright_runtime::prelude::*;
 /// `spread` 1 / √(1 − β₂ᵗ); `decay` lr · λ.
 #[device_fn]
 fn update<G: Float>(
-    (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
+    state: (Ptr<f32>, Ptr<f32>, Ptr<f32>),
     g: Ptr<G>,
     (offsets, mask): (Tile<i64>, Tile<bool>),
     moments: (Scalar<f32>, Scalar<f32>),
-    (rate, spread, eps, decay, grad_scale): (Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>),
+    rates: (Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>),
 ) -> Tile<f32> {
-    let gt = load(g + offsets, mask = mask).to::<f32>() * grad_scale;
+    let after = updated(state, load(g + offsets, mask = mask).to::<f32>(), (offsets, mask), moments, rates);
+    keep(state, after, (offsets, mask));
+    after.0
+}
+
+/// The new p, m and v of gradients g.
+#[device_fn]
+fn updated(
+    (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
+    g: Tile<f32>,
+    (offsets, mask): (Tile<i64>, Tile<bool>),
+    moments: (Scalar<f32>, Scalar<f32>),
+    (rate, spread, eps, decay, grad_scale): (Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>),
+) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
+    let gt = g * grad_scale;
     let (m_before, v_before) = (load(m + offsets, mask = mask), load(v + offsets, mask = mask));
     let m_after = m_before + moments.0 * (gt - m_before);
     let v_after = v_before + moments.1 * (gt * gt - v_before);
     let pt = load(p + offsets, mask = mask);
-    let after = pt - (rate * m_after / (sqrt(v_after) * spread + eps) + decay * pt);
-    store(m + offsets, m_after, mask = mask);
-    store(v + offsets, v_after, mask = mask);
-    store(p + offsets, after, mask = mask);
-    after
+    (pt - (rate * m_after / (sqrt(v_after) * spread + eps) + decay * pt), m_after, v_after)
+}
+
+#[device_fn]
+fn keep(
+    (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
+    after: (Tile<f32>, Tile<f32>, Tile<f32>),
+    (offsets, mask): (Tile<i64>, Tile<bool>),
+) {
+    store(m + offsets, after.1, mask = mask);
+    store(v + offsets, after.2, mask = mask);
+    store(p + offsets, after.0, mask = mask);
 }
 
 /// One step for n parameters.
@@ -115,6 +136,47 @@ pub fn adamw_by<G: Float, C: Float>(
     let after = update((p, m, v), g, (offsets, mask), (rest1, rest2), rates);
     if copies {
         store(copy + offsets, after.to::<C>(), mask = mask);
+    }
+}
+
+/// As [`ADAMW_BY`], with the average of g and `other`, rounded to their type: gradients of two ranks, which need not be added up before.
+/// squares\[i\] = Σ g² of the averages of program i, which leaves its parameters as they are where that is not finite.
+///
+/// One program per `tile` of parameters.
+#[kernel]
+pub fn adamw_of_two<G: Float, C: Float>(
+    p: InOut<f32>,
+    m: InOut<f32>,
+    v: InOut<f32>,
+    g: In<G>,
+    other: In<G>,
+    copy: Out<C>,
+    squares: Out<f32>,
+    rates: In<f64>,
+    verdict: In<f64>,
+    n: i64,
+    rest1: f32,
+    rest2: f32,
+    eps: f32,
+    #[constexpr] tile: usize,
+    #[constexpr = true] copies: bool,
+) {
+    let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
+    let (rate, spread, decay) = (load(rates), load(rates + 1), load(rates + 2));
+    let (grad_scale, made) = (load(verdict), load(verdict + 1));
+    let rates = (rate.to::<f32>(), spread.to::<f32>(), eps, decay.to::<f32>(), grad_scale.to::<f32>());
+    let inside = offsets < n;
+    let (own, others) =
+        (load(g + offsets, mask = inside, other = 0.0), load(other + offsets, mask = inside, other = 0.0));
+    let gt = ((own.to::<f32>() + others.to::<f32>()) * 0.5).to::<G>().to::<f32>();
+    // Everything has been asked for when threads meet for the sum.
+    let after = updated((p, m, v), gt, (offsets, inside), (rest1, rest2), rates);
+    let square = sum(gt * gt, axis = 0);
+    store(squares + program_id(0), square);
+    let made = inside && ((made != 0.0) && (square < f32::INFINITY));
+    keep((p, m, v), after, (offsets, made));
+    if copies {
+        store(copy + offsets, after.0.to::<C>(), mask = made);
     }
 }
 
@@ -326,6 +388,72 @@ pub fn step_by<G: FloatElement, C: FloatElement>(
         copies,
     }
     .launch(device, n.div_ceil(TILE))
+}
+
+/// Parameters per program of [`step_of_two`].
+pub const TILE_OF_TWO: usize = 2048;
+
+/// How many sums of squares [`step_of_two`] writes for `n` parameters.
+pub fn squares_of_two(n: usize) -> usize {
+    n.div_ceil(TILE_OF_TWO)
+}
+
+/// As [`step_by`], with the averages of two ranks' gradients. `squares` gets [`squares_of_two`] sums of squares of them; where one is not
+/// finite its parameters stay as they are.
+///
+/// # Errors
+/// As [`step_by`].
+pub fn step_of_two<G: FloatElement, C: FloatElement>(
+    device: &Device,
+    [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],
+    [g, other]: [View<'_, G>; 2],
+    copy: Option<ViewMut<'_, C>>,
+    mut squares: ViewMut<'_, f32>,
+    [rates, verdict]: [View<'_, f64>; 2],
+    options: &Options,
+) -> Result<()> {
+    const NAME: &str = "adamw_of_two";
+    let n = p.len();
+    for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len()), ("other", other.len())] {
+        expect_len(NAME, name, len, n)?;
+    }
+    if let Some(copy) = &copy {
+        expect_len(NAME, "copy", copy.len(), n)?;
+    }
+    let sums = squares_of_two(n);
+    for (name, found, expected) in
+        [("rates", rates.len(), 3), ("verdict", verdict.len(), 2), ("squares", squares.len(), sums)]
+    {
+        if found < expected {
+            let (expected, found) = (format!("{expected} numbers"), found.to_string());
+            return Err(Error::Argument { kernel: NAME.into(), name, expected, found });
+        }
+    }
+    let Rates { rest1, rest2, .. } = options.rates(NAME, 1)?;
+    let copies = copy.is_some();
+    let mut none = Buffer::<C>::uninit(device, 0)?;
+    let mut copy = match copy {
+        Some(copy) => copy,
+        None => none.view_mut(),
+    };
+    AdamwOfTwo {
+        p: &mut p,
+        m: &mut m,
+        v: &mut v,
+        g: &g,
+        other: &other,
+        copy: &mut copy,
+        squares: &mut squares,
+        rates: &rates,
+        verdict: &verdict,
+        n: n as i64,
+        rest1,
+        rest2,
+        eps: options.eps as f32,
+        tile: TILE_OF_TWO,
+        copies,
+    }
+    .launch_with(device, &LaunchConfig::new(sums).num_warps((TILE_OF_TWO / 256) as u32))
 }
 
 /// Step `t` in f64, as the paper writes it.

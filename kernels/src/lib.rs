@@ -69,6 +69,7 @@ pub static AUTOTUNED: &[&Autotune] = &[
 pub static KERNELS: &[&KernelDef] = &[
     &adamw::ADAMW,
     &adamw::ADAMW_BY,
+    &adamw::ADAMW_OF_TWO,
     &adamw::ADAMW_WITH_COPY,
     &cast::CAST,
     &column_sum::COLUMN_SUM,

@@ -92,6 +92,8 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (consts! { tokens_tile = 32usize, heads_tile = 8usize, d_tile = 64usize }.to_vec(), 4, 3)
     } else if [&adamw::ADAMW, &adamw::ADAMW_BY, &adamw::ADAMW_WITH_COPY].iter().any(|k| is(k)) {
         (consts! { tile = 1024usize }.to_vec(), 4, 3)
+    } else if is(&adamw::ADAMW_OF_TWO) {
+        (consts! { tile = 2048usize }.to_vec(), 8, 3)
     } else if is(&rank_sum::RANK_SUM) {
         let tile = 8192 / dtype.bytes();
         (consts! { tile = tile, rank = 0usize, world = 2usize, average = true, copies = true }.to_vec(), 4, 3)

@@ -239,6 +239,64 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
     }
 }
 
+/// Three steps with the averages of two gradients of type T, of which the second is not finite in one place: what lies in its program's
+/// part stays as it was.
+pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
+    let mut random = Random::new(20);
+    let [p, own, other] =
+        [DType::F32, T::dtype(), T::dtype()].map(|dtype| HostTensor::random(dtype, &[n], &[1], &mut random).values());
+    let sums = adamw::squares_of_two(n);
+    let each = adamw::TILE_OF_TWO;
+    let spoilt = n.saturating_sub(1)..n;
+    let options = adamw::Options { lr: 0.02, weight_decay: 0.1, grad_scale: 0.5, ..adamw::Options::default() };
+    let average: Vec<f64> = own.iter().zip(&other).map(|(a, b)| f64::from((*a as f32 + *b as f32) * 0.5)).collect();
+    let average = HostTensor::of(T::dtype(), &[n], &[1], &average).values();
+    for with_copy in [false, true] {
+        let what = format!("adamw_of_two {} [{n}] copy: {with_copy}", T::dtype());
+        let mut want = [p.clone(), vec![0.0; n], vec![0.0; n]];
+        let mut placed =
+            want.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
+        let mut copy = Placed::<T>::new(device, HostTensor::of(T::dtype(), &[n], &[1], &p));
+        for t in 1..=3 {
+            let mut others = other.clone();
+            if t == 2 {
+                others[spoilt.clone()].fill(f64::INFINITY);
+            }
+            let both = [&own, &others].map(|g| Placed::<T>::new(device, HostTensor::of(T::dtype(), &[n], &[1], g)));
+            let [p, m, v] = placed.each_mut().map(|x| x.buffer.slice_mut(..n).expect("a slice"));
+            let gradients = both.each_ref().map(|g| g.buffer.slice(..n).expect("a slice"));
+            let rates = options.rates_of(t).and_then(|rates| Buffer::from_slice(device, &rates)).expect("rates");
+            let verdict = Buffer::from_slice(device, &[options.grad_scale, 1.0]).expect("a verdict");
+            let mut squares = Placed::<f32>::poisoned(device, &[sums], crate::on_device::DENSE);
+            let copy = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
+            let into = squares.buffer.slice_mut(..sums).expect("a slice");
+            ok(adamw::step_of_two(device, [p, m, v], gradients, copy, into, [rates.view(), verdict.view()], &options));
+            let before = want.clone();
+            let [p, m, v] = &mut want;
+            adamw::reference(p, m, v, &average, t, &options);
+            let found = squares.buffer.to_vec().expect("sums");
+            for (i, found) in found[..sums].iter().enumerate() {
+                let range = i * each..n.min((i + 1) * each);
+                let right: f64 = average[range.clone()].iter().map(|g| g * g).sum();
+                if t == 2 && i == sums - 1 {
+                    assert!(!found.is_finite(), "{what}: {found}");
+                    want.iter_mut()
+                        .zip(&before)
+                        .for_each(|(want, before)| want[range.clone()].copy_from_slice(&before[range.clone()]));
+                } else {
+                    assert!((f64::from(*found) - right).abs() <= 1e-5 * right, "{what}: {found} for {right}");
+                }
+            }
+        }
+        for ((tensor, want), name) in placed.iter_mut().zip(&want).zip(["p", "m", "v"]) {
+            tensor.check(&format!("{what}, {name}"), want, F32);
+        }
+        if with_copy {
+            copy.check(&format!("{what}, copy"), &want[0], tolerance(T::dtype()));
+        }
+    }
+}
+
 /// Parts of one to four ranks with gaps between them, with and without a copy, by a program a tile and by two; and every rank's result
 /// has the bits of a sum in rank order.
 pub fn check_rank_sum<T: FloatElement>(device: &Device, n: usize) {

@@ -177,6 +177,7 @@ fn adamw_steps() {
     let cpu = Device::cpu();
     for n in [0, 1, 17, 1000, 4097] {
         for_types!(check_adamw(&cpu, n));
+        for_types!(check_adamw_of_two(&cpu, n));
     }
 }
 

@@ -29,13 +29,17 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use half::bf16;
+use tilewright::ViewMut;
+use tilewright::kernels::FloatElement;
+use tilewright::kernels::rank_sum::{self, Ranks};
 
 use super::buckets::{Bucket, buckets};
 use super::comm::handle::wait_all;
-use super::comm::{Call, CommError, Communicator, Dtype, Handle, Lap, Op, Reduce};
+use super::comm::{Call, CommError, Communicator, Dtype, Handle, Inbox, Lap, Op, Reduce};
 use super::error::{Error, Result};
+use crate::ops::memory::{Elem, Fresh, Read, kernel_error};
 use crate::ops::{leave_multiprocessors, memory};
 use crate::params::{ParamId, Params, ReadyHook};
 
@@ -102,6 +106,13 @@ impl DdpOptions {
     /// Whether gradients leave while backward goes on.
     pub fn is_eager(&self) -> bool {
         matches!(self.form, Form::Overlap | Form::Bucketed)
+    }
+
+    /// Whether gradients of this type are copied to the other one of two ranks as they are, which then has both to add up: no more travels than
+    /// for a sum, and whoever uses gradients adds them up on the way.
+    fn exchanges(&self, dtype: Dtype, world: usize) -> bool {
+        let as_they_are = self.wire.is_none_or(|wire| wire == dtype);
+        self.copies && self.is_eager() && world == 2 && self.exchange == Exchange::AllReduce && as_they_are
     }
 }
 
@@ -175,6 +186,8 @@ struct Inner {
     /// Address of the flat gradient, and the type of its elements.
     grads: u64,
     dtype: Dtype,
+    /// Where the other rank's gradients arrive, if two ranks exchange them: as the flat gradient.
+    inbox: Option<Arc<Tensor>>,
     pass: Mutex<Pass>,
 }
 
@@ -236,8 +249,12 @@ impl Ddp {
             DType::BF16 => (Dtype::Bf16, address::<bf16>(&flat)?),
             _ => (Dtype::F32, address::<f32>(&flat)?),
         };
+        let inbox = match options.exchanges(dtype, world) {
+            true => inbox(&flat, grads, &comm)?,
+            false => None,
+        };
         let (params, pass) = (params.clone(), Mutex::new(pass));
-        let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, pass });
+        let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, inbox, pass });
         let hears = inner.clone();
         let hook = inner.params.on_grad_ready(move |id| hears.ready(id).map_err(Into::into));
         Ok(Ddp { inner, _hook: hook })
@@ -275,25 +292,25 @@ impl Ddp {
     /// # Errors
     /// Those of communication; then the gradients hold anything.
     pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
-        self.finish(|sent, waits| {
-            let handles: Vec<&Handle> = sent.iter().flat_map(|(_, handles)| handles).collect();
-            waits.during(|| Ok(wait_all(handles)?))
-        })
+        self.finish_by_bucket(|bucket, _| self.average(bucket))
     }
 
     /// As [`Ddp::finish_gradient_synchronization`], bucket by bucket in the order in which they were sent: calls `with` for each when
     /// its gradients are there, while later ones are still on their way.
     ///
+    /// Where two ranks exchange their gradients (copy engines, [`Exchange::AllReduce`]), `with` gets the other rank's too, as a flat tensor:
+    /// the averages of both are what it should use, and gradients stay this rank's own.
+    ///
     /// # Errors
     /// Those of communication and the first of `with`, after which it is not called again.
     pub fn finish_by_bucket<E: From<Error>>(
         &self,
-        mut with: impl FnMut(&Bucket) -> Result<(), E>,
+        mut with: impl FnMut(&Bucket, Option<&Tensor>) -> Result<(), E>,
     ) -> Result<Synchronized, E> {
         self.finish(|sent, waits| {
             let outcome = sent.iter().try_for_each(|(bucket, handles)| {
                 waits.during(|| Ok(wait_all(handles)?))?;
-                with(&self.inner.buckets[*bucket])
+                with(&self.inner.buckets[*bucket], self.inner.inbox.as_deref())
             });
             // Whatever happened: nothing uses the gradients any more.
             let waited = wait_all(sent.iter().flat_map(|(_, handles)| handles));
@@ -342,6 +359,22 @@ impl Ddp {
         let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * inner.dtype.size()).sum();
         let calls = sent.iter().map(|(_, handles)| handles.len()).sum();
         Ok(Synchronized { calls, bytes, waited: waits.waited, laps: waits.laps })
+    }
+
+    /// Whether two ranks exchange their gradients, and whoever uses them averages them: see [`Ddp::finish_by_bucket`].
+    pub fn exchanges(&self) -> bool {
+        self.inner.inbox.is_some()
+    }
+
+    /// Makes a bucket's gradients the averages, if two ranks [exchange](Ddp::exchanges) them: once, after they have arrived.
+    ///
+    /// # Errors
+    /// Those of the launch.
+    pub fn average(&self, bucket: &Bucket) -> Result<()> {
+        match self.inner.inbox.as_deref() {
+            Some(others) => self.inner.average(&bucket.range, others),
+            None => Ok(()),
+        }
     }
 
     /// Whether gradients leave while backward goes on, so that something may be done with some while others travel.
@@ -427,6 +460,27 @@ impl Inner {
         Ok(())
     }
 
+    /// Gradients in `range` become the averages of them and the other rank's.
+    fn average(&self, range: &Range<usize>, others: &Tensor) -> Result<()> {
+        match self.dtype {
+            Dtype::Bf16 => self.average_of::<bf16>(range, others),
+            _ => self.average_of::<f32>(range, others),
+        }
+    }
+
+    fn average_of<G: Elem + FloatElement>(&self, range: &Range<usize>, others: &Tensor) -> Result<()> {
+        let (device, others) = (memory::kernel_device(self.params.device())?, Read::<G>::new(others)?);
+        let others = others.view()?.slice(range.clone()).map_err(kernel_error)?;
+        // SAFETY: as for a collective: the gradients live as long as `params`, and whoever waits for them does not use them yet.
+        let own = unsafe {
+            let begin = self.grads + (range.start * size_of::<G>()) as u64;
+            ViewMut::<G>::from_address(device, begin, range.len())
+        };
+        let ranks = Ranks { rank: self.comm.rank(), world: 2, average: true };
+        let reduced = rank_sum::reduce(device, own, (others, range.len()), None, ranks, None);
+        Ok(reduced.map_err(kernel_error)?)
+    }
+
     /// Starts the next bucket's collectives.
     fn send_next(&self, pass: &mut Pass) -> Result<(), CommError> {
         let (index, beside) = (pass.order[pass.next], self.is_eager());
@@ -448,6 +502,9 @@ impl Inner {
         };
         let bucket = &self.buckets[index];
         let outcome = match self.options.exchange {
+            Exchange::AllReduce if self.inbox.is_some() => {
+                average(bucket.range.clone(), Op::Exchange).map(|handle| handles.push(handle))
+            }
             Exchange::AllReduce => {
                 average(bucket.range.clone(), Op::AllReduce(Reduce::Avg)).map(|handle| handles.push(handle))
             }
@@ -466,6 +523,27 @@ impl Inner {
 
 fn missing(buckets: &[Bucket]) -> Vec<usize> {
     buckets.iter().map(|bucket| bucket.ids.len()).collect()
+}
+
+/// A place for the other rank's gradients, if the communicator exchanges them.
+fn inbox(flat: &Tensor, grads: u64, comm: &Communicator) -> Result<Option<Arc<Tensor>>> {
+    let (inbox, at) = match flat.dtype() {
+        DType::BF16 => exposable::<bf16>(flat)?,
+        _ => exposable::<f32>(flat)?,
+    };
+    let bytes = flat.elem_count() * flat.dtype().size_in_bytes();
+    let exchanges = comm.set_inbox(Inbox { of: grads, at, bytes, _owner: inbox.clone() })?;
+    Ok(exchanges.then_some(inbox))
+}
+
+/// A tensor as long as `flat`, of zeros, and its address.
+fn exposable<G: Elem>(flat: &Tensor) -> Result<(Arc<Tensor>, u64)> {
+    let tensor = Fresh::<G>::exposable(flat.device(), flat.elem_count())?.into_tensor(flat.elem_count());
+    tensor.zero_set()?;
+    // Its zeros are not written over what arrives.
+    flat.device().synchronize()?;
+    let at = address::<G>(&tensor)?;
+    Ok((Arc::new(tensor), at))
 }
 
 /// Where a flat tensor's elements begin: on the host, or on the GPU.

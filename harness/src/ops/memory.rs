@@ -261,6 +261,21 @@ impl<T: Elem> Fresh<T> {
         Ok(Fresh { memory, device: on })
     }
 
+    /// The same in memory that other processes may open, where the device is a GPU: of no pool, and given back when no tensor has it any more.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn exposable(device: &Device, len: usize) -> Result<Fresh<T>> {
+        match device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                let memory = FreshMemory::Cuda(cuda::allocate_exposable(cuda, len)?, cuda.clone());
+                Ok(Fresh { memory, device: kernel_device(device)? })
+            }
+            _ => Fresh::new(device, len),
+        }
+    }
+
     /// All elements, to be written.
     pub fn view(&mut self) -> Result<ViewMut<'_, T>> {
         match &mut self.memory {
@@ -411,6 +426,7 @@ mod cuda {
 
     use candle_core::backend::BackendStorage;
 
+    use candle_core::cuda::cudarc::driver::result::malloc_sync;
     use candle_core::cuda::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
     use candle_core::{CudaDevice, CudaStorage, Result};
     use tilewright::{Device as KernelDevice, View, ViewMut};
@@ -437,6 +453,16 @@ mod cuda {
     pub(super) fn allocate<T: Elem>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
         // SAFETY: every bit pattern is a value of these types, and kernels write the memory before anyone reads it.
         unsafe { device.alloc::<T>(len) }
+    }
+
+    pub(super) fn allocate_exposable<T: Elem>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
+        let stream = device.cuda_stream();
+        stream.context().bind_to_thread().map_err(candle_core::Error::wrap)?;
+        // SAFETY: as above; the slice is the only one that has this memory, and gives it back (cuMemFreeAsync takes what cuMemAlloc gave).
+        unsafe {
+            let address = malloc_sync((len * size_of::<T>()).max(1)).map_err(candle_core::Error::wrap)?;
+            Ok(stream.upgrade_device_ptr(address, len))
+        }
     }
 
     pub(super) fn view<'a, T: Elem>(

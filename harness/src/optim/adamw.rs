@@ -9,6 +9,7 @@ use tilewright::kernels::adamw::{self, Options};
 use tilewright::prelude::*;
 use tilewright::{View, ViewMut};
 
+use super::judge::Pieces;
 use super::judge::told::{PER_GROUP, RATES};
 
 /// What is the same for all parameters and steps.
@@ -217,14 +218,9 @@ impl AdamW {
         [told, found]: [View<'_, f64>; 2],
     ) -> Result<()> {
         let device = self.first.device().clone();
-        let part = part.start.max(self.range.start)..part.end.min(self.range.end);
         let AdamWOptions { beta1, beta2, eps } = self.options;
         let options = Options { beta1, beta2, eps, ..Options::default() };
-        for (i, group) in groups.iter().enumerate() {
-            let range = group.range.start.max(part.start)..group.range.end.min(part.end);
-            if range.is_empty() {
-                continue;
-            }
+        for (i, range) in self.ranges(part, groups) {
             let local = range.start - self.range.start..range.end - self.range.start;
             let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
             let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
@@ -240,6 +236,58 @@ impl AdamW {
             }
         }
         Ok(())
+    }
+
+    /// As [`AdamW::step_part_by`], with the averages of two ranks' gradients, whose squares it leaves with `pieces`
+    /// ([`AdamW::sums_of_two`]). What is not finite is left out.
+    ///
+    /// # Errors
+    /// As [`AdamW::step`].
+    pub fn step_part_of_two<G: FloatElement>(
+        &mut self,
+        part: &Range<usize>,
+        mut values: ViewMut<'_, f32>,
+        [own, other]: [View<'_, G>; 2],
+        mut copy: Copy<'_>,
+        groups: &[Group],
+        told: View<'_, f64>,
+        pieces: &mut Pieces,
+    ) -> Result<()> {
+        let device = self.first.device().clone();
+        let AdamWOptions { beta1, beta2, eps } = self.options;
+        let options = Options { beta1, beta2, eps, ..Options::default() };
+        for (i, range) in self.ranges(part, groups) {
+            let local = range.start - self.range.start..range.end - self.range.start;
+            let p = values.reborrow().slice(range.clone())?;
+            let g = [own.slice(range.clone())?, other.slice(range.clone())?];
+            let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
+            let (found, squares) = pieces.sums(adamw::squares_of_two(range.len()))?;
+            let rates = [told.slice(RATES + i * PER_GROUP..)?, found];
+            match &mut copy {
+                Copy::None => adamw::step_of_two::<G, bf16>(&device, state, g, None, squares, rates, &options)?,
+                Copy::Bf16(copy) => {
+                    let copy = Some(copy.reborrow().slice(range)?);
+                    adamw::step_of_two(&device, state, g, copy, squares, rates, &options)?;
+                }
+                Copy::F16(copy) => {
+                    let copy = Some(copy.reborrow().slice(range)?);
+                    adamw::step_of_two(&device, state, g, copy, squares, rates, &options)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How many sums of squares [`AdamW::step_part_of_two`] makes of `part`.
+    pub fn sums_of_two(&self, part: &Range<usize>, groups: &[Group]) -> usize {
+        self.ranges(part, groups).iter().map(|(_, range)| adamw::squares_of_two(range.len())).sum()
+    }
+
+    /// What of `part` is this optimizer's: ranges of one group each, with its number.
+    fn ranges(&self, part: &Range<usize>, groups: &[Group]) -> Vec<(usize, Range<usize>)> {
+        let part = part.start.max(self.range.start)..part.end.min(self.range.end);
+        let ranges = groups.iter().map(|group| group.range.start.max(part.start)..group.range.end.min(part.end));
+        ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect()
     }
 
     /// Counts steps that were made by [`AdamW::step_by`].

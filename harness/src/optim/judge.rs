@@ -151,6 +151,8 @@ fn judge_partials(
             found: losses.len().to_string(),
         });
     }
+    // One program: wide where it has much to add up.
+    let (tile, num_warps) = if partials.len() > 1 << 16 { (8192, 32) } else { (1024, 4) };
     JudgeStep {
         partials: &partials,
         losses: &losses,
@@ -158,10 +160,10 @@ fn judge_partials(
         found: &mut found,
         programs: partials.len() as i64,
         count: losses.len() as i32,
-        tile: 1024,
+        tile,
         losses_tile: losses.len().next_power_of_two().max(16),
     }
-    .launch(device, 1)
+    .launch_with(device, &LaunchConfig::new(1).num_warps(num_warps))
 }
 
 /// Judges a gradient that comes in pieces, one after the other: each piece by itself, so that its parameters may be updated before
@@ -181,7 +183,15 @@ impl Pieces {
     /// # Errors
     /// No memory.
     pub fn new(device: &Device, lengths: impl IntoIterator<Item = usize>) -> Result<Pieces> {
-        let partials = Buffer::uninit(device, lengths.into_iter().map(parts_of).sum())?;
+        Pieces::with_sums(device, lengths.into_iter().map(parts_of).sum())
+    }
+
+    /// Of so many sums of squares.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn with_sums(device: &Device, count: usize) -> Result<Pieces> {
+        let partials = Buffer::uninit(device, count)?;
         Ok(Pieces { partials, judged: 0, found: Buffer::zeros(device, found::LOSSES + 1)? })
     }
 
@@ -198,6 +208,26 @@ impl Pieces {
         let partials = self.partials.slice(parts)?;
         judge_partials(&device, partials, partials.slice(0..0)?, told, self.found.view_mut())?;
         Ok(self.found.view())
+    }
+
+    /// A verdict that makes a step of what is finite ([`found::MADE`] and [`found::SCALE`]), for who adds up squares on the way:
+    /// [`Pieces::sums`].
+    ///
+    /// # Errors
+    /// Those of the launch.
+    pub fn made(&mut self, told: View<'_, f64>) -> Result<()> {
+        let nothing = self.partials.slice(0..0)?;
+        judge_partials(self.partials.device(), nothing, nothing, told, self.found.view_mut())
+    }
+
+    /// What was found last, and a place for the next `count` sums of squares.
+    ///
+    /// # Errors
+    /// More sums than there are.
+    pub fn sums(&mut self, count: usize) -> Result<(View<'_, f64>, ViewMut<'_, f32>)> {
+        let parts = self.judged..self.judged + count;
+        self.judged = parts.end;
+        Ok((self.found.view(), self.partials.slice_mut(parts)?))
     }
 
     /// Judges all pieces together, as [`judge`] does.

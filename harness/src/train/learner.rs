@@ -337,6 +337,10 @@ impl Learner {
         match self.queue_by_bucket(ddp) {
             Ok(sent) => {
                 let found = self.found.to_vec1::<f64>()?;
+                if found[found::MADE] == 0.0 {
+                    // The error says where, of the averages.
+                    ddp.buckets().iter().try_for_each(|bucket| ddp.average(bucket))?;
+                }
                 Ok((sent, self.settle(announced, &found)?))
             }
             Err(error) => {
@@ -531,11 +535,27 @@ fn decide_by_bucket<G: Elem + FloatElement>(
     ddp: &Ddp,
     [told, found]: [&Tensor; 2],
 ) -> Result<Synchronized> {
-    let lengths = ddp.buckets().iter().map(|bucket| bucket.range.len());
-    let mut pieces = Pieces::new(kernel_device(params.device())?, lengths)?;
-    let (gradients, told) = (params.grads(), Read::<f64>::new(told)?);
-    let sent = ddp.finish_by_bucket(|bucket| -> Result<()> {
+    let (device, ranges) = (kernel_device(params.device())?, ddp.buckets().iter().map(|bucket| &bucket.range));
+    let told = Read::<f64>::new(told)?;
+    let mut pieces = match ddp.exchanges() {
+        true => Pieces::with_sums(device, ranges.map(|range| adamw.sums_of_two(range, groups)).sum())?,
+        false => Pieces::new(device, ranges.map(Range::len))?,
+    };
+    if ddp.exchanges() {
+        pieces.made(told.view()?)?;
+    }
+    let gradients = params.grads();
+    let sent = ddp.finish_by_bucket(|bucket, other| -> Result<()> {
         let gradients = Read::<G>::new(&gradients)?;
+        if let Some(other) = other {
+            let other = Read::<G>::new(other)?;
+            let both = [gradients.view()?, other.view()?];
+            return with_copy(params, |values, copy| {
+                adamw
+                    .step_part_of_two(&bucket.range, values, both, copy, groups, told.view()?, &mut pieces)
+                    .map_err(kernel_error)
+            });
+        }
         let piece = gradients.view()?.slice(bucket.range.clone())?;
         let views = [told.view()?, pieces.judge(piece, told.view()?)?];
         step_part((params, groups), adamw, &bucket.range, gradients.view()?, views)
@@ -554,16 +574,22 @@ fn step_part<G: Elem + FloatElement>(
     gradients: View<'_, G>,
     told_and_found: [View<'_, f64>; 2],
 ) -> Result<()> {
+    with_copy(params, |values, copy| {
+        adamw.step_part_by(part, values, gradients, copy, groups, told_and_found).map_err(kernel_error)
+    })
+}
+
+/// Gives `go` the parameters, and their copy in a shorter type.
+fn with_copy(params: &Params, go: impl FnOnce(ViewMut<'_, f32>, Copy<'_>) -> candle_core::Result<()>) -> Result<()> {
     let copy = params.copy();
-    memory::write::<f32, _>(params.values(), |_, values| {
-        let go = |copy: Copy<'_>| {
-            adamw.step_part_by(part, values, gradients, copy, groups, told_and_found).map_err(kernel_error)
-        };
-        match &copy {
-            Some(copy) if copy.dtype() == DType::BF16 => memory::write::<bf16, _>(copy, |_, copy| go(Copy::Bf16(copy))),
-            Some(copy) if copy.dtype() == DType::F16 => memory::write::<f16, _>(copy, |_, copy| go(Copy::F16(copy))),
-            _ => go(Copy::None),
+    memory::write::<f32, _>(params.values(), |_, values| match &copy {
+        Some(copy) if copy.dtype() == DType::BF16 => {
+            memory::write::<bf16, _>(copy, |_, copy| go(values, Copy::Bf16(copy)))
         }
+        Some(copy) if copy.dtype() == DType::F16 => {
+            memory::write::<f16, _>(copy, |_, copy| go(values, Copy::F16(copy)))
+        }
+        _ => go(values, Copy::None),
     })?;
     Ok(())
 }

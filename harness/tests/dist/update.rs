@@ -97,17 +97,24 @@ fn train(
 /// Both kinds of updates, on one rank of a world that somebody else made.
 pub fn check(device: &Device, comm: &Arc<Communicator>) {
     for shard in [None, Some(Mode::Broadcast), Some(Mode::Zero1)] {
-        for (form, bucket_bytes, wire) in [
-            (Form::Bucketed, 8000, None),
-            (Form::Bucketed, 1 << 20, None),
-            (Form::Overlap, 0, None),
-            (Form::Bucketed, 8000, Some(Dtype::Bf16)),
+        for (form, bucket_bytes, wire, copies) in [
+            (Form::Bucketed, 8000, None, false),
+            (Form::Bucketed, 1 << 20, None, false),
+            (Form::Overlap, 0, None, false),
+            (Form::Bucketed, 8000, Some(Dtype::Bf16), false),
+            (Form::Bucketed, 8000, None, true),
+            (Form::Overlap, 0, Some(Dtype::Bf16), true),
         ] {
-            let ddp = DdpOptions { form, bucket_bytes: Some(bucket_bytes), wire, ..DdpOptions::default() };
-            let run = |by_bucket| train(device, comm.clone(), ddp, shard, None, by_bucket);
-            let ((found, norms), (expected, right)) = (run(true), run(false));
+            let ddp = DdpOptions { form, bucket_bytes: Some(bucket_bytes), wire, copies, ..DdpOptions::default() };
+            let run = |ddp, by_bucket| train(device, comm.clone(), ddp, shard, None, by_bucket);
+            let ((found, norms), (expected, right)) = (run(ddp, true), run(ddp, false));
             let ranks = comm.world();
             assert!(found == expected, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.back_end());
+            // On the host all back ends add up in the same way, and so does who averages what two ranks exchanged.
+            if copies && device.is_cpu() {
+                let plain = run(DdpOptions { copies: false, ..ddp }, true).0;
+                assert!(found == plain, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.back_end());
+            }
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= TOLERANCE * b && *b > 0.0;
             assert!(norms.iter().zip(&right).all(near), "{norms:?} {right:?}");
         }
@@ -164,9 +171,14 @@ fn clipped_updates_wait_for_the_whole_gradient() {
 /// The bucket with NaN, which is the last one, and later steps are not made; those before it are, on all ranks alike.
 #[test]
 fn a_gradient_that_is_not_finite_stops_the_step_at_its_bucket() {
+    [false, true].into_iter().for_each(stops_at_its_bucket);
+}
+
+/// With `copies` both ranks average what they exchanged.
+fn stops_at_its_bucket(copies: bool) {
     let found = ranks(Kind::Threads, 2, options(), |comm| {
         let leads = comm.rank() == 0;
-        let ddp = DdpOptions { bucket_bytes: Some(8000), ..DdpOptions::default() };
+        let ddp = DdpOptions { bucket_bytes: Some(8000), copies, ..DdpOptions::default() };
         let (params, team, mut learner) = form(&Device::Cpu, Arc::new(comm), ddp, None, None);
         let before = values(&params);
         learner.begin().unwrap();
@@ -181,6 +193,7 @@ fn a_gradient_that_is_not_finite_stops_the_step_at_its_bucket() {
             })
             .unwrap();
         }
+        assert_eq!(team.ddp().exchanges(), copies);
         let error = team.finish(&mut learner).map(|_| ()).unwrap_err();
         assert!(matches!(&error, Error::NotFinite { step: 1, first, .. } if first.contains("`in`")), "{error}");
         assert_eq!((learner.step(), learner.optimizer_steps()), (0, 0));

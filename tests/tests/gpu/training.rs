@@ -48,6 +48,7 @@ fn adamw() {
     let Some(gpu) = gpu() else { return };
     for n in LENGTHS.into_iter().chain([0, 1 << 20]) {
         for_types!(check_adamw(&gpu, n));
+        for_types!(check_adamw_of_two(&gpu, n));
     }
 }
 

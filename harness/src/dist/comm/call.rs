@@ -75,7 +75,7 @@ macro_rules! elements {
 }
 elements!(f32 => F32, f64 => F64, bf16 => Bf16, f16 => F16, i32 => I32, i64 => I64, u8 => U8, u32 => U32, u64 => U64);
 
-/// The collectives. All work in place.
+/// The collectives. All but an exchange work in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Every rank ends with the reduction of all ranks' buffers.
@@ -89,6 +89,9 @@ pub enum Op {
     Broadcast { root: usize },
     /// Nobody goes on before all are here.
     Barrier,
+    /// Of two ranks: each one's buffer, which stays as it is, goes to the place that the other one has for it
+    /// (`Communicator::set_inbox`).
+    Exchange,
 }
 
 /// One collective as a rank calls it.
@@ -114,6 +117,7 @@ impl fmt::Display for Call {
             Op::AllReduce(r) => write!(f, "all_reduce({})", reduce(r))?,
             Op::ReduceScatter(r) => write!(f, "reduce_scatter({})", reduce(r))?,
             Op::AllGather => f.write_str("all_gather")?,
+            Op::Exchange => f.write_str("exchange")?,
             Op::Broadcast { root } => write!(f, "broadcast(from rank {root})")?,
         }
         write!(f, " of {} {}", self.count, self.dtype.name())?;
@@ -140,6 +144,7 @@ pub(super) fn encode(seq: u64, call: &Call) -> [u8; HEADER_BYTES] {
         Op::AllGather => (2, 0),
         Op::Broadcast { root } => (3, root as u32),
         Op::Barrier => (4, 0),
+        Op::Exchange => (5, 0),
     };
     let wire = call.wire.map_or(0, |wire| wire as u32 + 1);
     let mut bytes = [0; HEADER_BYTES];
@@ -167,6 +172,7 @@ pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<(u64, Call)> {
         2 => Op::AllGather,
         3 => Op::Broadcast { root: word(20) as usize },
         4 => Op::Barrier,
+        5 => Op::Exchange,
         _ => return None,
     };
     let wire = match word(28) {
@@ -188,6 +194,7 @@ mod tests {
             Op::AllGather,
             Op::Broadcast { root: 7 },
             Op::Barrier,
+            Op::Exchange,
         ];
         for op in ops {
             for dtype in Dtype::ALL {

@@ -27,6 +27,25 @@ impl Memory {
     }
 }
 
+/// A place of this rank's for what the other one of two exchanges.
+pub(crate) struct Inbox {
+    /// Where the memory that is exchanged begins.
+    pub of: u64,
+    /// Where the other rank's goes. On a GPU it is memory that other processes may open, and begins there.
+    pub at: u64,
+    pub bytes: usize,
+    /// Whose memory it is. It stays while this is held.
+    pub _owner: Arc<dyn std::any::Any + Send + Sync>,
+}
+
+impl Inbox {
+    /// How far from its begin the place for these bytes is, if they are exchanged memory.
+    pub fn offset(&self, address: u64, bytes: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.of)?;
+        (offset + bytes as u64 <= self.bytes as u64).then_some(offset)
+    }
+}
+
 /// When patience ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
@@ -111,6 +130,12 @@ pub(crate) trait Carrier {
     /// From now on copy engines carry what runs beside computing, or no longer: every rank calls it, with the same answer.
     fn copies(&mut self, _seq: u64, _on: bool, _deadline: Deadline) -> Result<()> {
         Ok(())
+    }
+
+    /// From now on `inbox` is where the other rank's part of an [`Exchange`](super::Op::Exchange) goes, if this back end exchanges: every rank
+    /// calls it, with as many bytes.
+    fn inbox(&mut self, _seq: u64, _inbox: Inbox, _deadline: Deadline) -> Result<bool> {
+        Ok(false)
     }
 
     /// Looks after what is still under way; called now and then while nothing is called. It gives nothing up itself:

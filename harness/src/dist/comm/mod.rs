@@ -37,6 +37,7 @@ mod sum;
 pub mod tcp;
 pub mod threads;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -46,6 +47,7 @@ pub use call::{Call, Dtype, Element, Op, Reduce};
 pub use error::{CommError, Result};
 pub use handle::{Handle, Pending};
 
+pub(crate) use carrier::Inbox;
 pub use carrier::Lap;
 use carrier::{Carrier, Compute, Deadline, Fence, Memory, Ready};
 use handle::Completion;
@@ -107,6 +109,8 @@ pub struct Communicator {
     thread: Option<JoinHandle<()>>,
     trace: Arc<Mutex<Option<Vec<Record>>>>,
     failed: Arc<OnceLock<CommError>>,
+    /// Whether there are inboxes.
+    exchanges: Arc<AtomicBool>,
     /// The stream that computes, for back ends on a GPU.
     compute: Option<Box<dyn Compute>>,
     /// Carries collectives of host memory, where this one is for a GPU's.
@@ -114,10 +118,11 @@ pub struct Communicator {
 }
 
 /// What is to be from now on of collectives that run beside computing.
-#[derive(Clone, Copy)]
 enum Beside {
     Limit(u32),
     Copies(bool),
+    /// And whether there are exchanges from then on.
+    Inbox(Inbox, Arc<AtomicBool>),
 }
 
 enum Job {
@@ -160,6 +165,7 @@ impl Communicator {
             thread: Some(thread),
             trace,
             failed,
+            exchanges: Arc::default(),
             compute,
             host: None,
         })
@@ -349,6 +355,17 @@ impl Communicator {
         self.prepare(Beside::Copies(on))
     }
 
+    /// From now on `inbox` is where the other rank's part of an [`Op::Exchange`] goes. Gives whether there are exchanges: of two ranks that are
+    /// threads, or whose GPUs' [copy engines](Communicator::copies_beside) carry what runs beside computing. A collective, for all ranks to
+    /// call with as many bytes. The inbox is held until the next one is set, or the communicator ends.
+    ///
+    /// # Errors
+    /// As [`Communicator::copies_beside`].
+    pub(crate) fn set_inbox(&self, inbox: Inbox) -> Result<bool> {
+        self.prepare(Beside::Inbox(inbox, self.exchanges.clone()))?;
+        Ok(self.exchanges.load(Ordering::Acquire))
+    }
+
     fn prepare(&self, beside: Beside) -> Result<()> {
         let done = Arc::new(Completion::default());
         match self.send(Job::Prepare { beside, done: done.clone() }) {
@@ -389,6 +406,9 @@ impl Communicator {
         }
         if matches!(call.op, Op::ReduceScatter(_) | Op::AllGather) && !call.count.is_multiple_of(self.world) {
             return misuse(format!("{} ranks do not divide {} elements; pad the buffer", self.world, call.count));
+        }
+        if call.op == Op::Exchange && !self.exchanges.load(Ordering::Acquire) {
+            return misuse("nobody has set an inbox for it".into());
         }
         match (call.op, call.wire) {
             (Op::Broadcast { root }, _) if root >= self.world => {
@@ -503,6 +523,9 @@ impl Progress {
                     let outcome = match beside {
                         Beside::Limit(multiprocessors) => carrier.limit(self.seq, multiprocessors, deadline),
                         Beside::Copies(on) => carrier.copies(self.seq, on, deadline),
+                        Beside::Inbox(inbox, exchanges) => carrier
+                            .inbox(self.seq, inbox, deadline)
+                            .map(|there_are| exchanges.store(there_are, Ordering::Release)),
                     };
                     if let Err(error) = &outcome {
                         self.fail(&mut carrier, error.clone());

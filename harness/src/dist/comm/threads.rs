@@ -7,7 +7,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::call::{Call, Op};
-use super::carrier::{Carrier, Deadline, Fence, Memory, Ready, compare};
+use super::carrier::{Carrier, Deadline, Fence, Inbox, Memory, Ready, compare};
 use super::error::{CommError, Result};
 use super::sum::{Accumulator, SEGMENT, chunk};
 use super::{Communicator, Options};
@@ -23,7 +23,7 @@ pub fn threads(world: usize, options: Options) -> Result<Vec<Communicator>> {
     let hall = Arc::new(Hall { world, board: Mutex::new(Board::new(world)), changed: Condvar::new() });
     let make = |rank| {
         let hall = hall.clone();
-        let carrier = move || Ok(Threads { rank, hall, accumulator: Accumulator::default() });
+        let carrier = move || Ok(Threads { rank, hall, accumulator: Accumulator::default(), inbox: None });
         Communicator::with_carrier(rank, world, "threads", options, None, carrier)
     };
     (0..world).map(make).collect()
@@ -71,6 +71,7 @@ struct Threads {
     rank: usize,
     hall: Arc<Hall>,
     accumulator: Accumulator,
+    inbox: Option<Inbox>,
 }
 
 impl Carrier for Threads {
@@ -90,6 +91,12 @@ impl Carrier for Threads {
         }
         self.part();
         agreed.map(|()| None)
+    }
+
+    fn inbox(&mut self, _seq: u64, inbox: Inbox, _deadline: Deadline) -> Result<bool> {
+        let exchanges = self.hall.world == 2;
+        self.inbox = exchanges.then_some(inbox);
+        Ok(exchanges)
     }
 
     fn give_up(&mut self, error: &CommError) {
@@ -197,6 +204,15 @@ impl Threads {
                 unsafe { write(&posts[rank], 0, read(&posts[root], &(0..call.count * size))) };
             }
             Op::Broadcast { .. } => {}
+            Op::Exchange => {
+                let bytes = call.count * size;
+                let place = |inbox: &Inbox| Some(inbox.at + inbox.offset(posts[rank].address as u64, bytes)?);
+                if let Some(at) = self.inbox.as_ref().and_then(place) {
+                    let here = Post { address: at as *mut u8, ..posts[rank] };
+                    // SAFETY: all only read the buffers, and each writes its own inbox, which has as many bytes from there on.
+                    unsafe { write(&here, 0, read(&posts[1 - rank], &(0..bytes))) };
+                }
+            }
         }
     }
 }

@@ -40,14 +40,19 @@ impl Addresses {
         self.own(self.block.flag(lane, from))
     }
 
-    /// What a step of `lane` is made of, in this order, for a collective in the memory at `buffer`.
-    pub fn commands(&self, lane: usize, step: &Step, buffer: u64) -> impl Iterator<Item = Command> + use<> {
+    /// What a step of `lane` is made of, in this order, for a collective in the memory at `buffer`. `there` is where an exchange takes it in
+    /// the other rank's memory; others have no use for it.
+    pub fn commands(&self, lane: usize, step: &Step, buffer: u64, there: u64) -> impl Iterator<Item = Command> + use<> {
         let block = &self.block;
         let at = |offset: usize| buffer + offset as u64;
         let (first, second) = match step {
             Step::Push { to, from } => {
                 let slot = self.at(*to, block.inbox_of(lane, *to, self.rank));
                 (Command::Copy { to: slot, from: at(from.start), bytes: from.len() }, None)
+            }
+            Step::Send { from } => {
+                let to = there + from.start as u64;
+                (Command::Copy { to, from: at(from.start), bytes: from.len() }, None)
             }
             Step::Pull { from, into } => {
                 let slot = self.at(*from, block.outbox(lane));

@@ -18,6 +18,9 @@
 //!
 //! Chunks that are pulled land where they belong: nothing is copied twice, and no chunk of the others has to be kept.
 //!
+//! An exchange of two ranks is one segment, of the whole buffer: signal (first of n), await p's, send the buffer to p's inbox of the caller's,
+//! signal (second), await p's. The first signal says that the place there is free, the second one that it is full.
+//!
 //! So each segment, whatever it is of, signals every other rank exactly twice, which flags count: 2 n + 1 and 2 n + 2. Because a lane runs in
 //! order, p's first signal of n says that p has *ended all before n* (and that p's part is in my inbox, if it sends one), and p's second of n
 //! that p has *read its inbox of n* (and filled its outbox, if it has what to show). That is all that is needed:
@@ -50,6 +53,8 @@ pub enum Kind {
     AllReduce,
     ReduceScatter,
     AllGather,
+    /// Of two ranks.
+    Exchange,
 }
 
 /// What a rank queues on a lane. Ranges are bytes of the buffer that the collective works in.
@@ -57,6 +62,8 @@ pub enum Kind {
 pub enum Step {
     /// Copies to the start of this rank's slot in the inbox of `to`.
     Push { to: usize, from: Range<usize> },
+    /// Copies to the same place of what the other rank has set aside for this one's buffer.
+    Send { from: Range<usize> },
     /// Copies from the start of the outbox of `from`.
     Pull { from: usize, into: Range<usize> },
     /// Copies to the start of the own outbox.
@@ -130,6 +137,7 @@ impl Plan {
         let each = match kind {
             Kind::AllReduce => count.div_ceil(world).next_multiple_of(grain),
             Kind::ReduceScatter | Kind::AllGather => count / world,
+            Kind::Exchange => return self.exchange(count * size),
         };
         let most = (self.block.segment / size).max(1);
         let cut = each.div_ceil(each.div_ceil(most)).next_multiple_of(grain).min(most);
@@ -139,13 +147,35 @@ impl Plan {
                 let (from, to) = (chunk * each + start, chunk * each + each.min(start + cut));
                 from.min(count) * size..to.min(count) * size
             };
-            let lane = self.turn;
-            self.turn = (self.turn + 1) % self.lanes.len();
+            let lane = self.next_lane();
             let begin = steps.len();
             self.segment(kind, lane, part, |step| steps.push((lane, step)));
             debug_assert!(steps.len() > begin);
         }
         steps
+    }
+
+    /// The steps of an exchange of so many bytes.
+    fn exchange(&mut self, bytes: usize) -> Vec<(usize, Step)> {
+        assert_eq!(self.block.world, 2, "an exchange is of two ranks");
+        let (lane, other) = (self.next_lane(), 1 - self.rank);
+        let [first, second] = [1, 2].map(|nth| self.lanes[lane].segments.wrapping_mul(2).wrapping_add(nth));
+        self.lanes[lane] = Lane { segments: self.lanes[lane].segments.wrapping_add(1), owed: false };
+        let steps = [
+            Step::Signal { to: other, value: first },
+            Step::Await { from: other, value: first },
+            Step::Send { from: 0..bytes },
+            Step::Signal { to: other, value: second },
+            Step::Await { from: other, value: second },
+        ];
+        steps.map(|step| (lane, step)).into()
+    }
+
+    /// The lane whose turn it is.
+    fn next_lane(&mut self) -> usize {
+        let lane = self.turn;
+        self.turn = (self.turn + 1) % self.lanes.len();
+        lane
     }
 
     /// One segment; `part` is its range of each chunk.

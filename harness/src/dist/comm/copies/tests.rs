@@ -2,7 +2,8 @@
 //!
 //! A queue runs its steps in order; which queue goes on is chosen at random. Copies and reductions take time: between their begin and their
 //! end what they write holds nonsense, and at the end nobody may have written what they read or write. An inbox that has been read holds
-//! nonsense again.
+//! nonsense again, and so does a buffer as soon as its rank has ended the collective and found there what should be: it may be used for
+//! something else then.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -38,24 +39,33 @@ struct Case {
     seed: u64,
 }
 
-/// Bytes of rank `.0`: of its buffers, or of its block.
-#[derive(Clone, Debug)]
-struct Place(usize, bool, Range<usize>);
-
-/// An address of rank `.0`'s own, as no other rank sees it: `.1` says whose memory it is, `.2` whether it is a block, `.3` where in it.
-const fn address(Seen(viewer, owner, block, at): Seen) -> u64 {
-    ((viewer as u64 + 1) << 56) | ((owner as u64) << 48) | ((block as u64) << 40) | at as u64
+/// What a rank has: buffers, which no other rank sees, a block, and for each buffer a place for the other rank's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    Buffers = 0,
+    Block = 1,
+    Inbox = 2,
 }
 
-struct Seen(usize, usize, bool, usize);
+/// Bytes of rank `.0`.
+#[derive(Clone, Debug)]
+struct Place(usize, Memory, Range<usize>);
+
+/// An address of rank `.0`'s own, as no other rank sees it: `.1` says whose memory it is, `.2` which, `.3` where in it.
+const fn address(Seen(viewer, owner, memory, at): Seen) -> u64 {
+    ((viewer as u64 + 1) << 56) | ((owner as u64) << 48) | ((memory as u64) << 40) | at as u64
+}
+
+struct Seen(usize, usize, Memory, usize);
 
 /// What lies at an address that `viewer` uses.
 fn place(viewer: usize, address: u64, bytes: usize) -> Place {
     assert_eq!(address >> 56, viewer as u64 + 1, "rank {viewer} uses another rank's address");
-    let (owner, block) = ((address >> 48 & 0xff) as usize, address >> 40 & 1 == 1);
-    assert!(block || owner == viewer, "buffers are private");
+    let owner = (address >> 48 & 0xff) as usize;
+    let memory = [Memory::Buffers, Memory::Block, Memory::Inbox][(address >> 40 & 0xff) as usize];
+    assert!(memory != Memory::Buffers || owner == viewer, "buffers are private");
     let at = (address & 0xff_ffff_ffff) as usize;
-    Place(owner, block, at..at + bytes)
+    Place(owner, memory, at..at + bytes)
 }
 
 #[derive(Clone, Copy)]
@@ -88,11 +98,22 @@ struct Gpus {
     starts: Vec<usize>,
     buffers: Vec<Vec<u8>>,
     blocks: Vec<Vec<u8>>,
+    inboxes: Vec<Vec<u8>>,
     queues: Vec<Queue>,
+    /// What each rank's buffers hold when a collective begins on it; nonsense before.
+    values: Vec<Vec<u8>>,
+    /// Which collectives have begun on which rank.
+    begun: Vec<Vec<bool>>,
+    /// Tasks of each rank and collective that have not ended.
+    left: Vec<Vec<usize>>,
+    /// What each collective should make of each rank's buffer.
+    wanted: Vec<Vec<(Range<usize>, Vec<u8>)>>,
     random: StdRng,
 }
 
 const NONSENSE: u8 = 0xa5;
+/// What a rank makes of a buffer when the collective is over.
+const USED: u8 = 0x5a;
 
 impl Gpus {
     /// All ranks with their work queued; `change` may change what a rank queues for a collective.
@@ -104,25 +125,38 @@ impl Gpus {
             *end += c.count * c.dtype.size();
             Some(*end)
         }));
-        let buffers = (0..world).map(|_| collectives.iter().flat_map(|c| values(c, &mut random)).collect()).collect();
+        let values: Vec<Vec<u8>> =
+            (0..world).map(|_| collectives.iter().flat_map(|c| random_values(c, &mut random)).collect()).collect();
+        let wanted = collectives.iter().enumerate().map(|(of, c)| {
+            let buffers: Vec<&[u8]> = values.iter().map(|values| &values[starts[of]..starts[of + 1]]).collect();
+            expected(c, &buffers)
+        });
+        let wanted = wanted.collect();
+        let buffers = values.iter().map(|values| vec![NONSENSE; values.len()]).collect();
+        let inboxes = values.iter().map(|values| vec![USED; values.len()]).collect();
+        let begun = vec![vec![false; collectives.len()]; world];
         let block = Plan::new(0, world, lanes, segment).block();
         let mut blocks = vec![vec![NONSENSE; block.bytes()]; world];
         let mut queues = Vec::new();
+        let mut left = vec![vec![0; collectives.len()]; world];
         for rank in 0..world {
             for (lane, from) in (0..lanes).flat_map(|lane| (0..world).map(move |from| (lane, from))) {
                 let flag = block.flag(lane, from);
                 blocks[rank][flag..flag + 4].copy_from_slice(&after.wrapping_mul(2).to_le_bytes());
             }
             let mut plan = Plan::new(rank, world, lanes, segment).after(after);
-            let seen = (0..world).map(|owner| address(Seen(rank, owner, true, 0)));
+            let seen = (0..world).map(|owner| address(Seen(rank, owner, Memory::Block, 0)));
             let addresses = Addresses { rank, block, blocks: seen.collect() };
             let mut own: Vec<VecDeque<Task>> = (0..lanes).map(|_| VecDeque::new()).collect();
             for (of, c) in collectives.iter().enumerate() {
                 let mut steps = plan.steps(c.kind, c.count, c.dtype.size());
                 change(rank, of, &mut steps);
-                let buffer = address(Seen(rank, rank, false, starts[of]));
+                let buffer = address(Seen(rank, rank, Memory::Buffers, starts[of]));
+                let there = address(Seen(rank, (rank + 1) % world, Memory::Inbox, starts[of]));
                 for (lane, step) in steps {
-                    let commands = addresses.commands(lane, &step, buffer);
+                    let commands: Vec<Command> = addresses.commands(lane, &step, buffer, there).collect();
+                    left[rank][of] += commands.len();
+                    let commands = commands.into_iter();
                     own[if merged { 0 } else { lane }].extend(commands.map(|command| Task { command, of }));
                 }
             }
@@ -132,12 +166,29 @@ impl Gpus {
                 queues.push(Queue { rank, tasks, begun: None, weight });
             }
         }
-        Gpus { block, collectives: collectives.to_vec(), starts, buffers, blocks, queues, random }
+        Gpus {
+            block,
+            collectives: collectives.to_vec(),
+            starts,
+            buffers,
+            blocks,
+            inboxes,
+            queues,
+            values,
+            begun,
+            left,
+            wanted,
+            random,
+        }
     }
 
-    fn bytes(&mut self, Place(rank, block, range): &Place) -> &mut [u8] {
-        let memory = if *block { &mut self.blocks[*rank] } else { &mut self.buffers[*rank] };
-        &mut memory[range.clone()]
+    fn bytes(&mut self, Place(rank, memory, range): &Place) -> &mut [u8] {
+        let memory = match memory {
+            Memory::Buffers => &mut self.buffers,
+            Memory::Block => &mut self.blocks,
+            Memory::Inbox => &mut self.inboxes,
+        };
+        &mut memory[*rank][range.clone()]
     }
 
     fn word(&self, Place(rank, _, range): &Place) -> u32 {
@@ -194,7 +245,11 @@ impl Gpus {
             _ => reads[0].1.clone(),
         };
         for place in &writes {
-            self.bytes(place).fill(NONSENSE);
+            let bytes = self.bytes(place);
+            // A place that is still in use is left as it is, and found not to be free at the end.
+            if !bytes.iter().all(|&byte| byte == USED) {
+                bytes.fill(NONSENSE);
+            }
         }
         // What is written is not what was read any more.
         let reads =
@@ -223,15 +278,41 @@ impl Gpus {
     /// Lets a queue, which can, go on by half a step.
     fn go_on(&mut self, queue: usize) -> Result<(), String> {
         let rank = self.queues[queue].rank;
-        if let Some(begun) = self.queues[queue].begun.take() {
-            self.queues[queue].tasks.pop_front();
-            return self.end(begun);
-        }
         let Task { command, of } = *self.queues[queue].tasks.front().unwrap();
-        match self.begin(rank, command, of) {
-            Some(begun) => self.queues[queue].begun = Some(begun),
-            None => drop(self.queues[queue].tasks.pop_front()),
+        if !std::mem::replace(&mut self.begun[rank][of], true) {
+            let range = self.starts[of]..self.starts[of + 1];
+            self.buffers[rank][range.clone()].copy_from_slice(&self.values[rank][range.clone()]);
+            self.inboxes[rank][range].fill(NONSENSE);
         }
+        let ended = match self.queues[queue].begun.take() {
+            Some(begun) => self.end(begun),
+            None => {
+                self.queues[queue].begun = self.begin(rank, command, of);
+                if self.queues[queue].begun.is_some() {
+                    return Ok(());
+                }
+                Ok(())
+            }
+        };
+        self.queues[queue].tasks.pop_front();
+        self.left[rank][of] -= 1;
+        ended?;
+        if self.left[rank][of] > 0 { Ok(()) } else { self.done(rank, of) }
+    }
+
+    /// A rank has ended a collective: its buffer holds the result, and is used for something else from now on.
+    fn done(&mut self, rank: usize, of: usize) -> Result<(), String> {
+        let (range, (place, wanted)) = (self.starts[of]..self.starts[of + 1], &self.wanted[of][rank]);
+        let buffer = &mut self.buffers[rank][range.clone()];
+        if buffer[place.clone()] != *wanted {
+            return Err(format!("rank {rank} has something else after {:?}", self.collectives[of]));
+        }
+        buffer.fill(USED);
+        let inbox = &mut self.inboxes[rank][range.clone()];
+        if self.collectives[of].kind == Kind::Exchange && *inbox != self.values[1 - rank][range] {
+            return Err(format!("rank {rank} has something else in its inbox"));
+        }
+        inbox.fill(USED);
         Ok(())
     }
 
@@ -262,7 +343,7 @@ impl Gpus {
 }
 
 /// Bytes of one rank's buffer.
-fn values(c: &Collective, random: &mut StdRng) -> Vec<u8> {
+fn random_values(c: &Collective, random: &mut StdRng) -> Vec<u8> {
     let one = |random: &mut StdRng| -> Vec<u8> {
         let value: f32 = random.random_range(-2.0..2.0);
         match c.dtype {
@@ -310,6 +391,7 @@ fn expected(c: &Collective, buffers: &[&[u8]]) -> Vec<(Range<usize>, Vec<u8>)> {
             let own = (0..world).map(|rank| chunk(c.count, world, rank));
             own.map(|range| (bytes(&range), reduced(range))).collect()
         }
+        Kind::Exchange => buffers.iter().map(|buffer| (0..c.count * size, buffer.to_vec())).collect(),
         Kind::AllGather => {
             let chunks = buffers.iter().enumerate().map(|(rank, buffer)| &buffer[bytes(&chunk(c.count, world, rank))]);
             let all: Vec<u8> = chunks.flatten().copied().collect();
@@ -318,29 +400,19 @@ fn expected(c: &Collective, buffers: &[&[u8]]) -> Vec<(Range<usize>, Vec<u8>)> {
     }
 }
 
-/// Runs all of it, and compares every rank's memory with what should be there.
+/// Runs all of it; every rank finds in its memory what should be there.
 fn outcome(
     case: Case,
     collectives: &[Collective],
     change: impl Fn(usize, usize, &mut Vec<(usize, Step)>),
 ) -> Result<(), String> {
-    let mut gpus = Gpus::new(case, collectives, change);
-    let before = gpus.buffers.clone();
-    gpus.run(None)?;
-    for (of, c) in collectives.iter().enumerate() {
-        let range = gpus.starts[of]..gpus.starts[of + 1];
-        let buffers: Vec<&[u8]> = before.iter().map(|buffer| &buffer[range.clone()]).collect();
-        for (rank, (place, wanted)) in expected(c, &buffers).into_iter().enumerate() {
-            if gpus.buffers[rank][range.clone()][place] != wanted {
-                return Err(format!("rank {rank} has something else after {c:?}"));
-            }
-        }
-    }
-    Ok(())
+    Gpus::new(case, collectives, change).run(None)
 }
 
 fn collective(world: usize) -> impl Strategy<Value = Collective> {
-    let kinds = prop_oneof![Just(Kind::AllReduce), Just(Kind::ReduceScatter), Just(Kind::AllGather)];
+    let mut kinds = vec![Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather];
+    kinds.extend((world == 2).then_some(Kind::Exchange));
+    let kinds = prop::sample::select(kinds);
     let lengths = prop_oneof![0_usize..6, 0_usize..40, 0_usize..400];
     let types = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16)];
     let reductions = prop_oneof![Just(Reduce::Sum), Just(Reduce::Avg)];
@@ -414,7 +486,7 @@ fn of(kind: Kind, count: usize) -> Collective {
 /// Any single wait of a rank's second collective, whatever it follows.
 #[test]
 fn every_wait_is_needed() {
-    use Kind::{AllGather, AllReduce, ReduceScatter};
+    use Kind::{AllGather, AllReduce, Exchange, ReduceScatter};
     for world in [2, 3] {
         for kinds in [
             [AllReduce, AllReduce],
@@ -422,7 +494,13 @@ fn every_wait_is_needed() {
             [AllGather, AllGather],
             [ReduceScatter, AllReduce],
             [AllReduce, AllGather],
+            [Exchange, Exchange],
+            [AllReduce, Exchange],
+            [ReduceScatter, Exchange],
         ] {
+            if world != 2 && kinds.contains(&Exchange) {
+                continue;
+            }
             let collectives = kinds.map(|kind| of(kind, 32 * world));
             let is_wait = |(_, step): &(usize, Step)| matches!(step, Step::Await { .. });
             let mut plan = Plan::new(0, world, 1, 256);
@@ -430,7 +508,7 @@ fn every_wait_is_needed() {
             let waits: Vec<usize> = (0..second.len()).filter(|&at| is_wait(&second[at])).collect();
             // What the first collective owes, and what the second one awaits itself: once or twice.
             let awaits = |kind| if kind == ReduceScatter { 1 } else { 2 };
-            let owed = usize::from(kinds[0] == ReduceScatter && kinds[1] != AllGather);
+            let owed = usize::from(kinds[0] == ReduceScatter && matches!(kinds[1], AllReduce | ReduceScatter));
             assert_eq!(waits.len(), (owed + awaits(kinds[1])) * (world - 1), "{kinds:?} {second:?}");
             for at in waits {
                 let drop_one = |rank: usize, of: usize, steps: &mut Vec<(usize, Step)>| {
@@ -447,11 +525,11 @@ fn every_wait_is_needed() {
 /// A signal that is given before the copy or the reduction that it speaks of.
 #[test]
 fn an_early_signal_is_found_out() {
-    for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather] {
+    for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::Exchange] {
         let collectives = [of(kind, 64), of(kind, 64)];
         let steps = Plan::new(0, 2, 1, 256).steps(kind, 64, 4);
         let signals: Vec<usize> = (1..steps.len()).filter(|&at| matches!(steps[at].1, Step::Signal { .. })).collect();
-        assert_eq!(signals.len(), if kind == Kind::AllGather { 1 } else { 2 });
+        assert_eq!(signals.len(), if matches!(kind, Kind::AllGather | Kind::Exchange) { 1 } else { 2 });
         for at in signals {
             let hurry = |rank: usize, of: usize, steps: &mut Vec<(usize, Step)>| {
                 if (rank, of) == (0, 0) {

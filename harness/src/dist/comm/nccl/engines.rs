@@ -20,11 +20,12 @@ use tilewright::kernels::{FloatElement, rank_sum};
 use tilewright::{Buffer, Device, View, ViewMut};
 
 use super::super::call::{Call, Dtype, Op};
-use super::super::carrier::Deadline;
+use super::super::carrier::{Deadline, Inbox};
 use super::super::copies::plan::{LANES, RELEASE, SEGMENT};
 use super::super::copies::{Addresses, Command, Kind, Plan};
 use super::super::{CommError, Result};
 use super::Guard;
+use super::shared::{self, HANDLE};
 use super::start::host_name;
 
 /// A collective that copy engines carry.
@@ -46,6 +47,8 @@ pub struct Engines {
     plan: Plan,
     addresses: Addresses,
     lanes: Vec<Lane>,
+    /// Where what the other one of two ranks exchanges goes, and the begin of that rank's inbox as this process sees it.
+    inbox: Option<(Inbox, u64)>,
     /// A stream that waits for nothing, with a priority of its own, so that no other stream's waits hold it up.
     release: Arc<CudaStream>,
 }
@@ -204,9 +207,6 @@ fn one_host(shown: &[Vec<u8>]) -> Result<()> {
     }
 }
 
-/// Bytes of a handle of inter-process memory.
-const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
-
 /// Lanes, and a block with flags at zero, with the handle by which others open it.
 fn make(rank: usize, world: usize, context: &Arc<CudaContext>) -> Result<(Engines, [u8; HANDLE]), String> {
     let say = |what: &'static str| move |error: DriverError| format!("{what}: {error}");
@@ -229,7 +229,7 @@ fn make(rank: usize, world: usize, context: &Arc<CudaContext>) -> Result<(Engine
     let mut blocks = vec![0; world];
     blocks[rank] = own;
     let addresses = Addresses { rank, block, blocks };
-    let engines = Engines { context: context.clone(), plan, addresses, lanes, release };
+    let engines = Engines { context: context.clone(), plan, addresses, lanes, inbox: None, release };
     match engines.export(own) {
         Ok(handle) => Ok((engines, handle)),
         Err(why) => {
@@ -243,17 +243,13 @@ impl Engines {
     /// The block's handle, when its flags are zero.
     fn export(&self, own: u64) -> Result<[u8; HANDLE], String> {
         let stream = &self.release;
-        let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE] };
-        // SAFETY: the flags begin the block, which is ours alone yet; `handle` is a place for the answer.
+        // SAFETY: the flags begin the block, which is ours alone yet.
         unsafe {
             memset_d8_async(own, 0, 2 * self.plan.block().flags(), stream.cu_stream())
                 .and_then(|()| stream.synchronize())
                 .map_err(|error| format!("clearing its flags: {error}"))?;
-            sys::cuIpcGetMemHandle(&raw mut handle, own).result().map_err(|error| {
-                format!("its memory cannot be shared with other processes (cuIpcGetMemHandle): {error}")
-            })?;
         }
-        Ok(handle.reserved.map(|byte| byte as u8))
+        shared::handle(own)
     }
 
     /// Maps the other ranks' blocks.
@@ -262,20 +258,26 @@ impl Engines {
             if rank == self.addresses.rank {
                 continue;
             }
-            let bytes: [u8; HANDLE] =
-                shown.get(..HANDLE).and_then(|bytes| bytes.try_into().ok()).ok_or("a handle was cut off")?;
-            let handle = sys::CUipcMemHandle { reserved: bytes.map(|byte| byte as _) };
-            let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-            // SAFETY: the handle is that of live memory of another process, which stays until all have closed it; the address is
-            // written by the call.
-            let opened =
-                unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut self.addresses.blocks[rank], handle, flags) }.result();
-            opened.map_err(|error| {
-                format!(
-                    "rank {rank}'s memory cannot be opened (cuIpcOpenMemHandle): {error}; their GPUs may have no way to each other, or a process may not see the other's GPU (CUDA_VISIBLE_DEVICES) or its memory (another container)"
-                )
-            })?;
+            self.addresses.blocks[rank] = shared::open(rank, shown)?;
         }
+        Ok(())
+    }
+
+    /// From now on `inbox` is where the other rank's part of an exchange goes; both ranks call it, with as many bytes. The inbox before it is
+    /// given back when both have closed it. On any trouble of one rank both get the same error.
+    ///
+    /// # Errors
+    /// Memory that processes may not share; and those of the sockets.
+    pub fn set_inbox(&mut self, guard: &mut Guard, inbox: Inbox, patience: Duration) -> Result<()> {
+        let (rank, world) = (self.addresses.rank, self.addresses.block.world);
+        let mut table = Table { guard, rank, world, deadline: Deadline::after(patience) };
+        let shown = table.show(shared::handle(inbox.at).map(|handle| handle.to_vec()))?;
+        let mut before = self.inbox.take();
+        before.iter_mut().for_each(|(_, there)| shared::close(there));
+        let opened = shared::open(1 - rank, &shown[1 - rank]).map(|there| self.inbox = Some((inbox, there)));
+        table.show(opened.map(|()| Vec::new()))?;
+        // The other rank has closed it.
+        drop(before);
         Ok(())
     }
 
@@ -310,6 +312,7 @@ impl Engines {
                 Kind::AllReduce => found == sum(i),
                 Kind::ReduceScatter => i / each != rank || found == sum(i),
                 Kind::AllGather => found == value(i / each, i),
+                Kind::Exchange => true,
             });
             if !good {
                 return Err(format!("the first copies between GPUs brought something else ({kind:?})"));
@@ -332,11 +335,17 @@ impl Engines {
     }
 
     fn queue_steps(&mut self, work: &Work, after: &[&CudaEvent]) -> Result<(), String> {
+        let bytes = work.count * work.dtype.size();
+        let place = self.inbox.as_ref().and_then(|(inbox, there)| Some(there + inbox.offset(work.address, bytes)?));
+        let there = match (work.kind, place) {
+            (Kind::Exchange, None) => return Err("there is no inbox for it".into()),
+            (_, place) => place.unwrap_or_default(),
+        };
         for lane in &self.lanes {
             after.iter().try_for_each(|event| lane.stream.wait(event)).map_err(|error| error.to_string())?;
         }
         for (lane, step) in self.plan.steps(work.kind, work.count, work.dtype.size()) {
-            for command in self.addresses.commands(lane, &step, work.address) {
+            for command in self.addresses.commands(lane, &step, work.address, there) {
                 self.give(&self.lanes[lane], command, work).map_err(|error| format!("{step:?}: {error}"))?;
             }
         }
@@ -425,12 +434,14 @@ impl Engines {
     /// Gives the other ranks' memory back, which our lanes do not use any more: they have ended.
     pub fn close(&mut self) {
         let own = self.addresses.rank;
-        for (rank, block) in self.addresses.blocks.iter_mut().enumerate() {
-            if rank != own && *block != 0 {
-                // SAFETY: opened once, closed once, and not used again.
-                let _ = unsafe { sys::cuIpcCloseMemHandle(std::mem::take(block)) };
-            }
-        }
+        let others = self.addresses.blocks.iter_mut().enumerate().filter(|(rank, _)| *rank != own);
+        others.for_each(|(_, block)| shared::close(block));
+        self.inbox.iter_mut().for_each(|(_, there)| shared::close(there));
+    }
+
+    /// Leaves all memory as it is until the process ends: other ranks may still write there.
+    pub fn abandon(self) {
+        std::mem::forget(self.inbox);
     }
 
     /// Frees our block, which no other rank uses any more: they have closed it.

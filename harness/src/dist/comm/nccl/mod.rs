@@ -17,6 +17,7 @@
 //! after each addition.
 
 mod engines;
+mod shared;
 mod start;
 
 use std::collections::VecDeque;
@@ -34,7 +35,7 @@ use tilewright::cudarc::nccl::sys;
 use tilewright::{Buffer, Device, Element as KernelElement, View, ViewMut, kernels};
 
 use super::call::{Call, Dtype, Op, Reduce};
-use super::carrier::{Carrier, Compute, Deadline, Fence, Lap, Memory, Ready};
+use super::carrier::{Carrier, Compute, Deadline, Fence, Inbox, Lap, Memory, Ready};
 use super::copies::Kind;
 use super::links::OverLinks;
 use super::tcp::Sockets;
@@ -384,6 +385,7 @@ impl Nccl {
             Op::AllReduce(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::AllReduce, reduce == Reduce::Avg),
             Op::ReduceScatter(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::ReduceScatter, reduce == Reduce::Avg),
             Op::AllGather => (Kind::AllGather, false),
+            Op::Exchange => (Kind::Exchange, false),
             _ => return None,
         };
         let can = matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16);
@@ -410,6 +412,10 @@ impl Nccl {
         if let Some(work) = self.work(call, dtype, address).filter(|_| self.engines.is_some()) {
             return self.queue_copies(call, &work, behind);
         }
+        if call.op == Op::Exchange {
+            let message = "it runs beside computing alone, by copy engines".to_string();
+            return Err(CommError::Carrier { rank: self.rank, call: call.to_string(), message });
+        }
         self.copies_last = false;
         let Some(comm) = self.chosen() else { return Ok(()) };
         let (each, ty) = (call.count / self.world, nccl_type(dtype));
@@ -424,7 +430,7 @@ impl Nccl {
                 Op::ReduceScatter(reduce) => result::reduce_scatter(all, own, each, ty, nccl_op(reduce), comm, stream),
                 Op::AllGather => result::all_gather(own, all, each, ty, comm, stream),
                 Op::Broadcast { root } => result::broadcast(all, all, call.count, ty, root as i32, comm, stream),
-                Op::Barrier => return Ok(()),
+                Op::Barrier | Op::Exchange => return Ok(()),
             }
         };
         queued.map(drop).map_err(|error| CommError::Carrier {
@@ -436,7 +442,6 @@ impl Nccl {
 
     /// Gives NCCL up: its kernels end, lanes of copy engines too, and so does whoever waits for the GPU.
     fn abort(&mut self) {
-        // Its memory stays: other ranks may still write there.
         let engines = self.engines.take();
         let waiting = engines.as_ref().filter(|engines| !engines.is_idle());
         // SAFETY: not used again.
@@ -446,6 +451,7 @@ impl Nccl {
         let last = all.pop();
         if self.under_way.is_empty() && waiting.is_none() {
             all.into_iter().chain(last).for_each(abort);
+            engines.into_iter().for_each(Engines::abandon);
             return;
         }
         // To free a communicator's memory waits for all of the GPU's kernels, those of the others too, which end when these are given up:
@@ -465,6 +471,7 @@ impl Nccl {
             }
             last.into_iter().for_each(abort);
         });
+        engines.into_iter().for_each(Engines::abandon);
     }
 }
 
@@ -543,6 +550,17 @@ impl Carrier for Nccl {
             self.engines = Some(made?);
         }
         Ok(())
+    }
+
+    fn inbox(&mut self, seq: u64, inbox: Inbox, deadline: Deadline) -> Result<bool> {
+        let call = Call { op: Op::Exchange, dtype: Dtype::U8, count: inbox.bytes, wire: None };
+        self.guard.agree(seq, &call, deadline)?;
+        match &mut self.engines {
+            Some(engines) if self.copies && self.world == 2 => {
+                engines.set_inbox(&mut self.guard, inbox, self.start_timeout).map(|()| true)
+            }
+            _ => Ok(false),
+        }
     }
 
     fn watch(&mut self) -> Result<()> {

@@ -1,0 +1,41 @@
+//! Memory of one process in another one of the same host (CUDA's inter-process memory).
+
+use tilewright::cudarc::driver::sys;
+
+/// Bytes of a handle of inter-process memory.
+pub(super) const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
+
+/// The handle by which other processes open the memory that begins at `address`.
+pub(super) fn handle(address: u64) -> Result<[u8; HANDLE], String> {
+    let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE] };
+    // SAFETY: `handle` is a place for the answer.
+    let got = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, address) }.result();
+    got.map_err(|error| format!("its memory cannot be shared with other processes (cuIpcGetMemHandle): {error}"))?;
+    Ok(handle.reserved.map(|byte| byte as u8))
+}
+
+/// Where the memory of rank `rank` lies for this process; its handle begins what it has shown.
+pub(super) fn open(rank: usize, shown: &[u8]) -> Result<u64, String> {
+    let bytes: [u8; HANDLE] =
+        shown.get(..HANDLE).and_then(|bytes| bytes.try_into().ok()).ok_or("a handle was cut off")?;
+    let handle = sys::CUipcMemHandle { reserved: bytes.map(|byte| byte as _) };
+    let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+    let mut address = 0;
+    // SAFETY: the handle is that of live memory of another process, which stays until all have closed it; the address is written by the
+    // call.
+    let opened = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }.result();
+    opened.map_err(|error| {
+        format!(
+            "rank {rank}'s memory cannot be opened (cuIpcOpenMemHandle): {error}; their GPUs may have no way to each other, or a process may not see the other's GPU (CUDA_VISIBLE_DEVICES) or its memory (another container)"
+        )
+    })?;
+    Ok(address)
+}
+
+/// Gives back what [`open`] gave, if it did, and sets it to 0. Nothing uses it any more.
+pub(super) fn close(address: &mut u64) {
+    if *address != 0 {
+        // SAFETY: opened once, closed once, and not used again.
+        let _ = unsafe { sys::cuIpcCloseMemHandle(std::mem::take(address)) };
+    }
+}
