@@ -120,7 +120,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     };
     let dtypes = match def.name {
         "column_sum" => vec![DType::F32, dtype],
-        "adamw_by" | "adamw_with_copy" | "cast" => vec![dtype, DType::BF16],
+        "adamw_by" | "adamw_of_two" | "adamw_with_copy" | "cast" => vec![dtype, DType::BF16],
         "cross_entropy_fwd" | "cross_entropy_bwd" | "embedding_bwd" | "rope_at" => vec![dtype, DType::I64],
         _ => vec![dtype],
     };
