@@ -232,7 +232,7 @@ dist-bench() {
 # Whether copy engines carry gradients right, then what they cost beside NCCL and beside nothing. Nothing is measured of what is wrong.
 dist-copies() {
     local precision
-    run copies-tests 60 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl::copy_engines_carry --nocapture || return
+    run copies-tests 120 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl::copy_engines_carry nccl::training_on_gpus --nocapture || return
     if grep -q 'skipped: .* needs 2 GPUs' "$logs/copies-tests.log"; then
         failures+=("copies-tests: skipped, for want of two GPUs")
     fi

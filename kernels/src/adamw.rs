@@ -139,7 +139,9 @@ pub fn adamw_by<G: Float, C: Float>(
     }
 }
 
-/// As [`ADAMW_BY`], with the average of g and `other`, rounded to their type: gradients of two ranks, which need not be added up before.
+/// As [`ADAMW_BY`], with the average of g and `other`, rounded to their type.
+///
+/// They are gradients of two ranks, which need not be added up before.
 /// squares\[i\] = Σ g² of the averages of program i, which leaves its parameters as they are where that is not finite.
 ///
 /// One program per `tile` of parameters.

@@ -28,7 +28,8 @@ pub struct RankOptions {
     /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 24, and 0 is NCCL's own choice
     #[arg(long, value_name = "N")]
     pub nccl_ctas: Option<u32>,
-    /// Let copy engines carry what is sent while backward goes on, between GPUs of one host (overlap and bucketed)
+    /// Let copy engines carry what is sent while backward goes on, between GPUs of one host (overlap and bucketed). Two ranks with --clip 0 have
+    /// room for the other one's gradients beside their own then
     #[arg(long)]
     pub copy_engines: bool,
     /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes

@@ -18,7 +18,8 @@
 //! | overlap | one for each parameter | as soon as it is ready, while backward goes on |
 //! | bucketed | one for each bucket | as soon as its last gradient is ready, while backward goes on |
 //!
-//! [`Ddp::finish_by_bucket`] in the place of `finish_gradient_synchronization` lets each bucket be used while later ones travel.
+//! [`Ddp::finish_by_bucket`] in the place of `finish_gradient_synchronization` lets each bucket be used while later ones travel;
+//! [`Ddp::finish_both_by_bucket`] lets the user of two ranks' gradients average them.
 //!
 //! A step's collectives are the same ones in the same order on every rank, even if the ranks' batches use different parameters: those
 //! that a rank did not use are sent as zeros. Overlap and buckets therefore wait for their turn: in the first step from the last parameter
@@ -72,6 +73,10 @@ impl Form {
 pub enum Exchange {
     /// All of it.
     AllReduce,
+    /// All of it, from both ranks' gradients where two exchange them: for an optimizer that averages as it reads
+    /// ([`Ddp::finish_both_by_bucket`]). Gradients are copied as they are then, which takes no kernels beside backward, and no more links than
+    /// a sum does. That is so of two ranks whose gradients copy engines carry, and of two threads with `copies`; else it is [`Exchange::AllReduce`].
+    Both,
     /// Its own share of every bucket ([`Bucket::shares`]): for an optimizer whose state is shared out (ZeRO-1).
     ReduceScatter,
 }
@@ -108,11 +113,10 @@ impl DdpOptions {
         matches!(self.form, Form::Overlap | Form::Bucketed)
     }
 
-    /// Whether gradients of this type are copied to the other one of two ranks as they are, which then has both to add up: no more travels than
-    /// for a sum, and whoever uses gradients adds them up on the way.
-    fn exchanges(&self, dtype: Dtype, world: usize) -> bool {
+    /// Whether two ranks may exchange gradients of this type.
+    fn may_exchange(&self, dtype: Dtype, world: usize) -> bool {
         let as_they_are = self.wire.is_none_or(|wire| wire == dtype);
-        self.copies && self.is_eager() && world == 2 && self.exchange == Exchange::AllReduce && as_they_are
+        self.copies && self.is_eager() && world == 2 && self.exchange == Exchange::Both && as_they_are
     }
 }
 
@@ -187,7 +191,7 @@ struct Inner {
     grads: u64,
     dtype: Dtype,
     /// Where the other rank's gradients arrive, if two ranks exchange them: as the flat gradient.
-    inbox: Option<Arc<Tensor>>,
+    inbox: Option<UsedInbox>,
     pass: Mutex<Pass>,
 }
 
@@ -249,10 +253,7 @@ impl Ddp {
             DType::BF16 => (Dtype::Bf16, address::<bf16>(&flat)?),
             _ => (Dtype::F32, address::<f32>(&flat)?),
         };
-        let inbox = match options.exchanges(dtype, world) {
-            true => inbox(&flat, grads, &comm)?,
-            false => None,
-        };
+        let inbox = inbox(&flat, grads, &comm, options.may_exchange(dtype, world))?;
         let (params, pass) = (params.clone(), Mutex::new(pass));
         let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, inbox, pass });
         let hears = inner.clone();
@@ -292,25 +293,39 @@ impl Ddp {
     /// # Errors
     /// Those of communication; then the gradients hold anything.
     pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
-        self.finish_by_bucket(|bucket, _| self.average(bucket))
+        self.finish_by_bucket(|_| Ok(()))
     }
 
     /// As [`Ddp::finish_gradient_synchronization`], bucket by bucket in the order in which they were sent: calls `with` for each when
     /// its gradients are there, while later ones are still on their way.
     ///
-    /// Where two ranks exchange their gradients (copy engines, [`Exchange::AllReduce`]), `with` gets the other rank's too, as a flat tensor:
-    /// the averages of both are what it should use, and gradients stay this rank's own.
-    ///
     /// # Errors
     /// Those of communication and the first of `with`, after which it is not called again.
     pub fn finish_by_bucket<E: From<Error>>(
+        &self,
+        mut with: impl FnMut(&Bucket) -> Result<(), E>,
+    ) -> Result<Synchronized, E> {
+        self.finish_both_by_bucket(|bucket, other| {
+            if let Some(other) = other {
+                self.inner.average(&bucket.range, other)?;
+            }
+            with(bucket)
+        })
+    }
+
+    /// As [`Ddp::finish_by_bucket`] for who averages the gradients of two ranks that [have both](Ddp::has_both): `with` gets the other rank's
+    /// too, as a flat tensor, and gradients stay this rank's own. Without exchanges it gets none, and gradients are the averages.
+    ///
+    /// # Errors
+    /// As [`Ddp::finish_by_bucket`].
+    pub fn finish_both_by_bucket<E: From<Error>>(
         &self,
         mut with: impl FnMut(&Bucket, Option<&Tensor>) -> Result<(), E>,
     ) -> Result<Synchronized, E> {
         self.finish(|sent, waits| {
             let outcome = sent.iter().try_for_each(|(bucket, handles)| {
                 waits.during(|| Ok(wait_all(handles)?))?;
-                with(&self.inner.buckets[*bucket], self.inner.inbox.as_deref())
+                with(&self.inner.buckets[*bucket], self.inner.others())
             });
             // Whatever happened: nothing uses the gradients any more.
             let waited = wait_all(sent.iter().flat_map(|(_, handles)| handles));
@@ -361,20 +376,18 @@ impl Ddp {
         Ok(Synchronized { calls, bytes, waited: waits.waited, laps: waits.laps })
     }
 
-    /// Whether two ranks exchange their gradients, and whoever uses them averages them: see [`Ddp::finish_by_bucket`].
-    pub fn exchanges(&self) -> bool {
+    /// Whether two ranks exchange their gradients: see [`Exchange::Both`].
+    pub fn has_both(&self) -> bool {
         self.inner.inbox.is_some()
     }
 
-    /// Makes a bucket's gradients the averages, if two ranks [exchange](Ddp::exchanges) them: once, after they have arrived.
+    /// Makes the gradients of a step that ended with [`Ddp::finish_both_by_bucket`] the averages, for who wants to look at them.
     ///
     /// # Errors
-    /// Those of the launch.
-    pub fn average(&self, bucket: &Bucket) -> Result<()> {
-        match self.inner.inbox.as_deref() {
-            Some(others) => self.inner.average(&bucket.range, others),
-            None => Ok(()),
-        }
+    /// Those of the launches.
+    pub(crate) fn average_both(&self) -> Result<()> {
+        let Some(others) = self.inner.others() else { return Ok(()) };
+        self.inner.buckets.iter().try_for_each(|bucket| self.inner.average(&bucket.range, others))
     }
 
     /// Whether gradients leave while backward goes on, so that something may be done with some while others travel.
@@ -460,6 +473,11 @@ impl Inner {
         Ok(())
     }
 
+    /// The other rank's gradients, where there are exchanges.
+    fn others(&self) -> Option<&Tensor> {
+        self.inbox.as_ref().map(|inbox| &*inbox.tensor)
+    }
+
     /// Gradients in `range` become the averages of them and the other rank's.
     fn average(&self, range: &Range<usize>, others: &Tensor) -> Result<()> {
         match self.dtype {
@@ -486,7 +504,7 @@ impl Inner {
         let (index, beside) = (pass.order[pass.next], self.is_eager());
         pass.next += 1;
         let mut handles = Vec::new();
-        let average = |range: Range<usize>, op| -> Result<Handle, CommError> {
+        let start = |range: Range<usize>, op| -> Result<Handle, CommError> {
             // What lies in the wire's type already is not rounded again.
             let wire = self.options.wire.filter(|wire| *wire != self.dtype);
             let call = Call { op, dtype: self.dtype, count: range.len(), wire };
@@ -502,17 +520,17 @@ impl Inner {
         };
         let bucket = &self.buckets[index];
         let outcome = match self.options.exchange {
-            Exchange::AllReduce if self.inbox.is_some() => {
-                average(bucket.range.clone(), Op::Exchange).map(|handle| handles.push(handle))
+            Exchange::Both if self.inbox.is_some() => {
+                start(bucket.range.clone(), Op::Exchange).map(|handle| handles.push(handle))
             }
-            Exchange::AllReduce => {
-                average(bucket.range.clone(), Op::AllReduce(Reduce::Avg)).map(|handle| handles.push(handle))
+            Exchange::AllReduce | Exchange::Both => {
+                start(bucket.range.clone(), Op::AllReduce(Reduce::Avg)).map(|handle| handles.push(handle))
             }
             Exchange::ReduceScatter => {
                 let shares = bucket.shares(self.comm.world());
                 let parts = [(shares.main, Op::ReduceScatter(Reduce::Avg)), (shares.rest, Op::AllReduce(Reduce::Avg))];
                 let mut parts = parts.into_iter().filter(|(range, _)| !range.is_empty());
-                parts.try_for_each(|(range, op)| average(range, op).map(|handle| handles.push(handle)))
+                parts.try_for_each(|(range, op)| start(range, op).map(|handle| handles.push(handle)))
             }
         };
         // With an error, too: what has been started is waited for.
@@ -525,15 +543,33 @@ fn missing(buckets: &[Bucket]) -> Vec<usize> {
     buckets.iter().map(|bucket| bucket.ids.len()).collect()
 }
 
-/// A place for the other rank's gradients, if the communicator exchanges them.
-fn inbox(flat: &Tensor, grads: u64, comm: &Communicator) -> Result<Option<Arc<Tensor>>> {
-    let (inbox, at) = match flat.dtype() {
+/// An inbox that a [`Ddp`] uses.
+struct UsedInbox {
+    tensor: Arc<Tensor>,
+    /// Tells the communicator that it is used.
+    _use: Arc<()>,
+}
+
+/// A place for the other rank's gradients, if they are `wanted` and the communicator exchanges them. It has one inbox: while another `Ddp`
+/// uses that, this one does without.
+fn inbox(flat: &Tensor, grads: u64, comm: &Communicator, wanted: bool) -> Result<Option<UsedInbox>> {
+    if comm.inbox_is_used() {
+        return Ok(None);
+    }
+    if comm.has_inbox() {
+        // A former one's goes before the next one comes.
+        comm.set_inbox(None)?;
+    }
+    if !wanted {
+        return Ok(None);
+    }
+    let (tensor, at) = match flat.dtype() {
         DType::BF16 => exposable::<bf16>(flat)?,
         _ => exposable::<f32>(flat)?,
     };
     let bytes = flat.elem_count() * flat.dtype().size_in_bytes();
-    let exchanges = comm.set_inbox(Inbox { of: grads, at, bytes, _owner: inbox.clone() })?;
-    Ok(exchanges.then_some(inbox))
+    let exchanges = comm.set_inbox(Some(Inbox { of: grads, at, bytes, _owner: tensor.clone() }))?;
+    Ok(exchanges.then(|| UsedInbox { tensor, _use: comm.use_inbox() }))
 }
 
 /// A tensor as long as `flat`, of zeros, and its address.

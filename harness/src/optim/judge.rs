@@ -115,6 +115,10 @@ pub fn judge_step(
     store(found + (which + 4), loss, mask = which < count);
 }
 
+/// Tile and warps of [`JUDGE_STEP`], which is one program: wide where it has much to add up.
+const FEW: (usize, u32) = (1024, 4);
+const MANY: (usize, u32) = (8192, 32);
+
 /// Most losses of a step: micro-batches.
 const MAX_LOSSES: usize = 4096;
 
@@ -151,8 +155,7 @@ fn judge_partials(
             found: losses.len().to_string(),
         });
     }
-    // One program: wide where it has much to add up.
-    let (tile, num_warps) = if partials.len() > 1 << 16 { (8192, 32) } else { (1024, 4) };
+    let (tile, num_warps) = if partials.len() > 1 << 16 { MANY } else { FEW };
     JudgeStep {
         partials: &partials,
         losses: &losses,
@@ -170,6 +173,7 @@ fn judge_partials(
 /// the next one is there, then all of it.
 ///
 /// A piece that is not finite is not made, and no later one, as with [`told::STRICT`]; what has been made before it stays.
+/// ([`Pieces::with_sums`] leaves that to who makes them.)
 pub struct Pieces {
     partials: Buffer<f32>,
     judged: usize,
@@ -183,14 +187,22 @@ impl Pieces {
     /// # Errors
     /// No memory.
     pub fn new(device: &Device, lengths: impl IntoIterator<Item = usize>) -> Result<Pieces> {
-        Pieces::with_sums(device, lengths.into_iter().map(parts_of).sum())
+        Pieces::of(device, lengths.into_iter().map(parts_of).sum())
     }
 
-    /// Of so many sums of squares.
+    /// For who makes steps of what is finite and adds up squares on the way, so many sums: nothing is judged before all of it is
+    /// ([`Pieces::end`]), and the verdict until then is that steps are made.
     ///
     /// # Errors
-    /// No memory.
-    pub fn with_sums(device: &Device, count: usize) -> Result<Pieces> {
+    /// No memory, and those of the launch.
+    pub fn with_sums(device: &Device, count: usize, told: View<'_, f64>) -> Result<Pieces> {
+        let mut pieces = Pieces::of(device, count)?;
+        let nothing = pieces.partials.slice(0..0)?;
+        judge_partials(device, nothing, nothing, told, pieces.found.view_mut())?;
+        Ok(pieces)
+    }
+
+    fn of(device: &Device, count: usize) -> Result<Pieces> {
         let partials = Buffer::uninit(device, count)?;
         Ok(Pieces { partials, judged: 0, found: Buffer::zeros(device, found::LOSSES + 1)? })
     }
@@ -210,17 +222,7 @@ impl Pieces {
         Ok(self.found.view())
     }
 
-    /// A verdict that makes a step of what is finite ([`found::MADE`] and [`found::SCALE`]), for who adds up squares on the way:
-    /// [`Pieces::sums`].
-    ///
-    /// # Errors
-    /// Those of the launch.
-    pub fn made(&mut self, told: View<'_, f64>) -> Result<()> {
-        let nothing = self.partials.slice(0..0)?;
-        judge_partials(self.partials.device(), nothing, nothing, told, self.found.view_mut())
-    }
-
-    /// What was found last, and a place for the next `count` sums of squares.
+    /// The verdict of [`Pieces::with_sums`], and a place for the next `count` sums of squares.
     ///
     /// # Errors
     /// More sums than there are.
@@ -315,11 +317,12 @@ mod tests {
 
         let partials: Vec<f32> = (0..2500).map(|i| (i % 7) as f32).collect();
         let norm = partials.iter().map(|&x| f64::from(x)).sum::<f64>().sqrt() / 2.0;
-        let consts = [("tile", ConstValue::Int(1024)), ("losses_tile", ConstValue::Int(16))];
-        let func = JUDGE_STEP.record(&[], &consts, &Specialization::default()).unwrap();
         let put = PUT_NUMBERS.record(&[], &[], &Specialization::default()).unwrap();
-        for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-            let options = CompileOptions::default();
+        // For few sums, and for many.
+        for (arch, (tile, num_warps)) in [GpuArch::Sm80, GpuArch::Sm90a].into_iter().zip([FEW, MANY]) {
+            let consts = [("tile", ConstValue::Int(tile as i64)), ("losses_tile", ConstValue::Int(16))];
+            let func = JUDGE_STEP.record(&[], &consts, &Specialization::default()).unwrap();
+            let options = CompileOptions { num_warps, ..CompileOptions::default() };
             let laid = pipeline::gpu_ir(&func, arch, &options, &mut ());
             let mut memory = Memory::new();
             let partials = memory.add(bytemuck::cast_slice(&partials).to_vec());

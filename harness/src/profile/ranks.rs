@@ -13,7 +13,8 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tilewright::kernels::rank_sum::RANK_SUM;
-use tilewright::trace::{Phase, SpanEvent, Trace};
+use tilewright::trace::cupti::ActivityKind;
+use tilewright::trace::{Activity, Phase, SpanEvent, Trace};
 
 use super::chrome::{self, Placement};
 use super::intervals::{Intervals, both, total, union, without};
@@ -88,15 +89,20 @@ impl RankProfile {
     }
 }
 
-/// Streams of a GPU that carry collectives: NCCL's, and those on which copy engines carry and ranks' parts are added up.
+/// Streams of a GPU that carry collectives: NCCL's, and those on which copy engines carry and ranks' parts are added up. (The stream
+/// that computes may average gradients, too.)
 pub(super) fn communication_streams(trace: &Trace) -> Vec<u32> {
-    let carries = |name: &str| {
-        name.to_lowercase().contains("nccl") || name.starts_with(RANK_SUM.name) || name == "copy between GPUs"
-    };
-    let sends = trace.activities.iter().filter(|activity| carries(&activity.kind.name()));
-    let mut streams: Vec<u32> = sends.map(|activity| activity.stream).collect();
+    let carries = |name: &str| name.to_lowercase().contains("nccl") || name == "copy between GPUs";
+    let is_kernel = |activity: &&Activity| matches!(activity.kind, ActivityKind::Kernel { .. });
+    let mut streams: Vec<u32> = trace.activities.iter().map(|activity| activity.stream).collect();
     streams.sort_unstable();
     streams.dedup();
+    streams.retain(|&stream| {
+        let mut names = trace.activities.iter().filter(|activity| activity.stream == stream);
+        let mut kernels = names.clone().filter(is_kernel).peekable();
+        let only_adds = kernels.peek().is_some() && kernels.all(|kernel| kernel.kind.name().starts_with(RANK_SUM.name));
+        only_adds || names.any(|activity| carries(&activity.kind.name()))
+    });
     streams
 }
 
@@ -237,8 +243,7 @@ pub fn of_thread(trace: &Trace, thread: u32) -> Trace {
 mod tests {
     use std::time::Duration;
 
-    use tilewright::trace::cupti::ActivityKind;
-    use tilewright::trace::{Activity, Node};
+    use tilewright::trace::Node;
 
     use super::*;
     use crate::dist::comm::{Options, Reduce, threads};
@@ -317,11 +322,12 @@ mod tests {
             activity("cast_bf16", 13, 20, 22),
             activity("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 13, 22, 50),
             activity("rank_sum_bf16", 14, 49, 52),
+            activity("rank_sum_bf16", 7, 41, 42),
             activity("adamw", 7, 50, 60),
         ];
         // When the host queued them says nothing.
         let found = profile(&Trace { activities, ..step() }, &[(60, 61)]);
-        assert_eq!((found.computing, found.communicating, found.hidden), (40 * MS, 32 * MS, 22 * MS));
+        assert_eq!((found.computing, found.communicating, found.hidden), (41 * MS, 32 * MS, 23 * MS));
         let lines: Vec<String> =
             found.events.iter().filter_map(|event| event["args"]["name"].as_str()).map(str::to_string).collect();
         for line in

@@ -325,7 +325,8 @@ impl Learner {
 
     /// As [`Learner::update`], of gradients that are still on their way to other ranks: parameters are updated bucket by bucket, each as
     /// soon as its gradient is there, while later ones travel. It gives the same bits, where [`Learner::can_update_by_bucket`]. A
-    /// gradient that is not finite stops the step where it is found: buckets before it have been updated.
+    /// gradient that is not finite stops the step where it is found: buckets before it have been updated. Where two ranks
+    /// [have both](Ddp::has_both) gradients, all has been updated but what is near it.
     ///
     /// # Errors
     /// As [`Learner::update`], and those of communication.
@@ -334,15 +335,16 @@ impl Learner {
             return self.update_shared_by_bucket(ddp);
         }
         let announced = self.announce()?;
-        match self.queue_by_bucket(ddp) {
-            Ok(sent) => {
-                let found = self.found.to_vec1::<f64>()?;
-                if found[found::MADE] == 0.0 {
-                    // The error says where, of the averages.
-                    ddp.buckets().iter().try_for_each(|bucket| ddp.average(bucket))?;
-                }
-                Ok((sent, self.settle(announced, &found)?))
+        let queued = self.queue_by_bucket(ddp).and_then(|sent| {
+            let found = self.found.to_vec1::<f64>()?;
+            if found[found::MADE] == 0.0 {
+                // The error says where, of the averages.
+                ddp.average_both()?;
             }
+            Ok((sent, found))
+        });
+        match queued {
+            Ok((sent, found)) => Ok((sent, self.settle(announced, &found)?)),
             Err(error) => {
                 self.take_back(announced)?;
                 Err(error)
@@ -537,15 +539,15 @@ fn decide_by_bucket<G: Elem + FloatElement>(
 ) -> Result<Synchronized> {
     let (device, ranges) = (kernel_device(params.device())?, ddp.buckets().iter().map(|bucket| &bucket.range));
     let told = Read::<f64>::new(told)?;
-    let mut pieces = match ddp.exchanges() {
-        true => Pieces::with_sums(device, ranges.map(|range| adamw.sums_of_two(range, groups)).sum())?,
+    let mut pieces = match ddp.has_both() {
+        true => {
+            let sums = ranges.map(|range| adamw.sums_of_two(range, groups)).sum();
+            Pieces::with_sums(device, sums, told.view()?)?
+        }
         false => Pieces::new(device, ranges.map(Range::len))?,
     };
-    if ddp.exchanges() {
-        pieces.made(told.view()?)?;
-    }
     let gradients = params.grads();
-    let sent = ddp.finish_by_bucket(|bucket, other| -> Result<()> {
+    let sent = ddp.finish_both_by_bucket(|bucket, other| -> Result<()> {
         let gradients = Read::<G>::new(&gradients)?;
         if let Some(other) = other {
             let other = Read::<G>::new(other)?;

@@ -71,7 +71,12 @@ impl Team {
             .into());
         }
         params.keep_grads(team_gradient_dtype(params, options, micro_batches))?;
-        let exchange = if options.shard == Some(Mode::Zero1) { Exchange::ReduceScatter } else { Exchange::AllReduce };
+        let exchange = match options.shard {
+            Some(Mode::Zero1) => Exchange::ReduceScatter,
+            // AdamW averages as it reads, unless the whole gradient is wanted first.
+            None if learner.clip.is_none() => Exchange::Both,
+            _ => Exchange::AllReduce,
+        };
         let ddp = Ddp::new(params, comm.clone(), DdpOptions { exchange, ..options.ddp })?;
         let device = kernel_device(params.device())?;
         let learner = match options.shard {

@@ -41,7 +41,9 @@ fn optimizer(params: &Params, ddp: &Ddp, names: &[&str]) -> ShardedOptimizer<Ada
     let (device, comm) = (memory::kernel_device(params.device()).unwrap(), ddp.communicator().clone());
     let (first, len) = (ranges(params, names), params.flat_len());
     match ddp.options().exchange {
-        Exchange::AllReduce => ShardedOptimizer::by_parameters(device, comm, &first, len, OPTIONS).unwrap(),
+        Exchange::AllReduce | Exchange::Both => {
+            ShardedOptimizer::by_parameters(device, comm, &first, len, OPTIONS).unwrap()
+        }
         Exchange::ReduceScatter => {
             let mut optimizer = ShardedOptimizer::of_buckets(device, comm, ddp.buckets(), len, OPTIONS);
             optimizer.add_param_group(&first).unwrap();

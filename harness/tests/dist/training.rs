@@ -77,10 +77,16 @@ pub fn check(device: &Device, comm: Communicator) {
     let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(Form::Bucketed) });
     let distance = model::distance(&limited[STEPS - 1], &whole[STEPS - 1]);
     assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 multiprocessors: {distance:e}");
-    // By copy engines, between GPUs.
-    let copied = train_with(device, comm.clone(), DdpOptions { copies: true, ..ddp_options(Form::Bucketed) });
-    let distance = model::distance(&copied[STEPS - 1], &whole[STEPS - 1]);
-    assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "by copy engines: {distance:e}");
+    // By copy engines, between GPUs: two ranks' gradients summed on the way, or both brought together.
+    for exchange in [Exchange::AllReduce, Exchange::Both] {
+        let options = DdpOptions { copies: true, exchange, ..ddp_options(Form::Bucketed) };
+        let copied = train_with(device, comm.clone(), options);
+        let distance = model::distance(&copied[STEPS - 1], &whole[STEPS - 1]);
+        assert!(
+            distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE },
+            "{exchange:?} by copy engines: {distance:e}"
+        );
+    }
     // Products for some of a GPU's multiprocessors, in the place of all: sums in another order at most.
     for leave_sms in [None, Some(100), Some(100_000)] {
         let left = train_with(device, comm.clone(), DdpOptions { leave_sms, ..ddp_options(Form::Bucketed) });
@@ -320,7 +326,7 @@ fn sharded(params: &Params, ddp: &Ddp) -> ShardedOptimizer<AdamW> {
     let (device, comm) = (memory::kernel_device(params.device()).unwrap(), ddp.communicator().clone());
     let trained: Vec<_> = params.iter().filter(|param| param.requires_grad()).map(|param| param.range()).collect();
     match ddp.options().exchange {
-        Exchange::AllReduce => {
+        Exchange::AllReduce | Exchange::Both => {
             ShardedOptimizer::by_parameters(device, comm, &trained, params.flat_len(), OPTIONS).unwrap()
         }
         Exchange::ReduceScatter => {
@@ -460,4 +466,43 @@ fn parameters_that_come_later_go_to_the_rank_that_has_least() {
         (before, optimizer.bytes())
     });
     assert_eq!(bytes, [(8 * 960, 8 * 1360), (8 * 1600, 8 * 1600)]);
+}
+
+/// Two ranks that are threads exchange; one inbox is for one of two models, and the next one has it when the first is gone.
+#[test]
+fn two_ranks_bring_both_gradients_together() {
+    let expected = model::alone(STEPS);
+    let options = DdpOptions { copies: true, exchange: Exchange::Both, ..ddp_options(Form::Overlap) };
+    let found = ranks(Kind::Threads, 2, crate::world::options(), |comm| {
+        let comm = Arc::new(comm);
+        let params = model::params(1);
+        let other = Ddp::new(&params, comm.clone(), options).unwrap();
+        assert!(other.has_both());
+        let second = Ddp::new(&model::params(1), comm.clone(), options).unwrap();
+        assert!(!second.has_both(), "the inbox is the first one's");
+        drop((other, second));
+        let whole = train_with(&Device::Cpu, comm.clone(), options);
+        assert!(whole == train_with(&Device::Cpu, comm.clone(), ddp_options(Form::Overlap)));
+        // Micro-batches are sent once, added up.
+        let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
+        assert!(ddp.has_both());
+        let gradients = |ddp: &Ddp| {
+            params.zero_grads().unwrap();
+            ddp.no_sync(|| model::loss(&params, 0, rows(&comm)).unwrap().backward().unwrap());
+            model::loss(&params, 1, rows(&comm)).unwrap().backward().unwrap();
+            assert_eq!(ddp.finish_gradient_synchronization().unwrap().calls, ddp.buckets().len());
+            params.grads().to_vec1::<f32>().unwrap()
+        };
+        let both = gradients(&ddp);
+        drop(ddp);
+        let plain = Ddp::new(&params, comm.clone(), ddp_options(Form::Overlap)).unwrap();
+        assert!(!plain.has_both() && gradients(&plain) == both);
+        whole
+    });
+    let distance = model::distance(&found[0][STEPS - 1], &expected[STEPS - 1]);
+    assert!(distance <= TOLERANCE, "{distance:e}");
+    // Three ranks add up.
+    ranks(Kind::Threads, 3, crate::world::options(), |comm| {
+        assert!(!Ddp::new(&model::params(1), Arc::new(comm), options).unwrap().has_both());
+    });
 }

@@ -193,7 +193,7 @@ fn stops_at_its_bucket(copies: bool) {
             })
             .unwrap();
         }
-        assert_eq!(team.ddp().exchanges(), copies);
+        assert_eq!(team.ddp().has_both(), copies);
         let error = team.finish(&mut learner).map(|_| ()).unwrap_err();
         assert!(matches!(&error, Error::NotFinite { step: 1, first, .. } if first.contains("`in`")), "{error}");
         assert_eq!((learner.step(), learner.optimizer_steps()), (0, 0));

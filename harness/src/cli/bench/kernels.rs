@@ -63,7 +63,7 @@ impl Kernel {
             Kernel::CrossEntropy => &[Op::CrossEntropy, Op::CrossEntropyBackward],
             Kernel::Rope => &[Op::RopeFrom, Op::RopeAt],
             Kernel::Embedding => &[Op::EmbeddingBackward],
-            Kernel::Adamw => &[Op::AdamW, Op::AdamWWithCopy],
+            Kernel::Adamw => &[Op::AdamW, Op::AdamWWithCopy, Op::AdamWOfTwo],
             Kernel::Cast => &[Op::Cast],
             Kernel::RankSum => &[Op::RankSum],
             Kernel::Matmul => &[],

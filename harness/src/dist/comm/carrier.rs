@@ -44,6 +44,11 @@ impl Inbox {
         let offset = address.checked_sub(self.of)?;
         (offset + bytes as u64 <= self.bytes as u64).then_some(offset)
     }
+
+    /// The place for these bytes.
+    pub fn place(&self, address: u64, bytes: usize) -> Option<u64> {
+        Some(self.at + self.offset(address, bytes)?)
+    }
 }
 
 /// When patience ends.
@@ -132,9 +137,9 @@ pub(crate) trait Carrier {
         Ok(())
     }
 
-    /// From now on `inbox` is where the other rank's part of an [`Exchange`](super::Op::Exchange) goes, if this back end exchanges: every rank
-    /// calls it, with as many bytes.
-    fn inbox(&mut self, _seq: u64, _inbox: Inbox, _deadline: Deadline) -> Result<bool> {
+    /// From now on `inbox` is where the other rank's part of an [`Exchange`](super::Op::Exchange) goes, if there is one and this back end
+    /// exchanges, which it says: every rank calls it, with as many bytes. Nothing is under way in the one before.
+    fn inbox(&mut self, _seq: u64, _inbox: Option<Inbox>, _deadline: Deadline) -> Result<bool> {
         Ok(false)
     }
 

@@ -39,7 +39,7 @@ pub mod threads;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -111,6 +111,8 @@ pub struct Communicator {
     failed: Arc<OnceLock<CommError>>,
     /// Whether there are inboxes.
     exchanges: Arc<AtomicBool>,
+    /// Lives as long as somebody uses the inbox.
+    inbox_use: Mutex<Weak<()>>,
     /// The stream that computes, for back ends on a GPU.
     compute: Option<Box<dyn Compute>>,
     /// Carries collectives of host memory, where this one is for a GPU's.
@@ -122,7 +124,7 @@ enum Beside {
     Limit(u32),
     Copies(bool),
     /// And whether there are exchanges from then on.
-    Inbox(Inbox, Arc<AtomicBool>),
+    Inbox(Option<Inbox>, Arc<AtomicBool>),
 }
 
 enum Job {
@@ -166,6 +168,7 @@ impl Communicator {
             trace,
             failed,
             exchanges: Arc::default(),
+            inbox_use: Mutex::default(),
             compute,
             host: None,
         })
@@ -346,7 +349,7 @@ impl Communicator {
     }
 
     /// From now on copy engines carry collectives of [`Communicator::start_beside`], where they can (sums and averages of f32, bf16 and f16,
-    /// and all-gathers), or no longer. They take no multiprocessors but for short sums; all GPUs are of one host. A collective, for all
+    /// all-gathers and exchanges), or no longer. They take no multiprocessors but for short sums; all GPUs are of one host. A collective, for all
     /// ranks to call with the same answer. Other back ends than NCCL do nothing.
     ///
     /// # Errors
@@ -355,15 +358,33 @@ impl Communicator {
         self.prepare(Beside::Copies(on))
     }
 
-    /// From now on `inbox` is where the other rank's part of an [`Op::Exchange`] goes. Gives whether there are exchanges: of two ranks that are
-    /// threads, or whose GPUs' [copy engines](Communicator::copies_beside) carry what runs beside computing. A collective, for all ranks to
-    /// call with as many bytes. The inbox is held until the next one is set, or the communicator ends.
+    /// From now on `inbox` is where the other rank's part of an [`Op::Exchange`] goes, if there is one. Gives whether there are exchanges: of two
+    /// ranks that are threads, or whose GPUs' [copy engines](Communicator::copies_beside) carry what runs beside computing. A collective,
+    /// for all ranks to call with as many bytes. An inbox is held until the next one or none is set, or the communicator ends; nothing may be
+    /// under way in it then.
     ///
     /// # Errors
     /// As [`Communicator::copies_beside`].
-    pub(crate) fn set_inbox(&self, inbox: Inbox) -> Result<bool> {
+    pub(crate) fn set_inbox(&self, inbox: Option<Inbox>) -> Result<bool> {
         self.prepare(Beside::Inbox(inbox, self.exchanges.clone()))?;
-        Ok(self.exchanges.load(Ordering::Acquire))
+        Ok(self.has_inbox())
+    }
+
+    /// Whether an inbox is set.
+    pub(crate) fn has_inbox(&self) -> bool {
+        self.exchanges.load(Ordering::Acquire)
+    }
+
+    /// Whether what [`Communicator::use_inbox`] gave still lives.
+    pub(crate) fn inbox_is_used(&self) -> bool {
+        self.inbox_use.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
+    }
+
+    /// For who uses the inbox to hold.
+    pub(crate) fn use_inbox(&self) -> Arc<()> {
+        let used = Arc::default();
+        *self.inbox_use.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&used);
+        used
     }
 
     fn prepare(&self, beside: Beside) -> Result<()> {
@@ -407,7 +428,7 @@ impl Communicator {
         if matches!(call.op, Op::ReduceScatter(_) | Op::AllGather) && !call.count.is_multiple_of(self.world) {
             return misuse(format!("{} ranks do not divide {} elements; pad the buffer", self.world, call.count));
         }
-        if call.op == Op::Exchange && !self.exchanges.load(Ordering::Acquire) {
+        if call.op == Op::Exchange && !self.has_inbox() {
             return misuse("nobody has set an inbox for it".into());
         }
         match (call.op, call.wire) {
@@ -564,7 +585,7 @@ impl Progress {
     }
 
     fn keep(&self, record: Record) {
-        let mut trace = self.trace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(records) = trace.as_mut() {
             records.push(record);
         }

@@ -85,18 +85,21 @@ impl Carrier for Threads {
     ) -> Result<Option<Arc<dyn Fence>>> {
         let posts = self.meet(seq, call, memory, deadline)?;
         let calls: Vec<(u64, Call)> = posts.iter().map(|post| (post.seq, post.call)).collect();
-        let agreed = compare(&calls);
-        if agreed.is_ok() {
-            self.share(call, &posts);
+        let place = self.inbox.as_ref().and_then(|inbox| inbox.place(memory.address as u64, memory.bytes));
+        let agreed = compare(&calls).and_then(|()| match (call.op, place) {
+            (Op::Exchange, None) => Err(CommError::Misuse(format!("{call}: there is no inbox for it"))),
+            (_, place) => Ok(place),
+        });
+        if let Ok(place) = agreed {
+            self.share(call, &posts, place);
         }
         self.part();
-        agreed.map(|()| None)
+        agreed.map(|_| None)
     }
 
-    fn inbox(&mut self, _seq: u64, inbox: Inbox, _deadline: Deadline) -> Result<bool> {
-        let exchanges = self.hall.world == 2;
-        self.inbox = exchanges.then_some(inbox);
-        Ok(exchanges)
+    fn inbox(&mut self, _seq: u64, inbox: Option<Inbox>, _deadline: Deadline) -> Result<bool> {
+        self.inbox = inbox.filter(|_| self.hall.world == 2);
+        Ok(self.inbox.is_some())
     }
 
     fn give_up(&mut self, error: &CommError) {
@@ -166,8 +169,8 @@ impl Threads {
         drop(done.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// This rank's part of a collective that all agree on.
-    fn share(&mut self, call: &Call, posts: &[Post]) {
+    /// This rank's part of a collective that all agree on. What is exchanged comes to `place`.
+    fn share(&mut self, call: &Call, posts: &[Post], place: Option<u64>) {
         let (world, size, rank) = (posts.len(), call.dtype.size(), self.rank);
         let mine = chunk(call.count, world, rank);
         match call.op {
@@ -206,8 +209,7 @@ impl Threads {
             Op::Broadcast { .. } => {}
             Op::Exchange => {
                 let bytes = call.count * size;
-                let place = |inbox: &Inbox| Some(inbox.at + inbox.offset(posts[rank].address as u64, bytes)?);
-                if let Some(at) = self.inbox.as_ref().and_then(place) {
+                if let Some(at) = place {
                     let here = Post { address: at as *mut u8, ..posts[rank] };
                     // SAFETY: all only read the buffers, and each writes its own inbox, which has as many bytes from there on.
                     unsafe { write(&here, 0, read(&posts[1 - rank], &(0..bytes))) };

@@ -409,8 +409,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
             unsafe { optimizer.step_part(index, values, gradients, groups, scales, &mut sent) }
         };
-        let outcome = ddp.finish_by_bucket(|bucket, _| -> Result<()> {
-            ddp.average(bucket)?;
+        let outcome = ddp.finish_by_bucket(|bucket| -> Result<()> {
             for index in 0..missing.len() {
                 if touches(bucket, &self.parts[index]) {
                     missing[index] -= 1;

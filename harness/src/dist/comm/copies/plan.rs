@@ -30,6 +30,8 @@
 //!   an all_gather and an all_reduce await it themselves, a reduce_scatter leaves it to the next push of the lane (`owed`).
 //! - **No outbox is overwritten before it was fetched.** Rank r writes its outbox in the reduction, or the copy, of n. The others fetched what
 //!   was there in a segment m < n, which they have ended when they give their first signal of n; r has awaited all of these.
+//! - **No inbox of the caller's is overwritten before it was read.** A lane begins an exchange when the stream that computes has come to where
+//!   the exchange was asked for, behind all that reads the inbox; only then does it give the first signal that the other rank awaits.
 //! - **Nothing is read too early.** Reductions come after the first signals of the same segment, which follow the pushes; pulls after the
 //!   second ones, which follow what fills outboxes.
 //! - **Own memory** of chunk p is read by the push of n before the pull of n overwrites it, on the same lane; segments do not overlap.
@@ -127,7 +129,7 @@ impl Plan {
     }
 
     /// The steps of a collective in `count` elements of `size` bytes, with the lane of each, in an order in which they may be queued.
-    /// All but an all_reduce want a count that `world` divides. A rank alone has nothing to do.
+    /// A reduce_scatter and an all_gather want a count that `world` divides. A rank alone has nothing to do.
     pub fn steps(&mut self, kind: Kind, count: usize, size: usize) -> Vec<(usize, Step)> {
         let (world, grain) = (self.block.world, (LINE / size).max(1));
         if world == 1 || count == 0 {

@@ -263,22 +263,37 @@ impl Engines {
         Ok(())
     }
 
-    /// From now on `inbox` is where the other rank's part of an exchange goes; both ranks call it, with as many bytes. The inbox before it is
-    /// given back when both have closed it. On any trouble of one rank both get the same error.
+    /// From now on `inbox` is where the other rank's part of an exchange goes; both ranks call it, with as many bytes or both without one. The
+    /// inbox before it, which nothing uses any more, is given back when both have closed it. On any trouble of one rank both get the same error,
+    /// and memory stays until the process ends: the other one may have it open.
     ///
     /// # Errors
     /// Memory that processes may not share; and those of the sockets.
-    pub fn set_inbox(&mut self, guard: &mut Guard, inbox: Inbox, patience: Duration) -> Result<()> {
+    pub fn set_inbox(&mut self, guard: &mut Guard, inbox: Option<Inbox>, patience: Duration) -> Result<()> {
         let (rank, world) = (self.addresses.rank, self.addresses.block.world);
         let mut table = Table { guard, rank, world, deadline: Deadline::after(patience) };
-        let shown = table.show(shared::handle(inbox.at).map(|handle| handle.to_vec()))?;
+        let handle =
+            inbox.as_ref().map_or(Ok(Vec::new()), |inbox| shared::handle(inbox.at).map(|handle| handle.to_vec()));
+        let shown = table.show(handle)?;
         let mut before = self.inbox.take();
         before.iter_mut().for_each(|(_, there)| shared::close(there));
-        let opened = shared::open(1 - rank, &shown[1 - rank]).map(|there| self.inbox = Some((inbox, there)));
-        table.show(opened.map(|()| Vec::new()))?;
-        // The other rank has closed it.
-        drop(before);
-        Ok(())
+        let opened = match inbox {
+            None => Ok(None),
+            Some(inbox) => match shared::open(1 - rank, &shown[1 - rank]) {
+                Ok(there) => Ok(Some((inbox, there))),
+                Err(why) => {
+                    std::mem::forget(inbox);
+                    Err(why)
+                }
+            },
+        };
+        let well = table.show(opened.as_ref().map(|_| Vec::new()).map_err(Clone::clone));
+        match well {
+            // The other rank has closed what was before.
+            Ok(_) => self.inbox = opened.unwrap_or_default(),
+            Err(_) => std::mem::forget((before, opened)),
+        }
+        well.map(drop)
     }
 
     /// Whether collectives give what they should, on all lanes: a driver that shares memory in name only is found out here.
@@ -312,7 +327,8 @@ impl Engines {
                 Kind::AllReduce => found == sum(i),
                 Kind::ReduceScatter => i / each != rank || found == sum(i),
                 Kind::AllGather => found == value(i / each, i),
-                Kind::Exchange => true,
+                // Not among them: it goes to memory of the caller's.
+                Kind::Exchange => false,
             });
             if !good {
                 return Err(format!("the first copies between GPUs brought something else ({kind:?})"));

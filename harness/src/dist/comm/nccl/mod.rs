@@ -552,15 +552,18 @@ impl Carrier for Nccl {
         Ok(())
     }
 
-    fn inbox(&mut self, seq: u64, inbox: Inbox, deadline: Deadline) -> Result<bool> {
-        let call = Call { op: Op::Exchange, dtype: Dtype::U8, count: inbox.bytes, wire: None };
+    fn inbox(&mut self, seq: u64, inbox: Option<Inbox>, deadline: Deadline) -> Result<bool> {
+        let count = inbox.as_ref().map_or(0, |inbox| inbox.bytes);
+        let call = Call { op: Op::Exchange, dtype: Dtype::U8, count, wire: None };
         self.guard.agree(seq, &call, deadline)?;
-        match &mut self.engines {
-            Some(engines) if self.copies && self.world == 2 => {
-                engines.set_inbox(&mut self.guard, inbox, self.start_timeout).map(|()| true)
-            }
-            _ => Ok(false),
+        while !self.under_way.is_empty() {
+            std::thread::sleep(PAUSE / 20);
+            self.look()?;
         }
+        let Some(engines) = self.engines.as_mut().filter(|_| self.world == 2) else { return Ok(false) };
+        let inbox = inbox.filter(|_| self.copies);
+        let exchanges = inbox.is_some();
+        engines.set_inbox(&mut self.guard, inbox, self.start_timeout).map(|()| exchanges)
     }
 
     fn watch(&mut self) -> Result<()> {
