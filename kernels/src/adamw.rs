@@ -262,6 +262,21 @@ fn expect_len(kernel: &str, name: &'static str, found: usize, n: usize) -> Resul
     })
 }
 
+fn expect_lens(kernel: &str, n: usize, mut lens: impl Iterator<Item = (&'static str, usize)>) -> Result<()> {
+    lens.try_for_each(|(name, found)| expect_len(kernel, name, found, n))
+}
+
+/// `list`: of each argument its name, how many numbers it has, and how many it should have at least.
+fn expect_numbers(kernel: &str, list: &[(&'static str, usize, usize)]) -> Result<()> {
+    match list.iter().find(|(_, found, expected)| found < expected) {
+        None => Ok(()),
+        Some(&(name, found, expected)) => {
+            let (expected, found) = (format!("{expected} numbers"), found.to_string());
+            Err(Error::Argument { kernel: kernel.into(), name, expected, found })
+        }
+    }
+}
+
 /// Step `t` (from 1) for the parameters p with their moments m and v, all updated, and gradients g: all of one length.
 ///
 /// Groups with options of their own are slices of the buffers, a launch each.
@@ -355,18 +370,9 @@ pub fn step_by<G: FloatElement, C: FloatElement>(
 ) -> Result<()> {
     const NAME: &str = "adamw_by";
     let n = p.len();
-    for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len())] {
-        expect_len(NAME, name, len, n)?;
-    }
-    if let Some(copy) = &copy {
-        expect_len(NAME, "copy", copy.len(), n)?;
-    }
-    for (name, found, expected) in [("rates", rates.len(), 3), ("verdict", verdict.len(), 2)] {
-        if found < expected {
-            let (expected, found) = (format!("{expected} numbers"), found.to_string());
-            return Err(Error::Argument { kernel: NAME.into(), name, expected, found });
-        }
-    }
+    let copied = copy.as_ref().map(|copy| ("copy", copy.len()));
+    expect_lens(NAME, n, [("m", m.len()), ("v", v.len()), ("g", g.len())].into_iter().chain(copied))?;
+    expect_numbers(NAME, &[("rates", rates.len(), 3), ("verdict", verdict.len(), 2)])?;
     let Rates { rest1, rest2, .. } = options.rates(NAME, 1)?;
     let copies = copy.is_some();
     let mut none = Buffer::<C>::uninit(device, 0)?;
@@ -415,22 +421,14 @@ pub fn step_of_two<G: FloatElement, C: FloatElement>(
     options: &Options,
 ) -> Result<()> {
     const NAME: &str = "adamw_of_two";
-    let n = p.len();
-    for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len()), ("other", other.len())] {
-        expect_len(NAME, name, len, n)?;
-    }
-    if let Some(copy) = &copy {
-        expect_len(NAME, "copy", copy.len(), n)?;
-    }
-    let sums = squares_of_two(n);
-    for (name, found, expected) in
-        [("rates", rates.len(), 3), ("verdict", verdict.len(), 2), ("squares", squares.len(), sums)]
-    {
-        if found < expected {
-            let (expected, found) = (format!("{expected} numbers"), found.to_string());
-            return Err(Error::Argument { kernel: NAME.into(), name, expected, found });
-        }
-    }
+    let (n, sums) = (p.len(), squares_of_two(p.len()));
+    let copied = copy.as_ref().map(|copy| ("copy", copy.len()));
+    let lens = [("m", m.len()), ("v", v.len()), ("g", g.len()), ("other", other.len())];
+    expect_lens(NAME, n, lens.into_iter().chain(copied))?;
+    expect_numbers(
+        NAME,
+        &[("rates", rates.len(), 3), ("verdict", verdict.len(), 2), ("squares", squares.len(), sums)],
+    )?;
     let Rates { rest1, rest2, .. } = options.rates(NAME, 1)?;
     let copies = copy.is_some();
     let mut none = Buffer::<C>::uninit(device, 0)?;
