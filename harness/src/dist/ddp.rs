@@ -293,7 +293,13 @@ impl Ddp {
     /// # Errors
     /// Those of communication; then the gradients hold anything.
     pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
-        self.finish_by_bucket(|_| Ok(()))
+        if self.has_both() {
+            return self.finish_by_bucket(|_| Ok(()));
+        }
+        self.finish(|sent, waits| {
+            let handles: Vec<&Handle> = sent.iter().flat_map(|(_, handles)| handles).collect();
+            waits.during(|| Ok(wait_all(handles)?))
+        })
     }
 
     /// As [`Ddp::finish_gradient_synchronization`], bucket by bucket in the order in which they were sent: calls `with` for each when
