@@ -107,6 +107,18 @@ pub fn adamw_with_copy<G: Float, C: Float>(
     store(copy + offsets, after.to::<C>(), mask = offsets < n);
 }
 
+/// What [`updated`] takes as rates, and whether the step is made, from memory as [`ADAMW_BY`] lists it.
+#[device_fn]
+fn told(
+    rates: Ptr<f64>,
+    verdict: Ptr<f64>,
+    eps: Scalar<f32>,
+) -> ((Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>), Scalar<f64>) {
+    let (rate, spread, decay) = (load(rates), load(rates + 1), load(rates + 2));
+    let (grad_scale, made) = (load(verdict), load(verdict + 1));
+    ((rate.to::<f32>(), spread.to::<f32>(), eps, decay.to::<f32>(), grad_scale.to::<f32>()), made)
+}
+
 /// As [`ADAMW_WITH_COPY`], told by numbers in memory: `rates` are `rate`, `spread` and `decay`; `verdict` is
 /// `grad_scale`, and whether the step is made at all (1) or leaves everything as it is (0). Without `copies`, `copy`
 /// stays as it is.
@@ -129,9 +141,7 @@ pub fn adamw_by<G: Float, C: Float>(
     #[constexpr = true] copies: bool,
 ) {
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
-    let (rate, spread, decay) = (load(rates), load(rates + 1), load(rates + 2));
-    let (grad_scale, made) = (load(verdict), load(verdict + 1));
-    let rates = (rate.to::<f32>(), spread.to::<f32>(), eps, decay.to::<f32>(), grad_scale.to::<f32>());
+    let (rates, made) = told(rates, verdict, eps);
     let mask = (offsets < n) && (made != 0.0);
     let after = update((p, m, v), g, (offsets, mask), (rest1, rest2), rates);
     if copies {
@@ -164,9 +174,7 @@ pub fn adamw_of_two<G: Float, C: Float>(
     #[constexpr = true] copies: bool,
 ) {
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
-    let (rate, spread, decay) = (load(rates), load(rates + 1), load(rates + 2));
-    let (grad_scale, made) = (load(verdict), load(verdict + 1));
-    let rates = (rate.to::<f32>(), spread.to::<f32>(), eps, decay.to::<f32>(), grad_scale.to::<f32>());
+    let (rates, made) = told(rates, verdict, eps);
     let inside = offsets < n;
     let (own, others) =
         (load(g + offsets, mask = inside, other = 0.0), load(other + offsets, mask = inside, other = 0.0));
@@ -376,10 +384,7 @@ pub fn step_by<G: FloatElement, C: FloatElement>(
     let Rates { rest1, rest2, .. } = options.rates(NAME, 1)?;
     let copies = copy.is_some();
     let mut none = Buffer::<C>::uninit(device, 0)?;
-    let mut copy = match copy {
-        Some(copy) => copy,
-        None => none.view_mut(),
-    };
+    let mut copy = copy.unwrap_or_else(|| none.view_mut());
     AdamwBy {
         p: &mut p,
         m: &mut m,
@@ -432,10 +437,7 @@ pub fn step_of_two<G: FloatElement, C: FloatElement>(
     let Rates { rest1, rest2, .. } = options.rates(NAME, 1)?;
     let copies = copy.is_some();
     let mut none = Buffer::<C>::uninit(device, 0)?;
-    let mut copy = match copy {
-        Some(copy) => copy,
-        None => none.view_mut(),
-    };
+    let mut copy = copy.unwrap_or_else(|| none.view_mut());
     AdamwOfTwo {
         p: &mut p,
         m: &mut m,

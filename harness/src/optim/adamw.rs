@@ -74,6 +74,26 @@ pub struct AdamW {
     second: Buffer<f32>,
 }
 
+/// `$step` with a range of a [`Copy`], of whatever type it is.
+macro_rules! with_part {
+    ($copy:ident, $range:expr, |$part:ident| $step:expr) => {
+        match &mut $copy {
+            Copy::None => {
+                let $part = None::<ViewMut<'_, bf16>>;
+                $step
+            }
+            Copy::Bf16(copy) => {
+                let $part = Some(copy.reborrow().slice($range)?);
+                $step
+            }
+            Copy::F16(copy) => {
+                let $part = Some(copy.reborrow().slice($range)?);
+                $step
+            }
+        }
+    };
+}
+
 impl AdamW {
     /// State for the parameters in `range`, before the first step.
     ///
@@ -225,15 +245,7 @@ impl AdamW {
             let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
             let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
             let rates = [told.slice(RATES + i * PER_GROUP..)?, found];
-            match &mut copy {
-                Copy::None => adamw::step_by::<G, bf16>(&device, state, g, None, rates, &options)?,
-                Copy::Bf16(copy) => {
-                    adamw::step_by(&device, state, g, Some(copy.reborrow().slice(range)?), rates, &options)?;
-                }
-                Copy::F16(copy) => {
-                    adamw::step_by(&device, state, g, Some(copy.reborrow().slice(range)?), rates, &options)?;
-                }
-            }
+            with_part!(copy, range, |copy| adamw::step_by(&device, state, g, copy, rates, &options))?;
         }
         Ok(())
     }
@@ -263,17 +275,7 @@ impl AdamW {
             let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
             let (found, squares) = pieces.sums(adamw::squares_of_two(range.len()))?;
             let rates = [told.slice(RATES + i * PER_GROUP..)?, found];
-            match &mut copy {
-                Copy::None => adamw::step_of_two::<G, bf16>(&device, state, g, None, squares, rates, &options)?,
-                Copy::Bf16(copy) => {
-                    let copy = Some(copy.reborrow().slice(range)?);
-                    adamw::step_of_two(&device, state, g, copy, squares, rates, &options)?;
-                }
-                Copy::F16(copy) => {
-                    let copy = Some(copy.reborrow().slice(range)?);
-                    adamw::step_of_two(&device, state, g, copy, squares, rates, &options)?;
-                }
-            }
+            with_part!(copy, range, |copy| adamw::step_of_two(&device, state, g, copy, squares, rates, &options))?;
         }
         Ok(())
     }

@@ -4,6 +4,8 @@
 //! says there by what the gradient is multiplied, and whether the step is made. [`AdamW::step_by`](super::AdamW::step_by) reads both. All
 //! of it may be queued before the gradient is known, and what [`judge`] found is read when somebody wants to know.
 
+use std::ops::Range;
+
 use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
 
@@ -214,9 +216,8 @@ impl Pieces {
     /// More pieces than there are, and those of the launches.
     pub fn judge<G: FloatElement>(&mut self, gradients: View<'_, G>, told: View<'_, f64>) -> Result<View<'_, f64>> {
         let device = self.partials.device().clone();
-        let parts = self.judged..self.judged + parts_of(gradients.len());
+        let parts = self.next(parts_of(gradients.len()));
         squares_of(&device, gradients, self.partials.slice_mut(parts.clone())?)?;
-        self.judged = parts.end;
         let partials = self.partials.slice(parts)?;
         judge_partials(&device, partials, partials.slice(0..0)?, told, self.found.view_mut())?;
         Ok(self.found.view())
@@ -227,9 +228,15 @@ impl Pieces {
     /// # Errors
     /// More sums than there are.
     pub fn sums(&mut self, count: usize) -> Result<(View<'_, f64>, ViewMut<'_, f32>)> {
-        let parts = self.judged..self.judged + count;
-        self.judged = parts.end;
+        let parts = self.next(count);
         Ok((self.found.view(), self.partials.slice_mut(parts)?))
+    }
+
+    /// The places of the next `count` sums.
+    fn next(&mut self, count: usize) -> Range<usize> {
+        let start = self.judged;
+        self.judged += count;
+        start..self.judged
     }
 
     /// Judges all pieces together, as [`judge`] does.

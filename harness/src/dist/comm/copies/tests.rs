@@ -156,8 +156,7 @@ impl Gpus {
                 for (lane, step) in steps {
                     let commands: Vec<Command> = addresses.commands(lane, &step, buffer, there).collect();
                     left[rank][of] += commands.len();
-                    let commands = commands.into_iter();
-                    own[if merged { 0 } else { lane }].extend(commands.map(|command| Task { command, of }));
+                    own[if merged { 0 } else { lane }].extend(commands.into_iter().map(|command| Task { command, of }));
                 }
             }
             for tasks in own {

@@ -351,11 +351,13 @@ impl Engines {
     }
 
     fn queue_steps(&mut self, work: &Work, after: &[&CudaEvent]) -> Result<(), String> {
-        let bytes = work.count * work.dtype.size();
-        let place = self.inbox.as_ref().and_then(|(inbox, there)| Some(there + inbox.offset(work.address, bytes)?));
-        let there = match (work.kind, place) {
+        let there = match (work.kind, &self.inbox) {
+            (Kind::Exchange, Some((inbox, there))) => {
+                let offset = inbox.offset(work.address, work.count * work.dtype.size());
+                there + offset.ok_or("it is outside of the memory that is exchanged")?
+            }
             (Kind::Exchange, None) => return Err("there is no inbox for it".into()),
-            (_, place) => place.unwrap_or_default(),
+            _ => 0,
         };
         for lane in &self.lanes {
             after.iter().try_for_each(|event| lane.stream.wait(event)).map_err(|error| error.to_string())?;

@@ -289,6 +289,15 @@ impl Nccl {
         }
     }
 
+    /// Waits until nothing is under way.
+    fn drain(&mut self) -> Result<()> {
+        while !self.under_way.is_empty() {
+            std::thread::sleep(PAUSE / 20);
+            self.look()?;
+        }
+        Ok(())
+    }
+
     /// A GPU's error, or what is behind it: copy engines may miss the memory of a rank that has ended before its sockets say so.
     fn blame(&mut self, call: &Call, deadline: Deadline, error: CommError) -> CommError {
         let until = Deadline::after(AFTERMATH);
@@ -412,10 +421,6 @@ impl Nccl {
         if let Some(work) = self.work(call, dtype, address).filter(|_| self.engines.is_some()) {
             return self.queue_copies(call, &work, behind);
         }
-        if call.op == Op::Exchange {
-            let message = "it runs beside computing alone, by copy engines".to_string();
-            return Err(CommError::Carrier { rank: self.rank, call: call.to_string(), message });
-        }
         self.copies_last = false;
         let Some(comm) = self.chosen() else { return Ok(()) };
         let (each, ty) = (call.count / self.world, nccl_type(dtype));
@@ -430,7 +435,11 @@ impl Nccl {
                 Op::ReduceScatter(reduce) => result::reduce_scatter(all, own, each, ty, nccl_op(reduce), comm, stream),
                 Op::AllGather => result::all_gather(own, all, each, ty, comm, stream),
                 Op::Broadcast { root } => result::broadcast(all, all, call.count, ty, root as i32, comm, stream),
-                Op::Barrier | Op::Exchange => return Ok(()),
+                Op::Barrier => return Ok(()),
+                Op::Exchange => {
+                    let message = "it runs beside computing alone, by copy engines".to_string();
+                    return Err(CommError::Carrier { rank: self.rank, call: call.to_string(), message });
+                }
             }
         };
         queued.map(drop).map_err(|error| CommError::Carrier {
@@ -525,10 +534,7 @@ impl Carrier for Nccl {
         let known = self.limited.iter().any(|(blocks, _)| *blocks == multiprocessors);
         let Some(all) = self.comm.filter(|_| multiprocessors > 0 && !known) else { return Ok(()) };
         // NCCL wants nothing under way where communicators are made.
-        while !self.under_way.is_empty() {
-            std::thread::sleep(PAUSE / 20);
-            self.look()?;
-        }
+        self.drain()?;
         let (rank, patience) = (self.rank, self.start_timeout);
         match limited(all, rank, multiprocessors, &mut self.guard, &self.context, patience) {
             Ok(comm) => self.limited.push((multiprocessors, comm)),
@@ -556,10 +562,7 @@ impl Carrier for Nccl {
         let count = inbox.as_ref().map_or(0, |inbox| inbox.bytes);
         let call = Call { op: Op::Exchange, dtype: Dtype::U8, count, wire: None };
         self.guard.agree(seq, &call, deadline)?;
-        while !self.under_way.is_empty() {
-            std::thread::sleep(PAUSE / 20);
-            self.look()?;
-        }
+        self.drain()?;
         let Some(engines) = self.engines.as_mut().filter(|_| self.world == 2) else { return Ok(false) };
         let inbox = inbox.filter(|_| self.copies);
         let exchanges = inbox.is_some();
