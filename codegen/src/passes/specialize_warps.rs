@@ -23,7 +23,7 @@ use std::collections::HashMap;
 
 /// Registers of a multiprocessor, and of one thread at most under `setmaxnreg` with room for the driver's own.
 const REGISTERS: u32 = 65536;
-const MOST_REGISTERS: u32 = 240;
+const MOST_REGISTERS: u32 = 248;
 
 /// One ring of buffers.
 struct Ring {
@@ -45,6 +45,8 @@ struct Plan {
     loops: HashMap<OpId, (usize, Vec<Candidate>)>,
     stages: u32,
     warps: u32,
+    /// How many blocks a multiprocessor has shared memory for.
+    blocks: u32,
 }
 
 /// See the module's page.
@@ -72,7 +74,8 @@ fn wanted(func: &Func, options: &CompileOptions) -> bool {
 
 impl Plan {
     fn new(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Option<Plan> {
-        let mut plan = Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps: options.num_warps };
+        let mut plan =
+            Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps: options.num_warps, blocks: 1 };
         let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
         for id in loops {
             let candidates = find(func, id);
@@ -100,13 +103,16 @@ impl Plan {
         if plan.loops.is_empty() || nested {
             return None;
         }
-        plan.stages = plan.stages.min(plan.fitting(func, arch));
+        let (fixed, rings) = plan.shared_bytes(func);
+        plan.stages = plan.stages.min(arch.max_shared_bytes().saturating_sub(fixed) / rings.max(1));
+        // A multiprocessor reserves 1 KB for each block, of which one block alone is told nothing.
+        plan.blocks = (arch.max_shared_bytes() + 1024) / (fixed + plan.stages * rings + 1024);
         (plan.stages >= 1).then_some(plan)
     }
 
-    /// The most buffers of each ring that fit into shared memory beside the other buffers and what single ops need, as a change
-    /// of layout does: rings are there until the kernel ends.
-    fn fitting(&self, func: &Func, arch: GpuArch) -> u32 {
+    /// Bytes of shared memory: of buffers that are in no ring, and what single ops need, as a change of layout does; and of one buffer of each
+    /// ring. Rings are there until the kernel ends.
+    fn shared_bytes(&self, func: &Func) -> (u32, u32) {
         let ours = |id: OpId| self.loops.values().any(|(_, list)| list.iter().any(|c| c.alloc == Some(id)));
         let size = |ty: &Type| match ty {
             Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u32,
@@ -123,15 +129,15 @@ impl Plan {
         let scratch = steps.map(|id| scratch::bytes(func, id)).max().unwrap_or(0);
         let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| size(&r.buffer)).sum();
         // Barriers, and the padding between small buffers.
-        let room = arch.max_shared_bytes().saturating_sub(others + scratch + 1024);
-        room / rings.max(1)
+        (others + scratch + 1024, rings)
     }
 
     /// Registers of a thread of the consumers and of the producers: what the block has at its launch, handed over.
     fn registers(&self) -> Vec<u32> {
         let groups = self.warps / 4 + 1;
-        let blocks = if groups == 2 { 2 } else { 1 };
-        let each = REGISTERS / (128 * groups * blocks) / 8 * 8;
+        // Two blocks of one group that computes have as many registers for each thread as one of two groups.
+        let blocks = if groups == 2 { self.blocks.clamp(1, 2) } else { 1 };
+        let each = (REGISTERS / (128 * groups * blocks)).min(255) / 8 * 8;
         let bulk = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.bulk);
         let producer = if bulk { 24 } else { 40 };
         let consumer = ((each * groups - producer) / (groups - 1) / 8 * 8).min(MOST_REGISTERS);
