@@ -33,6 +33,16 @@ pub(crate) fn vector_block<T: Dtype>(
     make_block_ptr(base, shape = [n], strides = [stride], offsets = [first], block_shape = [tile], order = [0])
 }
 
+/// Dimensions of a [rows, d] block that need a boundary check.
+pub(crate) fn checked(rows: bool, dim: bool) -> &'static [usize] {
+    match (rows, dim) {
+        (false, false) => &[],
+        (true, false) => &[0],
+        (false, true) => &[1],
+        (true, true) => &[0, 1],
+    }
+}
+
 /// First row and first column of this program's tile, in a grid of [`ElementTiles`] over rows of `d` elements.
 #[device_fn]
 pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, Scalar<i32>) {

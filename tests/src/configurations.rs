@@ -122,7 +122,8 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         "column_sum" => vec![DType::F32, dtype],
         "adamw_by" | "adamw_of_two" | "adamw_with_copy" | "cast" => vec![dtype, DType::BF16],
         "cross_entropy_fwd" | "cross_entropy_bwd" | "embedding_bwd" | "rope_at" => vec![dtype, DType::I64],
-        _ => vec![dtype],
+        // One for each of their types.
+        _ => vec![dtype; def.generics.len()],
     };
     let options = CompileOptions { num_warps, num_stages, ptx_version: PTX_VERSION, ..CompileOptions::default() };
     Configuration { def, dtypes, consts, options }

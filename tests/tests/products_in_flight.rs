@@ -65,7 +65,7 @@ impl Case {
             schedule: Schedule { warp_specialize: Some(self.producers), overlap: Some(true), ..Schedule::default() },
             ..CompileOptions::default()
         };
-        ptx(&Configuration { def: self.def, dtypes: vec![DType::BF16], consts, options })
+        ptx(&Configuration { def: self.def, dtypes: vec![DType::BF16; 2], consts, options })
     }
 }
 

@@ -44,7 +44,9 @@ impl Variant {
         constants.push(("precision", self.precision.to_const()));
         constants.push((even, ConstValue::Bool(true)));
         constants.push(("part_rows", ConstValue::Int(if self.split { 256 } else { 0 })));
-        let func = def.record(&[self.dtype], &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
+        // What parts leave is f32.
+        let dtypes = [self.dtype, if self.split { DType::F32 } else { self.dtype }];
+        let func = def.record(&dtypes, &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
         Ok((func, compile_options(&self.config)))
     }
 
@@ -63,16 +65,20 @@ fn attention_kernels() -> impl Iterator<Item = &'static Autotune> {
     AUTOTUNED.iter().copied().filter(|autotune| autotune.def.name.starts_with("flash_attention"))
 }
 
-/// The type, `d`, `causal` and the precision of a key, and whether walks may be cut into parts: those of few programs of f32, also where
-/// the key has more rows, since it may be the nearest.
-fn read_key(key: &str) -> (DType, i64, bool, Precision, bool) {
+/// The type, `d`, `causal` and the precision of a key, and whether walks are cut into parts: those of which results are f32 and operands are
+/// not; where both are and programs are few, both may be, also where the key has more rows, since it may be the nearest.
+fn read_key(key: &str) -> (DType, i64, bool, Precision, &'static [bool]) {
     let value = |name: &str| {
         let word = key.split(',').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         word.unwrap_or_else(|| panic!("`{key}` has no {name}"))
     };
     let precision = Precision::from_name(value("precision")).unwrap();
-    let dtype = DType::from_name(value("T")).unwrap();
-    let split = dtype == DType::F32 && value("few") == "true";
+    let [dtype, result] = ["T", "R"].map(|name| DType::from_name(value(name)).unwrap());
+    let split: &[bool] = match (dtype == result, dtype == DType::F32 && value("few") == "true") {
+        (false, _) => &[true],
+        (true, false) => &[false],
+        (true, true) => &[false, true],
+    };
     (dtype, value("d").parse().unwrap(), value("causal").parse().unwrap(), precision, split)
 }
 
@@ -82,17 +88,19 @@ fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
     for autotune in attention_kernels() {
         for (key, config) in autotune.shipped() {
             let (dtype, d, causal, precision, split) = read_key(&key);
-            for split in if split { &[false, true][..] } else { &[false] } {
-                let (split, config) = (*split, config.clone());
+            for &split in split {
+                let config = config.clone();
                 variants.push(Variant { autotune, dtype, d, causal, precision, split, config });
             }
         }
         for (&dtype, &d) in dtypes.iter().flat_map(|dtype| dims.iter().map(move |d| (dtype, d))) {
             let exact = if dtype == DType::F32 { Precision::Tf32x3 } else { Precision::Ieee };
             for (causal, few) in [(false, false), (true, false), (true, true)] {
-                let config = autotune.default_config(&problem(autotune, &[dtype], d, exact, few, arch));
-                let split = dtype == DType::F32 && few;
-                variants.push(Variant { autotune, dtype, d, causal, precision: exact, split, config });
+                let config = autotune.default_config(&problem(autotune, &[dtype; 2], d, exact, few, arch));
+                for split in if few { &[false, true][..] } else { &[false] } {
+                    let (split, config) = (*split, config.clone());
+                    variants.push(Variant { autotune, dtype, d, causal, precision: exact, split, config });
+                }
             }
         }
     }

@@ -14,7 +14,8 @@
 //! shape of q, dK and dV that of k.
 
 use super::backward_rows::{row_block, sum_block};
-use super::forward::{checked, key_tiles, part_of, row_offset, tiles_of_part, visible};
+use super::forward::{key_tiles, part_of, row_offset, tiles_of_part, visible};
+use crate::blocks::checked;
 use tilewright_runtime::prelude::*;
 
 /// dK and dV: a program per tile of keys walks over the queries that see it. With `one_pass`, it also adds dS K to
@@ -65,15 +66,15 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
-pub fn flash_attention_bwd_dkdv<T: Float>(
+pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,
     v: In<T>,
     d_o: In<T>,
     lse2: In<f32>,
     delta: In<f32>,
-    dk: Out<T>,
-    dv: Out<T>,
+    dk: Out<R>,
+    dv: Out<R>,
     dq_sum: InOut<f32>,
     q_stride_batch: i64,
     q_stride_head: i64,
@@ -220,8 +221,8 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
-    store(dk_block, (dk_sum * scale).to::<T>(), boundary_check = checked(true, padded));
-    store(dv_block, dv_sum.to::<T>(), boundary_check = checked(true, padded));
+    store(dk_block, (dk_sum * scale).to::<R>(), boundary_check = checked(true, padded));
+    store(dv_block, dv_sum.to::<R>(), boundary_check = checked(true, padded));
 }
 
 /// dQ: a program per tile of queries walks over the keys that they see, as the forward pass does.
@@ -265,14 +266,14 @@ pub fn flash_attention_bwd_dkdv<T: Float>(
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
-pub fn flash_attention_bwd_dq<T: Float>(
+pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,
     v: In<T>,
     d_o: In<T>,
     lse2: In<f32>,
     delta: In<f32>,
-    dq: Out<T>,
+    dq: Out<R>,
     q_stride_batch: i64,
     q_stride_head: i64,
     q_stride_row: i64,
@@ -381,7 +382,7 @@ pub fn flash_attention_bwd_dq<T: Float>(
         block_shape = [q_tile, d_tile],
         order = [1, 0],
     );
-    store(dq_block, (sum * scale).to::<T>(), boundary_check = checked(true, padded));
+    store(dq_block, (sum * scale).to::<R>(), boundary_check = checked(true, padded));
 }
 
 /// Adds a tile of queries to (dK / scale, dV). `p` is Pᵀ and `ds` dSᵀ, both [keys, queries].

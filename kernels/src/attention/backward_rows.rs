@@ -1,6 +1,7 @@
 //! The backward pass before and after its products: what it needs of each query row, and dQ from the sums of one pass.
 
-use super::forward::{checked, row_offset};
+use super::forward::row_offset;
+use crate::blocks::checked;
 use tilewright_runtime::prelude::*;
 
 /// What both passes need of each query row: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is

@@ -67,11 +67,21 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
     let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
     let exact = bytes == 4 && problem.get("precision") == Some(Precision::Tf32x3);
-    let by_warpgroups = match hopper && exact && problem.get("few") == Some(false) {
-        true => tiles_by_warpgroups(pass, d),
-        false => None,
+    let few: Option<bool> = problem.get("few");
+    let tiles = match few {
+        Some(false) if hopper && exact => tiles_by_warpgroups(pass, d),
+        Some(true) if hopper && bytes == 2 && d_tile(d) <= 128 => Some(tiles_of_few(pass)),
+        _ => None,
     };
-    by_warpgroups.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+    tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+}
+
+/// The tiles of few programs of bf16 or f16 on Hopper: smaller ones, of which there are more.
+fn tiles_of_few(pass: Pass) -> Tiles {
+    roles(match pass {
+        Pass::Forward => Tiles::new(64, 128, 4, 2),
+        Pass::Keys | Pass::Queries => Tiles::new(64, 64, 4, 3),
+    })
 }
 
 /// The tiles of tf32x3 on Hopper where programs are many: with their operands split once for a whole block, the products of

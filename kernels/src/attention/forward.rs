@@ -1,12 +1,13 @@
 //! The forward kernel.
 
+use crate::blocks::checked;
 use tilewright_runtime::prelude::*;
 
 /// Attention forward, tile by tile with an online softmax: FlashAttention-2 (Dao, 2023), Algorithm 1.
 ///
 /// For each batch entry and head, with S = scale · Q Kᵀ:
 ///
-/// - O = softmax(S) V, in the inputs' type;
+/// - O = softmax(S) V;
 /// - L = log Σⱼ exp Sⱼ for each row, natural logarithm, f32.
 ///
 /// | tensor | shape |
@@ -20,7 +21,7 @@ use tilewright_runtime::prelude::*;
 ///
 /// `few` says that programs are few (`config::few`): the code is the same, but tuning tells such problems apart.
 ///
-/// With `part_rows` above 0, each walk over keys is cut into parts of so many keys, P = ⌈n_k / part_rows⌉, a program for each: entry
+/// `R` is O's type: the inputs', or f32 for parts. With `part_rows` above 0, each walk over keys is cut into parts of so many keys, P = ⌈n_k / part_rows⌉, a program for each: entry
 /// b · P + p of o and lse is what part p of the keys gives batch entry b, and [`flash_attention_fwd_join`](super::parts) makes one
 /// result of them.
 ///
@@ -67,11 +68,11 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
-pub fn flash_attention_fwd<T: Float>(
+pub fn flash_attention_fwd<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,
     v: In<T>,
-    o: Out<T>,
+    o: Out<R>,
     lse: Out<f32>,
     q_stride_batch: i64,
     q_stride_head: i64,
@@ -169,7 +170,7 @@ pub fn flash_attention_fwd<T: Float>(
         block_shape = [q_tile, d_tile],
         order = [1, 0],
     );
-    store(o_block, (acc / divisor.expand_dims(1)).to::<T>(), boundary_check = checked(true, padded));
+    store(o_block, (acc / divisor.expand_dims(1)).to::<R>(), boundary_check = checked(true, padded));
     let lse_block = make_block_ptr(
         lse + row_offset(head, entry, n_q),
         shape = [n_q],
@@ -179,16 +180,6 @@ pub fn flash_attention_fwd<T: Float>(
         order = [0],
     );
     store(lse_block, (highest + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
-}
-
-/// Dimensions of a [rows, d] block that need a boundary check.
-pub(super) fn checked(rows: bool, dim: bool) -> &'static [usize] {
-    match (rows, dim) {
-        (false, false) => &[],
-        (true, false) => &[0],
-        (false, true) => &[1],
-        (true, true) => &[0, 1],
-    }
 }
 
 /// Offset of a head's first row in a dense [batch, heads, n] tensor.

@@ -41,8 +41,8 @@ pub struct Options {
     pub query_tiles: Option<Tiles>,
     /// How the backward pass makes dQ.
     pub backward: Backward,
-    /// In how many parts, at most, each walk over keys or queries is cut, of f32 alone; by default in more than one on a GPU
-    /// that has few programs otherwise. All parts but the last have the same number of rows, a power of two from 256 on.
+    /// In how many parts, at most, each walk over keys or queries is cut; by default in more than one on a GPU that has few
+    /// programs otherwise. All parts but the last have the same number of rows, a power of two from 256 on.
     pub parts: Option<usize>,
     /// Where launches queue; the device's own stream by default.
     pub stream: Option<Stream>,
@@ -64,9 +64,8 @@ impl Options {
         rows: usize,
         walked: usize,
     ) -> Parts {
-        // Results of parts are f32, and take the place of results of the type.
-        match T::DTYPE == f32::DTYPE && (device.is_cuda() || self.parts.is_some()) {
-            true => Parts::new(pass, d, heads, rows, walked, self.parts),
+        match device.is_cuda() || self.parts.is_some() {
+            true => Parts::new((pass, self.causal), (d, T::DTYPE.size()), heads, rows, walked, self.parts),
             false => Parts::WHOLE,
         }
     }
@@ -190,13 +189,9 @@ pub fn forward_into<T: FloatElement>(
     let shape = [s.batch * parts.count, s.heads, s.n_q, s.d];
     let (mut part_o, rest) = workspace.split_at(shape.iter().product())?;
     let mut part_lse = rest.slice(..shape[..3].iter().product::<usize>())?;
-    outputs(device, &s, [q, k, v], &mut of_parts(part_o.reborrow(), shape)?, &mut part_lse, parts, options)?;
+    let mut all_o = TensorMut::dense(part_o.reborrow(), shape)?;
+    outputs(device, &s, [q, k, v], &mut all_o, &mut part_lse, parts, options)?;
     join(device, &s, [part_o.as_view(), part_lse.as_view()], &mut o, &mut lse, parts, options)
-}
-
-/// What parts leave, dense in that shape. It is f32, as `T` is wherever there are parts.
-fn of_parts<T: Element>(memory: ViewMut<f32>, shape: [usize; 4]) -> Result<TensorMut<T>> {
-    TensorMut::dense(memory.of_type().expect("walks of f32 alone are cut into parts"), shape)
 }
 
 fn expect_workspace(needed: usize, found: usize) -> Result<()> {
@@ -319,7 +314,8 @@ pub fn backward_into<T: FloatElement>(
         let shape = [s.batch * of_keys.count, s.heads_kv, s.n_k, s.d];
         let (mut part_dk, part_dv) = rest.reborrow().split_at(shape.iter().product())?;
         let mut part_dv = part_dv.slice(..shape.iter().product::<usize>())?;
-        let (mut all_dk, mut all_dv) = (of_parts(part_dk.reborrow(), shape)?, of_parts(part_dv.reborrow(), shape)?);
+        let mut all_dk = TensorMut::dense(part_dk.reborrow(), shape)?;
+        let mut all_dv = TensorMut::dense(part_dv.reborrow(), shape)?;
         key_gradients(device, &s, saved, rows, &mut all_dk, &mut all_dv, &mut dq_sum, of_keys, options)?;
         postprocess(device, &s, part_dk.as_view(), &mut dk, of_keys, 1.0, options)?;
         postprocess(device, &s, part_dv.as_view(), &mut dv, of_keys, 1.0, options)?;
@@ -331,7 +327,7 @@ pub fn backward_into<T: FloatElement>(
             // In the place of what is summed up by now.
             let shape = [s.batch * of_queries.count, s.heads, s.n_q, s.d];
             let mut part_dq = rest.slice(..shape.iter().product::<usize>())?;
-            let mut all_dq = of_parts(part_dq.reborrow(), shape)?;
+            let mut all_dq = TensorMut::dense(part_dq.reborrow(), shape)?;
             query_gradient(device, &s, saved, rows, &mut all_dq, of_queries, options)?;
             postprocess(device, &s, part_dq.as_view(), &mut dq, of_queries, 1.0, options)
         }

@@ -10,11 +10,11 @@ use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
 /// O and L, or those of each part.
-pub(super) fn outputs<T: FloatElement>(
+pub(super) fn outputs<T: FloatElement, R: FloatElement>(
     device: &Device,
     s: &Sizes,
     [q, k, v]: [Tensor<T>; 3],
-    o: &mut TensorMut<T>,
+    o: &mut TensorMut<R>,
     lse: &mut ViewMut<f32>,
     parts: Parts,
     options: &Options,
@@ -56,7 +56,7 @@ pub(super) fn outputs<T: FloatElement>(
         few: few(s.batch * s.heads, s.n_q),
         part_rows: parts.rows,
     };
-    let grid = |args: &mut FlashAttentionFwd<T>| {
+    let grid = |args: &mut FlashAttentionFwd<T, R>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
         [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
     };
@@ -186,13 +186,13 @@ pub(super) fn postprocess<T: FloatElement>(
     .launch_with(device, &config)
 }
 
-pub(super) fn key_gradients<T: FloatElement>(
+pub(super) fn key_gradients<T: FloatElement, R: FloatElement>(
     device: &Device,
     s: &Sizes,
     Saved { q, k, v, d_o, .. }: Saved<T>,
     rows: RowVectors,
-    dk: &mut TensorMut<T>,
-    dv: &mut TensorMut<T>,
+    dk: &mut TensorMut<R>,
+    dv: &mut TensorMut<R>,
     dq_sum: &mut ViewMut<f32>,
     parts: Parts,
     options: &Options,
@@ -249,7 +249,7 @@ pub(super) fn key_gradients<T: FloatElement>(
         few: few(s.batch * s.heads_kv, s.n_k),
         part_rows: parts.rows,
     };
-    let grid = |args: &mut FlashAttentionBwdDkdv<T>| {
+    let grid = |args: &mut FlashAttentionBwdDkdv<T, R>| {
         args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
         [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch * parts.count]
@@ -265,12 +265,12 @@ pub(super) fn key_gradients<T: FloatElement>(
     }
 }
 
-pub(super) fn query_gradient<T: FloatElement>(
+pub(super) fn query_gradient<T: FloatElement, R: FloatElement>(
     device: &Device,
     s: &Sizes,
     Saved { q, k, v, d_o, .. }: Saved<T>,
     rows: RowVectors,
-    dq: &mut TensorMut<T>,
+    dq: &mut TensorMut<R>,
     parts: Parts,
     options: &Options,
 ) -> Result<()> {
@@ -318,7 +318,7 @@ pub(super) fn query_gradient<T: FloatElement>(
         few: few(s.batch * s.heads, s.n_q),
         part_rows: parts.rows,
     };
-    let grid = |args: &mut FlashAttentionBwdDq<T>| {
+    let grid = |args: &mut FlashAttentionBwdDq<T, R>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
         [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
     };

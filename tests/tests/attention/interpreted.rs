@@ -81,7 +81,7 @@ fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected
     let mut args = arguments(tensors, numbers(&case));
     let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
-    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype], &consts, programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype; 2], &consts, programs, &mut args);
     case.check("o", &o, &expected.o);
     case.check_lse(&lse, &expected.lse);
 }
@@ -94,7 +94,7 @@ fn check_backward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expecte
 
 fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
     let p = &case.problem;
-    let dtypes = [case.dtype];
+    let dtypes = [case.dtype; 2];
     let rows = expected.lse.len();
     let Inputs { q, k, v, d_o } = inputs;
     // The kernels see O as the forward pass rounds it.
@@ -115,7 +115,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     few.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let query_programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     let consts = with(few.clone(), "one_pass", one_pass);
-    interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes, &consts, query_programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes[..1], &consts, query_programs, &mut args);
 
     let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.key_shape()));
     let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
@@ -137,7 +137,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
         let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], numbers);
         few.retain(|(name, _)| ["d", "d_tile"].contains(name));
         few.extend_from_slice(consts! { row_tile = tiles.q });
-        interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes, &few, query_programs, &mut args);
+        interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes[..1], &few, query_programs, &mut args);
     } else {
         let mut tensors = read();
         tensors.push(Arg::Out(&mut dq));
@@ -336,7 +336,7 @@ fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usize
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     consts.extend_from_slice(consts! { part_rows = part_rows });
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts]);
-    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype], &consts, programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype, DType::F32], &consts, programs, &mut args);
 
     let (mut o, mut lse) = (case.poisoned(shape), poisoned_rows(expected.lse.len()));
     let numbers = vec![p.n_q.into(), parts.into()];
@@ -379,12 +379,12 @@ fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usiz
     let mut args = arguments(tensors, numbers(&case));
     let of_keys = with(consts.clone(), "even_queries", p.n_q.is_multiple_of(tiles.q));
     let programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch * parts_of_keys]);
-    interpret(form, &FLASH_ATTENTION_BWD_DKDV, &[case.dtype], &of_keys, programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_BWD_DKDV, &[case.dtype, DType::F32], &of_keys, programs, &mut args);
     let mut tensors = read();
     tensors.push(Arg::Out(&mut dq));
     let mut args = arguments(tensors, numbers(&case));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts_of_queries]);
-    interpret(form, &FLASH_ATTENTION_BWD_DQ, &[case.dtype], &consts, programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_BWD_DQ, &[case.dtype, DType::F32], &consts, programs, &mut args);
 
     let gradients = &expected.gradients;
     for (name, all, parts, shape, expected) in [
@@ -413,6 +413,7 @@ fn walks_in_parts() {
         Case::new(96, 128, 16).dtype(DType::F32),
         Case::new(96, 128, 16).causal().dtype(DType::F32),
         Case::new(130, 70, 20).causal().dtype(DType::F32),
+        Case::new(130, 70, 20).causal().dtype(DType::BF16),
         Case::new(50, 150, 16).heads(2, 4, 2).causal().dtype(DType::F32),
     ] {
         for form in FORMS {

@@ -42,7 +42,7 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
                     d = d, d_tile = d_tile(d), q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
                     precision = Precision::Tf32x3,
                 };
-                let func = def.record(&[dtype], constants, &dense(def)).unwrap_or_else(|e| panic!("{e}"));
+                let func = def.record(&[dtype; 2], constants, &dense(def)).unwrap_or_else(|e| panic!("{e}"));
                 let options = CompileOptions {
                     num_warps: tiles.num_warps,
                     num_stages: tiles.num_stages,
@@ -71,7 +71,7 @@ fn code_without_bulk_copies_takes_no_tensor_map() {
         for (bulk_copies, takes) in [(Some(true), true), (Some(false), false)] {
             let constants =
                 consts! { d = 128usize, d_tile = 128usize, q_tile = 128usize, k_tile = 128usize, causal = true };
-            let func = FLASH_ATTENTION_FWD.record(&[DType::BF16], constants, &dense(&FLASH_ATTENTION_FWD));
+            let func = FLASH_ATTENTION_FWD.record(&[DType::BF16; 2], constants, &dense(&FLASH_ATTENTION_FWD));
             let func = func.unwrap_or_else(|e| panic!("{e}"));
             let options = CompileOptions {
                 num_warps: 8,

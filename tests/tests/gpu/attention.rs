@@ -137,9 +137,11 @@ fn attention_of_walks_in_parts() {
     let Some(gpu) = gpu() else { return };
     for (n_q, n_k, d) in [(1024, 1024, 64), (600, 1030, 128), (1030, 600, 80)] {
         for case in [Case::new(n_q, n_k, d), Case::new(n_q, n_k, d).causal(), Case::new(n_q, n_k, d).heads(2, 2, 1)] {
-            let case = case.dtype(DType::F32);
-            check(&gpu, case, &Options::default());
-            check(&gpu, case, &Options { parts: Some(3), ..Options::default() });
+            for dtype in [DType::F32, DType::BF16] {
+                let case = case.dtype(dtype);
+                check(&gpu, case, &Options::default());
+                check(&gpu, case, &Options { parts: Some(3), ..Options::default() });
+            }
         }
     }
 }

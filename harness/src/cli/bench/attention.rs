@@ -57,7 +57,7 @@ pub struct Arguments {
     /// The backward pass in one pass over the scores, which adds to dQ atomically: not the same in its last bits run after run
     #[arg(long, conflicts_with_all = ["forward_only", "queries"])]
     one_pass: bool,
-    /// f32: in how many parts, at most, each walk over keys or queries is cut; without it as many as few programs need to keep a GPU busy
+    /// In how many parts, at most, each walk over keys or queries is cut; without it as many as few programs need to keep a GPU busy
     #[arg(long, value_name = "COUNT", conflicts_with = "kinds", value_parser = clap::value_parser!(u32).range(1..))]
     parts: Option<u32>,
     #[command(flatten)]
@@ -79,9 +79,6 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let length = or(arguments.length.as_slice(), &[16384], &[1024])[0];
     let default_dtype = [if device.is_cuda() { "bf16" } else { "f32" }.to_string()];
     let dtypes = if arguments.dtype.is_empty() { &default_dtype[..] } else { &arguments.dtype };
-    if arguments.parts.is_some() && dtypes.iter().any(|dtype| dtype != "f32") {
-        return Err(CliError::usage("walks are cut into parts in f32 alone", "with --parts goes --dtype f32"));
-    }
     for d in or(&arguments.dim, &[64, 128], &[64]) {
         if batch * heads * length == 0 || !(1..=256).contains(&d) {
             return Err(CliError::usage(

@@ -206,7 +206,7 @@ impl Maker<'_> {
     ) -> Call {
         Call {
             def,
-            dtypes: vec![self.dtype],
+            dtypes: vec![self.dtype; def.generics.len()],
             constants,
             renamed: Vec::new(),
             scalars,
