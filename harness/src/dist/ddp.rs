@@ -32,15 +32,15 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Tensor};
 use half::bf16;
-use tilewright::ViewMut;
 use tilewright::kernels::FloatElement;
 use tilewright::kernels::rank_sum::{self, Ranks};
+use tilewright::{Device as KernelDevice, View, ViewMut};
 
 use super::buckets::{Bucket, buckets};
 use super::comm::handle::wait_all;
 use super::comm::{Call, CommError, Communicator, Dtype, Handle, Inbox, Lap, Op, Reduce};
 use super::error::{Error, Result};
-use crate::ops::memory::{Elem, Fresh, Read, kernel_error};
+use crate::ops::memory::{Elem, kernel_error};
 use crate::ops::{leave_multiprocessors, memory};
 use crate::params::{ParamId, Params, ReadyHook};
 
@@ -74,8 +74,10 @@ pub enum Exchange {
     /// All of it.
     AllReduce,
     /// All of it, from both ranks' gradients where two exchange them: for an optimizer that averages as it reads
-    /// ([`Ddp::finish_both_by_bucket`]). Gradients are copied as they are then, which takes no kernels beside backward, and no more links than
-    /// a sum does. That is so of two ranks whose gradients copy engines carry, and of two threads with `copies`; else it is [`Exchange::AllReduce`].
+    /// ([`Ddp::finish_both_by_bucket`]). Gradients of four bytes are copied as they are then, which takes no kernels beside backward, and no more
+    /// links than a sum does. Those of two bytes stay where they are, and the optimizer reads the other rank's there: AdamW moves 28 bytes of
+    /// its own GPU's memory for each parameter, which takes longer than two by NVLink. That is so of two ranks whose gradients copy
+    /// engines carry, and of two threads with `copies`; else it is [`Exchange::AllReduce`].
     Both,
     /// Its own share of every bucket ([`Bucket::shares`]): for an optimizer whose state is shared out (ZeRO-1).
     ReduceScatter,
@@ -190,8 +192,8 @@ struct Inner {
     /// Address of the flat gradient, and the type of its elements.
     grads: u64,
     dtype: Dtype,
-    /// Where the other rank's gradients arrive, if two ranks exchange them: as the flat gradient.
-    inbox: Option<UsedInbox>,
+    /// The other rank's gradients, if two ranks exchange them.
+    others: Option<OthersGradients>,
     pass: Mutex<Pass>,
 }
 
@@ -248,14 +250,19 @@ impl Ddp {
         broadcast_values(params, &comm)?;
         tracing::debug!("{} of {} ranks: {} buckets, {}", comm.rank(), world, buckets.len(), form.name());
         let pass = Pass::new(&buckets, params.len());
+        let wanted = options.may_exchange(kept(params), world);
+        if wanted && kept(params).size() == 2 {
+            params.expose_grads()?;
+        }
         let flat = params.grads();
-        let (dtype, grads) = match flat.dtype() {
-            DType::BF16 => (Dtype::Bf16, address::<bf16>(&flat)?),
-            _ => (Dtype::F32, address::<f32>(&flat)?),
+        let dtype = kept(params);
+        let grads = match dtype {
+            Dtype::Bf16 => address::<bf16>(&flat)?,
+            _ => address::<f32>(&flat)?,
         };
-        let inbox = inbox(&flat, grads, &comm, options.may_exchange(dtype, world))?;
+        let others = others_gradients(flat, (grads, dtype), &comm, wanted)?;
         let (params, pass) = (params.clone(), Mutex::new(pass));
-        let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, inbox, pass });
+        let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, others, pass });
         let hears = inner.clone();
         let hook = inner.params.on_grad_ready(move |id| hears.ready(id).map_err(Into::into));
         Ok(Ddp { inner, _hook: hook })
@@ -320,19 +327,20 @@ impl Ddp {
     }
 
     /// As [`Ddp::finish_by_bucket`] for who averages the gradients of two ranks that [have both](Ddp::has_both): `with` gets the other rank's
-    /// too, as a flat tensor, and gradients stay this rank's own. Without exchanges it gets none, and gradients are the averages.
+    /// too, and gradients stay this rank's own, which `with` does not write. Without exchanges it gets none, and gradients are the averages.
     ///
     /// # Errors
     /// As [`Ddp::finish_by_bucket`].
     pub fn finish_both_by_bucket<E: From<Error>>(
         &self,
-        mut with: impl FnMut(&Bucket, Option<&Tensor>) -> Result<(), E>,
+        mut with: impl FnMut(&Bucket, Option<&OthersGradients>) -> Result<(), E>,
     ) -> Result<Synchronized, E> {
         self.finish(|sent, waits| {
             let outcome = sent.iter().try_for_each(|(bucket, handles)| {
                 waits.during(|| Ok(wait_all(handles)?))?;
-                with(&self.inner.buckets[*bucket], self.inner.others())
+                with(&self.inner.buckets[*bucket], self.inner.others.as_ref())
             });
+            let outcome = outcome.and_then(|()| self.inner.part().map_err(|error| Error::from(error).into()));
             // Whatever happened: nothing uses the gradients any more.
             let waited = wait_all(sent.iter().flat_map(|(_, handles)| handles));
             outcome.and(waited.map_err(|error| Error::from(error).into()))
@@ -384,7 +392,7 @@ impl Ddp {
 
     /// Whether two ranks exchange their gradients: see [`Exchange::Both`].
     pub fn has_both(&self) -> bool {
-        self.inner.inbox.is_some()
+        self.inner.others.is_some()
     }
 
     /// Makes the gradients of a step that ended with [`Ddp::finish_both_by_bucket`] the averages, for who wants to look at them.
@@ -392,7 +400,7 @@ impl Ddp {
     /// # Errors
     /// Those of the launches.
     pub(crate) fn average_both(&self) -> Result<()> {
-        let Some(others) = self.inner.others() else { return Ok(()) };
+        let Some(others) = &self.inner.others else { return Ok(()) };
         self.inner.buckets.iter().try_for_each(|bucket| self.inner.average(&bucket.range, others))
     }
 
@@ -479,22 +487,26 @@ impl Inner {
         Ok(())
     }
 
-    /// The other rank's gradients, where there are exchanges.
-    fn others(&self) -> Option<&Tensor> {
-        self.inbox.as_ref().map(|inbox| &*inbox.tensor)
+    /// Where gradients are read in place: ends when the other rank has read this one's, so that they may be written again.
+    fn part(&self) -> Result<(), CommError> {
+        match &self.others {
+            Some(others) if others.in_place => wait_all(&[self.start(0..self.params.flat_len(), Op::Exchange)?]),
+            _ => Ok(()),
+        }
     }
 
-    /// Gradients in `range` become the averages of them and the other rank's.
-    fn average(&self, range: &Range<usize>, others: &Tensor) -> Result<()> {
+    /// Gradients in `range` become the averages of them and the other rank's. In place, both ranks call it for the same ranges.
+    fn average(&self, range: &Range<usize>, others: &OthersGradients) -> Result<()> {
         match self.dtype {
+            _ if others.in_place => Ok(wait_all(&[self.start(range.clone(), Op::AllReduce(Reduce::Avg))?])?),
             Dtype::Bf16 => self.average_of::<bf16>(range, others),
             _ => self.average_of::<f32>(range, others),
         }
     }
 
-    fn average_of<G: Elem + FloatElement>(&self, range: &Range<usize>, others: &Tensor) -> Result<()> {
-        let (device, others) = (memory::kernel_device(self.params.device())?, Read::<G>::new(others)?);
-        let others = others.view()?.slice(range.clone()).map_err(kernel_error)?;
+    fn average_of<G: Elem + FloatElement>(&self, range: &Range<usize>, others: &OthersGradients) -> Result<()> {
+        let device = memory::kernel_device(self.params.device())?;
+        let others = others.view::<G>(device, range);
         // SAFETY: as for a collective: the gradients live as long as `params`, and whoever waits for them does not use them yet.
         let own = unsafe {
             let begin = self.grads + (range.start * size_of::<G>()) as u64;
@@ -507,41 +519,43 @@ impl Inner {
 
     /// Starts the next bucket's collectives.
     fn send_next(&self, pass: &mut Pass) -> Result<(), CommError> {
-        let (index, beside) = (pass.order[pass.next], self.is_eager());
+        let index = pass.order[pass.next];
         pass.next += 1;
         let mut handles = Vec::new();
-        let start = |range: Range<usize>, op| -> Result<Handle, CommError> {
-            // What lies in the wire's type already is not rounded again.
-            let wire = self.options.wire.filter(|wire| *wire != self.dtype);
-            let call = Call { op, dtype: self.dtype, count: range.len(), wire };
-            let address = self.grads + (range.start * self.dtype.size()) as u64;
-            // SAFETY: the gradients live as long as `params`, which are ours, and handles are waited for before we go. Backward is done with
-            // these elements, and nobody asks for them before `finish_gradient_synchronization`.
-            unsafe {
-                match beside {
-                    true => self.comm.start_beside(call, address as *mut u8),
-                    false => self.comm.start(call, address as *mut u8),
-                }
-            }
-        };
         let bucket = &self.buckets[index];
         let outcome = match self.options.exchange {
-            Exchange::Both if self.inbox.is_some() => {
-                start(bucket.range.clone(), Op::Exchange).map(|handle| handles.push(handle))
+            Exchange::Both if self.others.is_some() => {
+                self.start(bucket.range.clone(), Op::Exchange).map(|handle| handles.push(handle))
             }
             Exchange::AllReduce | Exchange::Both => {
-                start(bucket.range.clone(), Op::AllReduce(Reduce::Avg)).map(|handle| handles.push(handle))
+                self.start(bucket.range.clone(), Op::AllReduce(Reduce::Avg)).map(|handle| handles.push(handle))
             }
             Exchange::ReduceScatter => {
                 let shares = bucket.shares(self.comm.world());
                 let parts = [(shares.main, Op::ReduceScatter(Reduce::Avg)), (shares.rest, Op::AllReduce(Reduce::Avg))];
                 let mut parts = parts.into_iter().filter(|(range, _)| !range.is_empty());
-                parts.try_for_each(|(range, op)| start(range, op).map(|handle| handles.push(handle)))
+                parts.try_for_each(|(range, op)| self.start(range, op).map(|handle| handles.push(handle)))
             }
         };
         // With an error, too: what has been started is waited for.
         pass.sent.push((index, handles));
         outcome
+    }
+
+    /// Starts a collective of gradients. Whoever calls it waits for the handle before these are used, and before this goes.
+    fn start(&self, range: Range<usize>, op: Op) -> Result<Handle, CommError> {
+        // What lies in the wire's type already is not rounded again.
+        let wire = self.options.wire.filter(|wire| *wire != self.dtype);
+        let call = Call { op, dtype: self.dtype, count: range.len(), wire };
+        let address = self.grads + (range.start * self.dtype.size()) as u64;
+        // SAFETY: the gradients live as long as `params`, which are ours, and handles are waited for before we go. Backward is done with
+        // these elements, and nobody asks for them before `finish_gradient_synchronization`.
+        unsafe {
+            match self.is_eager() {
+                true => self.comm.start_beside(call, address as *mut u8),
+                false => self.comm.start(call, address as *mut u8),
+            }
+        }
     }
 }
 
@@ -549,16 +563,46 @@ fn missing(buckets: &[Bucket]) -> Vec<usize> {
     buckets.iter().map(|bucket| bucket.ids.len()).collect()
 }
 
-/// An inbox that a [`Ddp`] uses.
-struct UsedInbox {
-    tensor: Arc<Tensor>,
-    /// Tells the communicator that it is used.
+/// The other rank's gradients, laid out as the flat gradient: where they arrive, or where that rank has them.
+pub struct OthersGradients {
+    address: u64,
+    in_place: bool,
+    /// What the other rank uses: the place where its gradients arrive, or this rank's own gradients.
+    _tensor: Arc<Tensor>,
+    /// Tells the communicator that its inbox is used.
     _use: Arc<()>,
 }
 
-/// A place for the other rank's gradients, if they are `wanted` and the communicator exchanges them. It has one inbox: while another `Ddp`
-/// uses that, this one does without.
-fn inbox(flat: &Tensor, grads: u64, comm: &Communicator, wanted: bool) -> Result<Option<UsedInbox>> {
+impl OthersGradients {
+    /// The elements in `range`, of the type in which gradients are kept, for kernels on this rank's `device`.
+    pub(crate) fn view<'a, G: Elem + FloatElement>(
+        &'a self,
+        device: &'a KernelDevice,
+        range: &Range<usize>,
+    ) -> View<'a, G> {
+        let begin = self.address + (range.start * size_of::<G>()) as u64;
+        // SAFETY: it is as long as the flat gradient and open to this process while this lives, which whoever waits for a bucket borrows; the
+        // other rank writes it before that bucket's exchange and, in place, behind the one at the end.
+        unsafe { View::from_address(device, begin, range.len()) }
+    }
+}
+
+/// The type in which gradients are kept.
+fn kept(params: &Params) -> Dtype {
+    match params.grads().dtype() {
+        DType::BF16 => Dtype::Bf16,
+        _ => Dtype::F32,
+    }
+}
+
+/// The other rank's gradients, if they are `wanted` and the communicator exchanges them. It has one inbox: while another `Ddp` uses that, this
+/// one does without.
+fn others_gradients(
+    flat: Tensor,
+    (grads, dtype): (u64, Dtype),
+    comm: &Communicator,
+    wanted: bool,
+) -> Result<Option<OthersGradients>> {
     if comm.inbox_is_used() {
         return Ok(None);
     }
@@ -569,19 +613,29 @@ fn inbox(flat: &Tensor, grads: u64, comm: &Communicator, wanted: bool) -> Result
     if !wanted {
         return Ok(None);
     }
-    let (tensor, at) = match flat.dtype() {
-        DType::BF16 => exposable::<bf16>(flat)?,
-        _ => exposable::<f32>(flat)?,
+    let bytes = flat.elem_count() * dtype.size();
+    let set = |at: u64, tensor: Arc<Tensor>| -> Result<Option<OthersGradients>> {
+        let inbox = Inbox { of: grads, at, bytes, _owner: tensor.clone() };
+        let address = comm.set_inbox(Some(inbox))?;
+        let others =
+            |address| OthersGradients { address, in_place: at == grads, _tensor: tensor, _use: comm.use_inbox() };
+        Ok(address.map(others))
     };
-    let bytes = flat.elem_count() * flat.dtype().size_in_bytes();
-    let exchanges = comm.set_inbox(Some(Inbox { of: grads, at, bytes, _owner: tensor.clone() }))?;
-    Ok(exchanges.then(|| UsedInbox { tensor, _use: comm.use_inbox() }))
+    if dtype.size() == 2
+        && let Some(others) = set(grads, Arc::new(flat.clone()))?
+    {
+        return Ok(Some(others));
+    }
+    let (tensor, at) = match dtype {
+        Dtype::Bf16 => exposable::<bf16>(&flat)?,
+        _ => exposable::<f32>(&flat)?,
+    };
+    set(at, tensor)
 }
 
 /// A tensor as long as `flat`, of zeros, and its address.
 fn exposable<G: Elem>(flat: &Tensor) -> Result<(Arc<Tensor>, u64)> {
-    let tensor = Fresh::<G>::exposable(flat.device(), flat.elem_count())?.into_tensor(flat.elem_count());
-    tensor.zero_set()?;
+    let tensor = memory::exposable_zeros::<G>(flat.device(), flat.elem_count())?;
     // Its zeros are not written over what arrives.
     flat.device().synchronize()?;
     let at = address::<G>(&tensor)?;

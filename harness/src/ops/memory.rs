@@ -113,6 +113,16 @@ macro_rules! for_float_type {
 }
 pub(crate) use for_float_type;
 
+/// A flat tensor of zeros in memory that other processes may open: see [`Fresh::exposable`].
+///
+/// # Errors
+/// The device is out of memory.
+pub fn exposable_zeros<T: Elem>(device: &Device, len: usize) -> Result<Tensor> {
+    let tensor = Fresh::<T>::exposable(device, len)?.into_tensor(len);
+    tensor.zero_set()?;
+    Ok(tensor)
+}
+
 /// The device that our kernels know a candle device by. Cheap after the first call.
 ///
 /// # Errors

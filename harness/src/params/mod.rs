@@ -85,6 +85,8 @@ struct Inner {
     ranges: Vec<Range<usize>>,
     values: Tensor,
     grads: RwLock<Tensor>,
+    /// Whether other processes may open their memory.
+    exposed: AtomicBool,
     /// Gradients that count as zeros, whatever lies in their memory.
     blank: Vec<AtomicBool>,
     /// Gradients in whose memory something else lies.
@@ -128,6 +130,7 @@ impl Params {
             ranges,
             values,
             grads: RwLock::new(grads),
+            exposed: AtomicBool::new(false),
             blank,
             lent,
             copy: RwLock::new(None),
@@ -210,6 +213,30 @@ impl Params {
         // The old ones go before the new ones come.
         *grads = self.0.anchor.as_detached_tensor();
         *grads = Tensor::zeros(self.flat_len(), dtype, self.device())?;
+        self.0.exposed.store(false, Ordering::Release);
+        self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
+        self.0.exchanged.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Keeps gradients in memory that other processes may open, from now on, where the device is a GPU; all are zeros then, unless they were
+    /// there already. Where somebody listens for finished gradients and knows where they lie, they stay.
+    ///
+    /// # Errors
+    /// No memory.
+    pub(crate) fn expose_grads(&self) -> Result<()> {
+        if self.0.exposed.load(Ordering::Acquire) || self.has_listeners() {
+            return Ok(());
+        }
+        let mut grads = self.0.grads.write().unwrap_or_else(PoisonError::into_inner);
+        let dtype = grads.dtype();
+        // The old ones go before the new ones come.
+        *grads = self.0.anchor.as_detached_tensor();
+        *grads = match dtype {
+            DType::BF16 => memory::exposable_zeros::<bf16>(self.device(), self.flat_len())?,
+            _ => memory::exposable_zeros::<f32>(self.device(), self.flat_len())?,
+        };
+        self.0.exposed.store(true, Ordering::Release);
         self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
         self.0.exchanged.fetch_add(1, Ordering::AcqRel);
         Ok(())

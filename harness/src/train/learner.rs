@@ -550,8 +550,7 @@ fn decide_by_bucket<G: Elem + FloatElement>(
     let sent = ddp.finish_both_by_bucket(|bucket, other| -> Result<()> {
         let gradients = Read::<G>::new(&gradients)?;
         if let Some(other) = other {
-            let other = Read::<G>::new(other)?;
-            let both = [gradients.view()?, other.view()?];
+            let both = [gradients.view()?, other.view::<G>(device, &(0..params.flat_len()))];
             return with_copy(params, |values, copy| {
                 adamw
                     .step_part_of_two(&bucket.range, values, both, copy, groups, told.view()?, &mut pieces)

@@ -171,14 +171,17 @@ fn clipped_updates_wait_for_the_whole_gradient() {
 /// The bucket with NaN, which is the last one, and later steps are not made; those before it are, on all ranks alike.
 #[test]
 fn a_gradient_that_is_not_finite_stops_the_step_at_its_bucket() {
-    [false, true].into_iter().for_each(stops_at_its_bucket);
+    stops_at_its_bucket::<f32>(false);
+    stops_at_its_bucket::<f32>(true);
+    stops_at_its_bucket::<bf16>(true);
 }
 
-/// With `copies` both ranks average what they exchanged.
-fn stops_at_its_bucket(copies: bool) {
+/// With `copies` both ranks average what they exchanged: gradients of four bytes are sent, those of two bytes read in place.
+fn stops_at_its_bucket<G: memory::Elem>(copies: bool) {
+    let wire = (size_of::<G>() == 2).then_some(Dtype::Bf16);
     let found = ranks(Kind::Threads, 2, options(), |comm| {
         let leads = comm.rank() == 0;
-        let ddp = DdpOptions { bucket_bytes: Some(8000), copies, ..DdpOptions::default() };
+        let ddp = DdpOptions { bucket_bytes: Some(8000), copies, wire, ..DdpOptions::default() };
         let (params, team, mut learner) = form(&Device::Cpu, Arc::new(comm), ddp, None, None);
         let before = values(&params);
         learner.begin().unwrap();
@@ -187,8 +190,8 @@ fn stops_at_its_bucket(copies: bool) {
         team.ddp().no_sync(|| learner.backward(&loss, 1.0).unwrap());
         let first = params.get("in").unwrap().range();
         if leads {
-            memory::write::<f32, _>(&params.grads(), |_, grads| {
-                let spoil = |mut grads: tilewright::ViewMut<'_, f32>| grads.copy_from_slice(&[f32::NAN]);
+            memory::write::<G, _>(&params.grads(), |_, grads| {
+                let spoil = |mut grads: tilewright::ViewMut<'_, G>| grads.copy_from_slice(&[G::from_f64(f64::NAN)]);
                 grads.slice(first.start..first.start + 1).and_then(spoil).map_err(memory::kernel_error)
             })
             .unwrap();

@@ -90,7 +90,7 @@ pub enum Op {
     /// Nobody goes on before all are here.
     Barrier,
     /// Of two ranks: each one's buffer, which stays as it is, goes to the place that the other one has for it
-    /// (`Communicator::set_inbox`).
+    /// (`Communicator::set_inbox`); or it may be read in place, where nobody goes on before both are here.
     Exchange,
 }
 

@@ -27,11 +27,12 @@ impl Memory {
     }
 }
 
-/// A place of this rank's for what the other one of two exchanges.
+/// A place of this rank's for what the other one of two exchanges; or the memory itself that is exchanged, where the other rank reads it in
+/// place.
 pub(crate) struct Inbox {
     /// Where the memory that is exchanged begins.
     pub of: u64,
-    /// Where the other rank's goes. On a GPU it is memory that other processes may open, and begins there.
+    /// Where the other rank's goes, or `of`. On a GPU it is memory that other processes may open, and begins there.
     pub at: u64,
     pub bytes: usize,
     /// Whose memory it is. It stays while this is held.
@@ -39,6 +40,11 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
+    /// Whether the other rank reads what is exchanged where it lies: nothing is sent then, and an exchange is a meeting.
+    pub fn is_in_place(&self) -> bool {
+        self.at == self.of
+    }
+
     /// How far from its begin the place for these bytes is, if they are exchanged memory.
     pub fn offset(&self, address: u64, bytes: usize) -> Option<u64> {
         let offset = address.checked_sub(self.of)?;
@@ -137,10 +143,11 @@ pub(crate) trait Carrier {
         Ok(())
     }
 
-    /// From now on `inbox` is where the other rank's part of an [`Exchange`](super::Op::Exchange) goes, if there is one and this back end
-    /// exchanges, which it says: every rank calls it, with as many bytes. Nothing is under way in the one before.
-    fn inbox(&mut self, _seq: u64, _inbox: Option<Inbox>, _deadline: Deadline) -> Result<bool> {
-        Ok(false)
+    /// From now on `inbox` is where the other rank's part of an [`Exchange`](super::Op::Exchange) goes, or may be read in place, if there is
+    /// one and this back end exchanges: then it says where that rank's memory is read from. Every rank calls it, with as many bytes.
+    /// Nothing is under way in the one before.
+    fn inbox(&mut self, _seq: u64, _inbox: Option<Inbox>, _deadline: Deadline) -> Result<Option<u64>> {
+        Ok(None)
     }
 
     /// Looks after what is still under way; called now and then while nothing is called. It gives nothing up itself:

@@ -37,7 +37,7 @@ mod sum;
 pub mod tcp;
 pub mod threads;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -110,7 +110,7 @@ pub struct Communicator {
     trace: Arc<Mutex<Option<Vec<Record>>>>,
     failed: Arc<OnceLock<CommError>>,
     /// Whether there are inboxes.
-    exchanges: Arc<AtomicBool>,
+    exchanges: Arc<AtomicU64>,
     /// Lives as long as somebody uses the inbox.
     inbox_use: Mutex<Weak<()>>,
     /// The stream that computes, for back ends on a GPU.
@@ -123,8 +123,8 @@ pub struct Communicator {
 enum Beside {
     Limit(u32),
     Copies(bool),
-    /// And whether there are exchanges from then on.
-    Inbox(Option<Inbox>, Arc<AtomicBool>),
+    /// And where the other rank's is read from; 0 without exchanges.
+    Inbox(Option<Inbox>, Arc<AtomicU64>),
 }
 
 enum Job {
@@ -358,21 +358,22 @@ impl Communicator {
         self.prepare(Beside::Copies(on))
     }
 
-    /// From now on `inbox` is where the other rank's part of an [`Op::Exchange`] goes, if there is one. Gives whether there are exchanges: of two
-    /// ranks that are threads, or whose GPUs' [copy engines](Communicator::copies_beside) carry what runs beside computing. A collective,
+    /// From now on `inbox` is where the other rank's part of an [`Op::Exchange`] goes, if there is one, or what that rank may read in place behind
+    /// one. Gives where the other rank's is read from, if there are exchanges: of two ranks that are threads, or whose GPUs'
+    /// [copy engines](Communicator::copies_beside) carry what runs beside computing; in place, if these have NVLink between them. A collective,
     /// for all ranks to call with as many bytes. An inbox is held until the next one or none is set, or the communicator ends; nothing may be
     /// under way in it then.
     ///
     /// # Errors
     /// As [`Communicator::copies_beside`].
-    pub(crate) fn set_inbox(&self, inbox: Option<Inbox>) -> Result<bool> {
+    pub(crate) fn set_inbox(&self, inbox: Option<Inbox>) -> Result<Option<u64>> {
         self.prepare(Beside::Inbox(inbox, self.exchanges.clone()))?;
-        Ok(self.has_inbox())
+        Ok(Some(self.exchanges.load(Ordering::Acquire)).filter(|&at| at != 0))
     }
 
     /// Whether an inbox is set.
     pub(crate) fn has_inbox(&self) -> bool {
-        self.exchanges.load(Ordering::Acquire)
+        self.exchanges.load(Ordering::Acquire) != 0
     }
 
     /// Whether what [`Communicator::use_inbox`] gave still lives.
@@ -546,7 +547,7 @@ impl Progress {
                         Beside::Copies(on) => carrier.copies(self.seq, on, deadline),
                         Beside::Inbox(inbox, exchanges) => carrier
                             .inbox(self.seq, inbox, deadline)
-                            .map(|there_are| exchanges.store(there_are, Ordering::Release)),
+                            .map(|at| exchanges.store(at.unwrap_or(0), Ordering::Release)),
                     };
                     if let Err(error) = &outcome {
                         self.fail(&mut carrier, error.clone());

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::call::{Call, Op};
+use super::call::{Call, Dtype, Op};
 use super::carrier::{Carrier, Deadline, Fence, Inbox, Memory, Ready, compare};
 use super::error::{CommError, Result};
 use super::sum::{Accumulator, SEGMENT, chunk};
@@ -85,10 +85,13 @@ impl Carrier for Threads {
     ) -> Result<Option<Arc<dyn Fence>>> {
         let posts = self.meet(seq, call, memory, deadline)?;
         let calls: Vec<(u64, Call)> = posts.iter().map(|post| (post.seq, post.call)).collect();
-        let place = self.inbox.as_ref().and_then(|inbox| inbox.place(memory.address as u64, memory.bytes));
+        let place =
+            self.inbox.as_ref().and_then(|inbox| Some((inbox.place(memory.address as u64, memory.bytes)?, inbox)));
+        let place = place.map(|(at, inbox)| (at, inbox.is_in_place()));
         let agreed = compare(&calls).and_then(|()| match (call.op, place) {
             (Op::Exchange, None) => Err(CommError::Misuse(format!("{call}: there is no inbox for it"))),
-            (_, place) => Ok(place),
+            // In place, all that there is to do is to meet.
+            (_, place) => Ok(place.filter(|(_, in_place)| !in_place).map(|(at, _)| at)),
         });
         if let Ok(place) = agreed {
             self.share(call, &posts, place);
@@ -97,9 +100,18 @@ impl Carrier for Threads {
         agreed.map(|_| None)
     }
 
-    fn inbox(&mut self, _seq: u64, inbox: Option<Inbox>, _deadline: Deadline) -> Result<bool> {
+    fn inbox(&mut self, seq: u64, inbox: Option<Inbox>, deadline: Deadline) -> Result<Option<u64>> {
         self.inbox = inbox.filter(|_| self.hall.world == 2);
-        Ok(self.inbox.is_some())
+        let Some(inbox) = &self.inbox else { return Ok(None) };
+        if !inbox.is_in_place() {
+            return Ok(Some(inbox.at));
+        }
+        let call = Call { op: Op::Exchange, dtype: Dtype::U8, count: inbox.bytes, wire: None };
+        let own = Memory { address: inbox.at as *mut u8, bytes: inbox.bytes };
+        let posts = self.meet(seq, &call, &own, deadline)?;
+        let calls: Vec<(u64, Call)> = posts.iter().map(|post| (post.seq, post.call)).collect();
+        self.part();
+        compare(&calls).map(|()| Some(posts[1 - self.rank].address as u64))
     }
 
     fn give_up(&mut self, error: &CommError) {

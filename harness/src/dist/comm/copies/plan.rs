@@ -21,13 +21,17 @@
 //! An exchange of two ranks is one segment, of the whole buffer: signal (first of n), await p's, send the buffer to p's inbox of the caller's,
 //! signal (second), await p's. The first signal says that the place there is free, the second one that it is full.
 //!
+//! A meeting of two ranks, who then read each other's buffer in place, is: signal (first of n), await p's, signal (second). The buffer is whole
+//! when the first signal says so, and may be written again behind the next meeting.
+//!
 //! So each segment, whatever it is of, signals every other rank exactly twice, which flags count: 2 n + 1 and 2 n + 2. Because a lane runs in
 //! order, p's first signal of n says that p has *ended all before n* (and that p's part is in my inbox, if it sends one), and p's second of n
 //! that p has *read its inbox of n* (and filled its outbox, if it has what to show). That is all that is needed:
 //!
 //! - **No inbox is overwritten before it was read.** Rank r writes p's inbox in its push of n. What was there came from r's push of some
 //!   m < n, and p read it in its reduction of m, before its second signal of m. Before it pushes, r has awaited p's second of n − 1 or a later one;
-//!   an all_gather and an all_reduce await it themselves, a reduce_scatter leaves it to the next push of the lane (`owed`).
+//!   an all_gather and an all_reduce await it themselves, a reduce_scatter leaves it to the next push of the lane (`owed`). A meeting has
+//!   nothing read, and its first signal stands behind all that was.
 //! - **No outbox is overwritten before it was fetched.** Rank r writes its outbox in the reduction, or the copy, of n. The others fetched what
 //!   was there in a segment m < n, which they have ended when they give their first signal of n; r has awaited all of these.
 //! - **No inbox of the caller's is overwritten before it was read.** A lane begins an exchange when the stream that computes has come to where
@@ -57,6 +61,8 @@ pub enum Kind {
     AllGather,
     /// Of two ranks.
     Exchange,
+    /// Of two ranks.
+    Meeting,
 }
 
 /// What a rank queues on a lane. Ranges are bytes of the buffer that the collective works in.
@@ -140,6 +146,7 @@ impl Plan {
             Kind::AllReduce => count.div_ceil(world).next_multiple_of(grain),
             Kind::ReduceScatter | Kind::AllGather => count / world,
             Kind::Exchange => return self.exchange(count * size),
+            Kind::Meeting => return self.meeting(),
         };
         let most = (self.block.segment / size).max(1);
         let cut = each.div_ceil(each.div_ceil(most)).next_multiple_of(grain).min(most);
@@ -159,10 +166,7 @@ impl Plan {
 
     /// The steps of an exchange of so many bytes.
     fn exchange(&mut self, bytes: usize) -> Vec<(usize, Step)> {
-        assert_eq!(self.block.world, 2, "an exchange is of two ranks");
-        let (lane, other) = (self.next_lane(), 1 - self.rank);
-        let [first, second] = [1, 2].map(|nth| self.lanes[lane].segments.wrapping_mul(2).wrapping_add(nth));
-        self.lanes[lane] = Lane { segments: self.lanes[lane].segments.wrapping_add(1), owed: false };
+        let (lane, other, [first, second]) = self.one_of_two();
         let steps = [
             Step::Signal { to: other, value: first },
             Step::Await { from: other, value: first },
@@ -171,6 +175,26 @@ impl Plan {
             Step::Await { from: other, value: second },
         ];
         steps.map(|step| (lane, step)).into()
+    }
+
+    /// The steps of a meeting.
+    fn meeting(&mut self) -> Vec<(usize, Step)> {
+        let (lane, other, [first, second]) = self.one_of_two();
+        let steps = [
+            Step::Signal { to: other, value: first },
+            Step::Await { from: other, value: first },
+            Step::Signal { to: other, value: second },
+        ];
+        steps.map(|step| (lane, step)).into()
+    }
+
+    /// The lane of one more segment between two ranks, the other rank, and the segment's signals.
+    fn one_of_two(&mut self) -> (usize, usize, [u32; 2]) {
+        assert_eq!(self.block.world, 2, "an exchange is of two ranks");
+        let lane = self.next_lane();
+        let signals = [1, 2].map(|nth| self.lanes[lane].segments.wrapping_mul(2).wrapping_add(nth));
+        self.lanes[lane] = Lane { segments: self.lanes[lane].segments.wrapping_add(1), owed: false };
+        (lane, 1 - self.rank, signals)
     }
 
     /// The lane whose turn it is.

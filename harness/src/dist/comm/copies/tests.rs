@@ -312,6 +312,9 @@ impl Gpus {
             return Err(format!("rank {rank} has something else in its inbox"));
         }
         inbox.fill(USED);
+        if self.collectives[of].kind == Kind::Meeting && !self.begun[1 - rank][of] {
+            return Err(format!("rank {rank} met nobody"));
+        }
         Ok(())
     }
 
@@ -390,7 +393,7 @@ fn expected(c: &Collective, buffers: &[&[u8]]) -> Vec<(Range<usize>, Vec<u8>)> {
             let own = (0..world).map(|rank| chunk(c.count, world, rank));
             own.map(|range| (bytes(&range), reduced(range))).collect()
         }
-        Kind::Exchange => buffers.iter().map(|buffer| (0..c.count * size, buffer.to_vec())).collect(),
+        Kind::Exchange | Kind::Meeting => buffers.iter().map(|buffer| (0..c.count * size, buffer.to_vec())).collect(),
         Kind::AllGather => {
             let chunks = buffers.iter().enumerate().map(|(rank, buffer)| &buffer[bytes(&chunk(c.count, world, rank))]);
             let all: Vec<u8> = chunks.flatten().copied().collect();
@@ -410,7 +413,7 @@ fn outcome(
 
 fn collective(world: usize) -> impl Strategy<Value = Collective> {
     let mut kinds = vec![Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather];
-    kinds.extend((world == 2).then_some(Kind::Exchange));
+    kinds.extend([Kind::Exchange, Kind::Meeting].into_iter().filter(|_| world == 2));
     let kinds = prop::sample::select(kinds);
     let lengths = prop_oneof![0_usize..6, 0_usize..40, 0_usize..400];
     let types = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16)];
@@ -485,7 +488,7 @@ fn of(kind: Kind, count: usize) -> Collective {
 /// Any single wait of a rank's second collective, whatever it follows.
 #[test]
 fn every_wait_is_needed() {
-    use Kind::{AllGather, AllReduce, Exchange, ReduceScatter};
+    use Kind::{AllGather, AllReduce, Exchange, Meeting, ReduceScatter};
     for world in [2, 3] {
         for kinds in [
             [AllReduce, AllReduce],
@@ -496,8 +499,12 @@ fn every_wait_is_needed() {
             [Exchange, Exchange],
             [AllReduce, Exchange],
             [ReduceScatter, Exchange],
+            [Meeting, Meeting],
+            [Exchange, Meeting],
+            [Meeting, Exchange],
+            [ReduceScatter, Meeting],
         ] {
-            if world != 2 && kinds.contains(&Exchange) {
+            if world != 2 && (kinds.contains(&Exchange) || kinds.contains(&Meeting)) {
                 continue;
             }
             let collectives = kinds.map(|kind| of(kind, 32 * world));
@@ -506,7 +513,7 @@ fn every_wait_is_needed() {
             let [_, second] = collectives.map(|c| plan.steps(c.kind, c.count, c.dtype.size()));
             let waits: Vec<usize> = (0..second.len()).filter(|&at| is_wait(&second[at])).collect();
             // What the first collective owes, and what the second one awaits itself: once or twice.
-            let awaits = |kind| if kind == ReduceScatter { 1 } else { 2 };
+            let awaits = |kind| if matches!(kind, ReduceScatter | Meeting) { 1 } else { 2 };
             let owed = usize::from(kinds[0] == ReduceScatter && matches!(kinds[1], AllReduce | ReduceScatter));
             assert_eq!(waits.len(), (owed + awaits(kinds[1])) * (world - 1), "{kinds:?} {second:?}");
             for at in waits {

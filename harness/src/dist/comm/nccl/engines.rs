@@ -47,7 +47,7 @@ pub struct Engines {
     plan: Plan,
     addresses: Addresses,
     lanes: Vec<Lane>,
-    /// Where what the other one of two ranks exchanges goes, and the begin of that rank's inbox as this process sees it.
+    /// Where what the other one of two ranks exchanges goes, or what it reads in place; and the begin of that rank's as this process sees it.
     inbox: Option<(Inbox, u64)>,
     /// A stream that waits for nothing, with a priority of its own, so that no other stream's waits hold it up.
     release: Arc<CudaStream>,
@@ -263,13 +263,14 @@ impl Engines {
         Ok(())
     }
 
-    /// From now on `inbox` is where the other rank's part of an exchange goes; both ranks call it, with as many bytes or both without one. The
-    /// inbox before it, which nothing uses any more, is given back when both have closed it. On any trouble of one rank both get the same error,
-    /// and memory stays until the process ends: the other one may have it open.
+    /// From now on `inbox` is where the other rank's part of an exchange goes, or what it reads in place; both ranks call it, with as many bytes
+    /// or both without one. The inbox before it, which nothing uses any more, is given back when both have closed it. On any trouble of one
+    /// rank both get the same error, and memory stays until the process ends: the other one may have it open. Gives where the other rank's is
+    /// read from; without NVLink nothing is, in place: the inbox is given back then.
     ///
     /// # Errors
     /// Memory that processes may not share; and those of the sockets.
-    pub fn set_inbox(&mut self, guard: &mut Guard, inbox: Option<Inbox>, patience: Duration) -> Result<()> {
+    pub fn set_inbox(&mut self, guard: &mut Guard, inbox: Option<Inbox>, patience: Duration) -> Result<Option<u64>> {
         let (rank, world) = (self.addresses.rank, self.addresses.block.world);
         let mut table = Table { guard, rank, world, deadline: Deadline::after(patience) };
         let handle =
@@ -287,13 +288,23 @@ impl Engines {
                 }
             },
         };
-        let well = table.show(opened.as_ref().map(|_| Vec::new()).map_err(Clone::clone));
-        match well {
-            // The other rank has closed what was before.
-            Ok(_) => self.inbox = opened.unwrap_or_default(),
-            Err(_) => std::mem::forget((before, opened)),
+        let can = |opened: &Option<(Inbox, u64)>| {
+            let too_far = |(inbox, there): &(Inbox, u64)| inbox.is_in_place() && !shared::has_nvlink(*there);
+            u8::from(!opened.as_ref().is_some_and(too_far))
+        };
+        let shown = match table.show(opened.as_ref().map(|opened| vec![can(opened)]).map_err(Clone::clone)) {
+            Ok(shown) => shown,
+            Err(error) => {
+                std::mem::forget((before, opened));
+                return Err(error);
+            }
+        };
+        // The other rank has closed what was before.
+        self.inbox = opened.unwrap_or_default();
+        if shown.iter().any(|can| can != &[1]) {
+            return self.set_inbox(guard, None, patience);
         }
-        well.map(drop)
+        Ok(self.inbox.as_ref().map(|(inbox, there)| if inbox.is_in_place() { *there } else { inbox.at }))
     }
 
     /// Whether collectives give what they should, on all lanes: a driver that shares memory in name only is found out here.
@@ -327,8 +338,8 @@ impl Engines {
                 Kind::AllReduce => found == sum(i),
                 Kind::ReduceScatter => i / each != rank || found == sum(i),
                 Kind::AllGather => found == value(i / each, i),
-                // Not among them: it goes to memory of the caller's.
-                Kind::Exchange => false,
+                // Not among them: they are of memory of the caller's.
+                Kind::Exchange | Kind::Meeting => false,
             });
             if !good {
                 return Err(format!("the first copies between GPUs brought something else ({kind:?})"));
@@ -351,18 +362,19 @@ impl Engines {
     }
 
     fn queue_steps(&mut self, work: &Work, after: &[&CudaEvent]) -> Result<(), String> {
-        let there = match (work.kind, &self.inbox) {
+        let (kind, there) = match (work.kind, &self.inbox) {
             (Kind::Exchange, Some((inbox, there))) => {
                 let offset = inbox.offset(work.address, work.count * work.dtype.size());
-                there + offset.ok_or("it is outside of the memory that is exchanged")?
+                let kind = if inbox.is_in_place() { Kind::Meeting } else { Kind::Exchange };
+                (kind, there + offset.ok_or("it is outside of the memory that is exchanged")?)
             }
             (Kind::Exchange, None) => return Err("there is no inbox for it".into()),
-            _ => 0,
+            (kind, _) => (kind, 0),
         };
         for lane in &self.lanes {
             after.iter().try_for_each(|event| lane.stream.wait(event)).map_err(|error| error.to_string())?;
         }
-        for (lane, step) in self.plan.steps(work.kind, work.count, work.dtype.size()) {
+        for (lane, step) in self.plan.steps(kind, work.count, work.dtype.size()) {
             for command in self.addresses.commands(lane, &step, work.address, there) {
                 self.give(&self.lanes[lane], command, work).map_err(|error| format!("{step:?}: {error}"))?;
             }

@@ -558,15 +558,13 @@ impl Carrier for Nccl {
         Ok(())
     }
 
-    fn inbox(&mut self, seq: u64, inbox: Option<Inbox>, deadline: Deadline) -> Result<bool> {
+    fn inbox(&mut self, seq: u64, inbox: Option<Inbox>, deadline: Deadline) -> Result<Option<u64>> {
         let count = inbox.as_ref().map_or(0, |inbox| inbox.bytes);
         let call = Call { op: Op::Exchange, dtype: Dtype::U8, count, wire: None };
         self.guard.agree(seq, &call, deadline)?;
         self.drain()?;
-        let Some(engines) = self.engines.as_mut().filter(|_| self.world == 2) else { return Ok(false) };
-        let inbox = inbox.filter(|_| self.copies);
-        let exchanges = inbox.is_some();
-        engines.set_inbox(&mut self.guard, inbox, self.start_timeout).map(|()| exchanges)
+        let Some(engines) = self.engines.as_mut().filter(|_| self.world == 2) else { return Ok(None) };
+        engines.set_inbox(&mut self.guard, inbox.filter(|_| self.copies), self.start_timeout)
     }
 
     fn watch(&mut self) -> Result<()> {

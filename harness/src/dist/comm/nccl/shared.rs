@@ -39,3 +39,27 @@ pub(super) fn close(address: &mut u64) {
         let _ = unsafe { sys::cuIpcCloseMemHandle(std::mem::take(address)) };
     }
 }
+
+/// Whether this process's GPU reaches memory of another process by NVLink, where loads are as fast as copies: links of this kind alone
+/// have atomics, and so do neighbours of one GPU.
+pub(super) fn has_nvlink(there: u64) -> bool {
+    let mut peer: i32 = -1;
+    let mut own: sys::CUdevice = -1;
+    let mut atomics = 0;
+    // SAFETY: all are places for answers; `there` is an address of this process.
+    let asked = unsafe {
+        let what = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        sys::cuPointerGetAttribute((&raw mut peer).cast(), what, there)
+            .result()
+            .and_then(|()| sys::cuCtxGetDevice(&raw mut own).result())
+            .and_then(|()| {
+                if own == peer {
+                    atomics = 1;
+                    return Ok(());
+                }
+                let what = sys::CUdevice_P2PAttribute_enum::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+                sys::cuDeviceGetP2PAttribute(&raw mut atomics, what, own, peer).result()
+            })
+    };
+    asked.is_ok() && atomics == 1
+}
