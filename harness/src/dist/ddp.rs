@@ -395,6 +395,11 @@ impl Ddp {
         self.inner.others.is_some()
     }
 
+    /// Whether who averages reads the other rank's gradients where that one has them, so that none are sent.
+    pub fn reads_in_place(&self) -> bool {
+        self.inner.others.as_ref().is_some_and(|others| others.in_place)
+    }
+
     /// Makes the gradients of a step that ended with [`Ddp::finish_both_by_bucket`] the averages, for who wants to look at them.
     ///
     /// # Errors

@@ -321,6 +321,7 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
     {
         let mut trainee = Trainee::new(&arguments.work, config, &comm, way)?;
         let calls = trainee.team.as_ref().map(|team| team.ddp().buckets().len());
+        let in_place = trainee.team.as_ref().is_some_and(|team| team.ddp().reads_in_place());
         let steps = steps(&arguments.work, &mut trainee, &comm)?;
         let ddp = match way {
             Way::Alone(_) => None,
@@ -334,7 +335,11 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             gradients: trainee.model.params().grads().dtype().as_str(),
             bucket_mb: bucketed.and_then(|ddp| ddp.bucket_bytes).map(|bytes| bytes as f64 / 1e6),
             wire: ddp.map(|ddp| ddp.wire.unwrap_or(Dtype::F32).name()),
-            by: eager.map(|ddp| if ddp.copies { "copy engines" } else { "NCCL" }),
+            by: eager.map(|ddp| match (in_place, ddp.copies) {
+                (true, _) => "AdamW, in place",
+                (false, true) => "copy engines",
+                (false, false) => "NCCL",
+            }),
             ctas: eager.filter(|ddp| !ddp.copies).map(|ddp| ddp.nccl_ctas),
             left: eager.map(|ddp| ddp.left_multiprocessors()),
             calls,
@@ -450,7 +455,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     let table = table
         .note(models_note(models, work) + " Every number is the slowest rank's, on average.")
         .note("Left over is what computing waits for after backward; hidden is the rest of the communication. `none` sends nothing; of none \
-             is the step by that one with gradients of the same type. Carried by is who carries it beside computing. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes; \
+             is the step by that one with gradients of the same type. Carried by is who carries it beside computing; what AdamW reads in place is not sent, and communication is waiting for the other rank. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes; \
              left to them is for how many less matrix products are made meanwhile.")
         .without_empty_columns();
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
