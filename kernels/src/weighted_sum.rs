@@ -17,22 +17,19 @@ use tilewright_runtime::prelude::*;
 
 /// y[r] = Σⱼ x[r, j] · w[j], multiplied and summed in f32.
 ///
-/// One program per tile of rows, which walks along the row; with `walk` above 0 a program has so many tiles, which are whole rows, and walks
-/// down them with the weights in registers and `stages` buffers that fill ahead. With `first_out` x is the first to leave the L2 cache, so that what was written
+/// One program per tile of rows, which walks along the row. With `first_out` x is the first to leave the L2 cache, so that what was written
 /// there before need not go to memory meanwhile: for an x that is not much larger than the cache, on an H200 up to 200 MB in any case.
 #[autotune(
     configs = [
-        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4], first_out = false, walk = 0, stages = 1),
-        Config(rows_tile = [2, 4, 8], d_tile = [1024, 2048], num_warps = 4, first_out = false, walk = 0, stages = 1),
-        Config(rows_tile = [8, 16], d_tile = [512, 1024], num_warps = 8, first_out = false, walk = 0, stages = 1),
-        Config(rows_tile = [1, 2], d_tile = [4096, 8192], num_warps = 4, first_out = false, walk = 0, stages = 1),
-        Config(rows_tile = 1, d_tile = 2048, num_warps = 8, first_out = false, walk = 0, stages = 1),
-        Config(rows_tile = [2, 4], d_tile = [1024, 2048], num_warps = 8, first_out = false, walk = 0, stages = 1),
-        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [4, 8], first_out = true, walk = 0, stages = 1),
-        Config(rows_tile = [2, 4], d_tile = 2048, num_warps = [4, 8], first_out = true, walk = 0, stages = 1),
-        Config(rows_tile = 1, d_tile = 4096, num_warps = 4, first_out = true, walk = 0, stages = 1),
-        Config(rows_tile = [1, 2], d_tile = 2048, num_warps = [4, 8], first_out = true, walk = [8, 32], stages = [3, 4]),
-        Config(rows_tile = 1, d_tile = 2048, num_warps = 16, first_out = true, walk = [0, 16], stages = 4),
+        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4], first_out = false),
+        Config(rows_tile = [2, 4, 8], d_tile = [1024, 2048], num_warps = 4, first_out = false),
+        Config(rows_tile = [8, 16], d_tile = [512, 1024], num_warps = 8, first_out = false),
+        Config(rows_tile = [1, 2], d_tile = [4096, 8192], num_warps = 4, first_out = false),
+        Config(rows_tile = 1, d_tile = 2048, num_warps = 8, first_out = false),
+        Config(rows_tile = [2, 4], d_tile = [1024, 2048], num_warps = 8, first_out = false),
+        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [4, 8], first_out = true),
+        Config(rows_tile = [2, 4], d_tile = 2048, num_warps = [4, 8], first_out = true),
+        Config(rows_tile = 1, d_tile = 4096, num_warps = 4, first_out = true),
     ],
     key = [d, rows],
     default = default_forward,
@@ -52,22 +49,7 @@ pub fn weighted_sum_fwd<T: Float>(
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr = false] first_out: bool,
-    #[constexpr = 0] walk: usize,
-    #[constexpr = 1] stages: usize,
 ) {
-    if walk > 0 {
-        let (shape, strides, tile) = ((rows, d), (x_stride_row, x_stride_d), (rows_tile, d_tile));
-        let wt = load(vector_block(w, d, w_stride, scalar::<i32>(0), d_tile), boundary_check = [0], padding = zero);
-        let wt = wt.to::<f32>().expand_dims(0);
-        let first = program_id(0) * (rows_tile * walk);
-        for below in range(0, minimum(rows_tile * walk, rows - first), rows_tile, num_stages = stages) {
-            let row = first + below;
-            let x_block = row_block(x, shape, strides, row, tile);
-            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-            store(vector_block(y, rows, y_stride, row, rows_tile), sum(xt * wt, axis = 1), boundary_check = [0]);
-        }
-        return;
-    }
     let first_row = program_id(0) * rows_tile;
     let mut x_block = make_block_ptr(
         x,
@@ -180,7 +162,7 @@ fn default_forward(problem: &Problem) -> Config {
         false => (tiles.rows_tile, tiles.d_tile, tiles.num_warps),
     };
     let config = Config::default().set("rows_tile", rows_tile).set("d_tile", d_tile);
-    config.set("first_out", first_out).set("walk", 0).set("stages", 1).num_warps(num_warps)
+    config.set("first_out", first_out).num_warps(num_warps)
 }
 
 /// y [rows] = x [rows, d] · w [d].
@@ -210,15 +192,8 @@ pub fn forward<T: FloatElement>(
         rows_tile: tuned(),
         d_tile: tuned(),
         first_out: tuned(),
-        walk: tuned(),
-        stages: tuned(),
     }
-    .launch_tuned(device, |args| {
-        if d > args.d_tile {
-            args.walk = 0;
-        }
-        rows.div_ceil(args.rows_tile * args.walk.max(1))
-    })
+    .launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
 }
 
 /// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows] of the result.
