@@ -99,6 +99,8 @@ sanitize() {
             aside sanitize.txt "$tool $name" "sanitize-$tool-${name//[ ,=]/-}" 200 "${under[@]}" attention "${quick[@]}" --heads 1 \
                 --length "$length" --dim "$dim" --dtype f32 --causal true ${forward:+--forward "$forward" --keys "$keys" --queries "$queries"}
         done
+        aside sanitize.txt "$tool attention d=128 length=320 bf16 in parts" "sanitize-$tool-attention-parts" 200 "${under[@]}" attention "${quick[@]}" \
+            --heads 1 --length 320 --dim 128 --dtype bf16 --causal true --parts 2 --forward 64,128,4,2,ws --keys 64,64,4,3,ws --queries 64,64,4,3,ws
         for name in walks_fetch_ahead threads_exchange_through_memory; do
             aside sanitize.txt "$tool $name" "sanitize-$tool-$name" 300 \
                 "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/gpu" --exact "loops::$name" --test-threads=1

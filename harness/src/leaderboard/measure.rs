@@ -137,7 +137,8 @@ impl Plan {
         let p = &self.problem;
         let bucket = |n: usize| autotune::size_bucket(n as i64);
         let key = format!(
-            "T={},d={},causal={},precision={},n_q<={},n_k<={},few={}",
+            "T={},R={},R=f32,d={},causal={},precision={},n_q<={},n_k<={},few={}",
+            T::dtype(),
             T::dtype(),
             p.d,
             p.causal,
@@ -146,7 +147,7 @@ impl Plan {
             bucket(p.n_k),
             few(p.batch * p.heads_q, p.n_q),
         );
-        // One of the kernels also asks how dQ is made.
+        // One of the kernels also asks how dQ is made, and what parts of walks leave is f32.
         let mode = format!("one_pass={}", self.one_pass);
         let same = |word: &str| key.split(',').any(|mine| mine == word) || word == mode;
         choice.kernel == kernel && choice.key.split(',').all(same)

@@ -45,8 +45,9 @@ pub fn small(p: &Problem) -> Problem {
 }
 
 /// What every pass needs to work with.
-fn workspace<T: Number>(device: &Device, shape: [usize; 4], parts: Option<usize>) -> tilewright::Result<Buffer<f32>> {
-    let options = |backward| Options { backward, parts, ..Options::default() };
+fn workspace<T: Number>(device: &Device, problem: &Problem, parts: Option<usize>) -> tilewright::Result<Buffer<f32>> {
+    let shape = shape(problem);
+    let options = |backward| Options { backward, parts, ..Options::new(problem.causal) };
     let two_pass = options(Backward::TwoPass);
     let backward = [&two_pass, &options(Backward::OnePass)]
         .map(|options| attention::backward_workspace::<T>(device, shape, shape, options));
@@ -73,21 +74,21 @@ impl<T: Number> Attention<T> {
             dq: Buffer::poisoned(device, len)?,
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
-            workspace: workspace::<T>(device, shape, None)?,
+            workspace: workspace::<T>(device, &problem, None)?,
             parts: [None; 2],
         })
     }
 
     /// With each walk in so many parts, at most.
     pub fn in_parts(mut self, parts: usize) -> tilewright::Result<Attention<T>> {
-        self.workspace = workspace::<T>(&self.device, shape(&self.problem), Some(parts))?;
+        self.workspace = workspace::<T>(&self.device, &self.problem, Some(parts))?;
         self.parts = [Some(parts); 2];
         Ok(self)
     }
 
     /// With whole walks if those of `full` are: the smaller one's would be cut for want of programs.
     pub fn cut_as(mut self, full: &Problem) -> Attention<T> {
-        let (shape, options) = (shape(full), Options::default());
+        let (shape, options) = (shape(full), Options::new(full.causal));
         let forward = attention::forward_workspace::<T>(&self.device, shape, shape, &options);
         let whole = Options { parts: Some(1), ..options.clone() };
         let backward = [&options, &whole].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, o));
