@@ -172,7 +172,8 @@ impl Observer for Stages<'_> {
 }
 
 fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
-    let func = choice.def.record(&[choice.dtype], &choice.consts, &specialization(choice.def));
+    let func =
+        choice.def.record(&vec![choice.dtype; choice.def.generics.len()], &choice.consts, &specialization(choice.def));
     let func = func.map_err(|d| d.to_string())?;
     let Tiles { num_warps, num_stages, .. } = choice.tiles;
     let options = CompileOptions {

@@ -251,16 +251,14 @@ impl Ddp {
         tracing::debug!("{} of {} ranks: {} buckets, {}", comm.rank(), world, buckets.len(), form.name());
         let pass = Pass::new(&buckets, params.len());
         let wanted = options.may_exchange(kept(params), world);
-        if wanted && kept(params).size() == 2 {
-            params.expose_grads()?;
-        }
+        let in_place = wanted && kept(params).size() == 2 && all_ranks(&comm, params.expose_grads()?)?;
         let flat = params.grads();
         let dtype = kept(params);
         let grads = match dtype {
             Dtype::Bf16 => address::<bf16>(&flat)?,
             _ => address::<f32>(&flat)?,
         };
-        let others = others_gradients(flat, (grads, dtype), &comm, wanted)?;
+        let others = others_gradients(flat, (grads, dtype), &comm, wanted, in_place)?;
         let (params, pass) = (params.clone(), Mutex::new(pass));
         let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, others, pass });
         let hears = inner.clone();
@@ -600,19 +598,28 @@ fn kept(params: &Params) -> Dtype {
     }
 }
 
-/// The other rank's gradients, if they are `wanted` and the communicator exchanges them. It has one inbox: while another `Ddp` uses that, this
-/// one does without.
+/// Whether all ranks say yes.
+fn all_ranks(comm: &Communicator, yes: bool) -> Result<bool> {
+    let mut no = [u64::from(!yes)];
+    comm.all_reduce(&mut no, Reduce::Max)?;
+    Ok(no == [0])
+}
+
+/// The other rank's gradients, if they are `wanted` and the communicator exchanges them; `in_place`, if it can. It has one inbox: while
+/// another `Ddp` uses that, this one does without.
 fn others_gradients(
     flat: Tensor,
     (grads, dtype): (u64, Dtype),
     comm: &Communicator,
     wanted: bool,
+    in_place: bool,
 ) -> Result<Option<OthersGradients>> {
     if comm.inbox_is_used() {
         return Ok(None);
     }
     if comm.has_inbox() {
-        // A former one's goes before the next one comes.
+        // A former one's goes before the next one comes, and after a step that failed kernels may still read the other rank's.
+        flat.device().synchronize()?;
         comm.set_inbox(None)?;
     }
     if !wanted {
@@ -620,15 +627,13 @@ fn others_gradients(
     }
     let bytes = flat.elem_count() * dtype.size();
     let set = |at: u64, tensor: Arc<Tensor>| -> Result<Option<OthersGradients>> {
-        let inbox = Inbox { of: grads, at, bytes, _owner: tensor.clone() };
+        let inbox = Inbox { of: grads, at, bytes, owner: tensor.clone() };
         let address = comm.set_inbox(Some(inbox))?;
         let others =
             |address| OthersGradients { address, in_place: at == grads, _tensor: tensor, _use: comm.use_inbox() };
         Ok(address.map(others))
     };
-    if dtype.size() == 2
-        && let Some(others) = set(grads, Arc::new(flat.clone()))?
-    {
+    if in_place && let Some(others) = set(grads, Arc::new(flat.clone()))? {
         return Ok(Some(others));
     }
     let (tensor, at) = match dtype {

@@ -220,13 +220,13 @@ impl Params {
     }
 
     /// Keeps gradients in memory that other processes may open, from now on, where the device is a GPU; all are zeros then, unless they were
-    /// there already. Where somebody listens for finished gradients and knows where they lie, they stay.
+    /// there already. Where somebody listens for finished gradients and knows where they lie, they stay: then it is false.
     ///
     /// # Errors
     /// No memory.
-    pub(crate) fn expose_grads(&self) -> Result<()> {
+    pub(crate) fn expose_grads(&self) -> Result<bool> {
         if self.0.exposed.load(Ordering::Acquire) || self.has_listeners() {
-            return Ok(());
+            return Ok(self.0.exposed.load(Ordering::Acquire));
         }
         let mut grads = self.0.grads.write().unwrap_or_else(PoisonError::into_inner);
         let dtype = grads.dtype();
@@ -239,7 +239,7 @@ impl Params {
         self.0.exposed.store(true, Ordering::Release);
         self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
         self.0.exchanged.fetch_add(1, Ordering::AcqRel);
-        Ok(())
+        Ok(true)
     }
 
     /// A number that is another one when gradients or the copy for computing lie in other memory than before. A recording of work on

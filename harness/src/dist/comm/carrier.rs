@@ -36,7 +36,7 @@ pub(crate) struct Inbox {
     pub at: u64,
     pub bytes: usize,
     /// Whose memory it is. It stays while this is held.
-    pub _owner: Arc<dyn std::any::Any + Send + Sync>,
+    pub owner: Arc<dyn std::any::Any + Send + Sync>,
 }
 
 impl Inbox {

@@ -4,6 +4,7 @@
 //! the work in everybody's memory; when all have, the board is wiped for the next collective. Between the two meetings only the
 //! communicators' threads run, which wait for nothing, so a time-out can only strike before memory is shared.
 
+use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::call::{Call, Dtype, Op};
@@ -43,6 +44,8 @@ struct Board {
     over: u64,
     /// Ranks that gave up, or left in order, and why.
     gone: Vec<Option<String>>,
+    /// Whose memory each rank's in-place inbox is: a rank that leaves after an error may leave another one reading there.
+    read_in_place: Vec<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 #[derive(Clone, Copy)]
@@ -57,7 +60,13 @@ unsafe impl Send for Post {}
 
 impl Board {
     fn new(world: usize) -> Board {
-        Board { posts: vec![None; world], finished: 0, over: 0, gone: vec![None; world] }
+        Board {
+            posts: vec![None; world],
+            finished: 0,
+            over: 0,
+            gone: vec![None; world],
+            read_in_place: vec![None; world],
+        }
     }
 }
 
@@ -108,8 +117,10 @@ impl Carrier for Threads {
         }
         let call = Call { op: Op::Exchange, dtype: Dtype::U8, count: inbox.bytes, wire: None };
         let own = Memory { address: inbox.at as *mut u8, bytes: inbox.bytes };
+        let owner = inbox.owner.clone();
         let posts = self.meet(seq, &call, &own, deadline)?;
         let calls: Vec<(u64, Call)> = posts.iter().map(|post| (post.seq, post.call)).collect();
+        self.hall.lock().read_in_place[self.rank] = Some(owner);
         self.part();
         compare(&calls).map(|()| Some(posts[1 - self.rank].address as u64))
     }
