@@ -600,9 +600,10 @@ fn kept(params: &Params) -> Dtype {
 
 /// Whether all ranks say yes.
 fn all_ranks(comm: &Communicator, yes: bool) -> Result<bool> {
-    let mut no = [u64::from(!yes)];
-    comm.all_reduce(&mut no, Reduce::Max)?;
-    Ok(no == [0])
+    let mut all = vec![0_u64; comm.world()];
+    all[comm.rank()] = u64::from(yes);
+    comm.all_gather(&mut all)?;
+    Ok(all.iter().all(|&yes| yes == 1))
 }
 
 /// The other rank's gradients, if they are `wanted` and the communicator exchanges them; `in_place`, if it can. It has one inbox: while
