@@ -1,6 +1,5 @@
 //! Typed memory of a device, and borrowed parts of it.
 
-use std::any::TypeId;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
@@ -256,14 +255,6 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// As for [`View::from_address`], and nobody else reads them either.
     pub unsafe fn from_address(device: &'a Device, address: u64, len: usize) -> ViewMut<'a, T> {
         ViewMut { device, address, len, elements: PhantomData }
-    }
-}
-
-impl<'a, T: Element> ViewMut<'a, T> {
-    /// The same view where `U` is `T`: for code that is generic over types and has memory of a certain one.
-    pub fn of_type<U: Element>(self) -> Option<ViewMut<'a, U>> {
-        let ViewMut { device, address, len, .. } = self;
-        (TypeId::of::<T>() == TypeId::of::<U>()).then_some(ViewMut { device, address, len, elements: PhantomData })
     }
 }
 
