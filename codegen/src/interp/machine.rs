@@ -273,8 +273,11 @@ impl<'a> Machine<'a> {
                 true => none(()),
                 false => none(self.barriers.expect(operands[0].barriers(), operands[1].int(), *bytes)?),
             },
-            Op::MbarrierArrive { warps: count } | Op::AsyncArrive { threads: count } => {
-                none(self.barriers.arrive(operands[0].barriers(), operands[1].int(), *count)?)
+            Op::MbarrierArrive { warps, lanes } => {
+                none(self.barriers.arrive(operands[0].barriers(), operands[1].int(), warps * lanes)?)
+            }
+            Op::AsyncArrive { threads } => {
+                none(self.barriers.arrive(operands[0].barriers(), operands[1].int(), *threads)?)
             }
             Op::TmaLoad { boundary } => {
                 if !switched_off(&operands, 4) {

@@ -440,9 +440,9 @@ op_table! {
     /// One thread arrives, and announces that copies will write `bytes`. Operands: barriers, i32 index, optionally a bool
     /// that turns it off.
     MbarrierExpect { bytes: u32 } = "mbarrier_expect" (2..3) -> 0, Control, Async;
-    /// Each of the `warps` warps that run this arrives once, when its threads are all there. Operands: barriers, i32 index,
-    /// then whatever has to be computed before.
-    MbarrierArrive { warps: u32 } = "mbarrier_arrive" (2..any) -> 0, Control, Async;
+    /// Each of the `warps` warps that run this arrives `lanes` times: once for all its threads when they are all there (1), or
+    /// each thread for itself (32). Operands: barriers, i32 index, then whatever has to be computed before.
+    MbarrierArrive { warps: u32, lanes: u32 } = "mbarrier_arrive" (2..any) -> 0, Control, Async;
     /// Each of the `threads` threads that run this arrives when the `async_copy`s that it has started so far are done.
     /// Operands: barriers, i32 index.
     AsyncArrive { threads: u32 } = "async_arrive" (2..2) -> 0, Control, Async;

@@ -33,6 +33,14 @@ struct Ring {
     bulk: bool,
 }
 
+impl Ring {
+    /// How many of each warp's threads say that a buffer has been read. One for all does, by the memory model; but
+    /// compute-sanitizer does not follow it from there to what a `cp.async` writes, and would report a race.
+    fn lanes(&self) -> u32 {
+        if self.bulk { 1 } else { 32 }
+    }
+}
+
 /// Rings that fill together.
 struct Group {
     rings: Vec<Ring>,

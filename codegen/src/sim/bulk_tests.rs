@@ -93,7 +93,7 @@ fn what_is_missing_is_noticed_on_the_simulated_gpu() {
     for (text, which, replacement, complaint) in [
         ("mbarrier_wait %full, %slot, %parity", 0, "", "which nothing wrote"),
         ("mbarrier_wait %empty, %slot2, %parity2", 0, "", "one too many arrives"),
-        ("mbarrier_arrive %empty, %slot {warps = 4}", 0, "", "wait for each other for ever"),
+        ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", 0, "", "wait for each other for ever"),
         ("mbarrier_expect %full, %slot2 {bytes = 8192}", 0, "", "only 0 more are announced"),
         ("bytes = 8192", 0, "bytes = 8200", "and 8 bytes"),
         ("bytes = 8192", 0, "bytes = 4096", "only 4096 more are announced"),
@@ -112,11 +112,11 @@ fn what_is_missing_is_noticed_on_the_simulated_gpu() {
 fn what_is_missing_is_noticed_by_the_interpreter() {
     for (text, replacement, complaint) in [
         ("mbarrier_wait %full, %slot, %parity", "", "nothing has written"),
-        ("mbarrier_arrive %empty, %slot {warps = 4}", "", "waits for ever"),
+        ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", "", "waits for ever"),
         ("mbarrier_expect %full, %slot2 {bytes = 8192}", "", "only 0 more are announced"),
         ("bytes = 8192", "bytes = 8200", "waits for ever"),
         ("bytes = 8192", "bytes = 4096", "only 4096 more are announced"),
-        ("{warps = 4}", "{warps = 5}", "5 arrive"),
+        ("{warps = 4, lanes = 1}", "{warps = 5, lanes = 1}", "5 arrive"),
     ] {
         let broken = without(text, 0, replacement);
         match interpret(&broken) {

@@ -36,6 +36,11 @@ pub(super) fn expect(cx: &OpCx, bytes: u32) -> Check {
     switch(cx, 2)
 }
 
+pub(super) fn arrive_by_warps(cx: &OpCx, warps: u32, lanes: u32) -> Check {
+    cx.attribute(matches!(lanes, 1 | 32), || format!("`lanes` should be 1 or 32, found {lanes}"))?;
+    arrive(cx, "warps", warps)
+}
+
 /// `count` warps or threads arrive.
 pub(super) fn arrive(cx: &OpCx, what: &str, count: u32) -> Check {
     cx.attribute((1..=1024).contains(&count), || format!("`{what}` should be 1 to 1024, found {count}"))?;

@@ -281,7 +281,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::MbarrierAlloc { arrivals } => barriers::alloc(cx, *arrivals),
         Op::MbarrierFree => barriers::barrier(cx, 0),
         Op::MbarrierExpect { bytes } => barriers::expect(cx, *bytes),
-        Op::MbarrierArrive { warps } => barriers::arrive(cx, "warps", *warps),
+        Op::MbarrierArrive { warps, lanes } => barriers::arrive_by_warps(cx, *warps, *lanes),
         Op::AsyncArrive { threads } => barriers::arrive(cx, "threads", *threads),
         Op::MbarrierWait => barriers::wait(cx),
         Op::TmaLoad { boundary } => barriers::tma_load(cx, boundary),

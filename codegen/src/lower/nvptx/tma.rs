@@ -98,7 +98,12 @@ impl Lowering<'_> {
 
     pub(super) fn mbarrier_arrive(&mut self, id: OpId) {
         let data = self.func.op(id);
+        let Op::MbarrierArrive { lanes, .. } = data.op else { panic!("internal compiler error: not an arrival") };
         let p = self.barrier_at(data.operands[0], data.operands[1]);
+        if lanes == 32 {
+            self.barrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p);
+            return;
+        }
         self.e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)");
         self.e.void("call void @llvm.nvvm.bar.warp.sync(i32 -1)");
         let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));

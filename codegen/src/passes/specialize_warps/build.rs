@@ -82,11 +82,11 @@ impl Roles<'_> {
                     let barriers = Type::Barrier { count };
                     // The one who announces the bytes arrives, or each thread of the warp that copies.
                     let arrivals = if ring.bulk { 1 } else { 32 };
-                    let warps = self.plan.warps;
+                    let readers = self.plan.warps * ring.lanes();
                     Made {
                         ring: one(self, Op::LocalAlloc, ty),
                         full: one(self, Op::MbarrierAlloc { arrivals }, barriers.clone()),
-                        empty: one(self, Op::MbarrierAlloc { arrivals: warps }, barriers),
+                        empty: one(self, Op::MbarrierAlloc { arrivals: readers }, barriers),
                     }
                 })
                 .collect();
@@ -345,9 +345,9 @@ impl Roles<'_> {
         let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
         self.func.block_mut(block).ops.splice(at..at, new);
         done.extend(self.products(block, slot));
-        let warps = self.plan.warps;
+        let (warps, lanes) = (self.plan.warps, rings[number].lanes());
         let operands = [vec![empty, state.slot], done].concat();
-        self.builder(block).op(Op::MbarrierArrive { warps }, &operands, &[]);
+        self.builder(block).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
     }
 
     /// Position in a block of the first op that uses one of these values, itself or inside.
