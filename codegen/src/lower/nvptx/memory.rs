@@ -168,16 +168,21 @@ impl<'f> Lowering<'f> {
         let vector = view_vector(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
         let vector = vector.min(layout.contiguous_run(place.parts.order[0]));
         let owner = self.threads.owner(&mut self.e, layout);
+        // Warps that only hold copies go around it, and with the store around what was computed for it alone: LLVM moves that
+        // into the branch.
+        let (branch, owner) = match layout.free_mask(Dim::Warp) {
+            0 => (None, owner),
+            _ => (owner, None),
+        };
         let free = layout.free_mask(Dim::Register) as usize;
-        for r in (0..layout.num_registers()).step_by(vector) {
-            if r & free != 0 {
-                continue;
+        self.when(branch, |this| {
+            for r in (0..layout.num_registers()).step_by(vector).filter(|r| r & free == 0) {
+                let address = this.address(&place, r);
+                let inside = this.inside(&mut place, r);
+                let predicate = this.both(owner.clone(), inside);
+                this.store_vector(&address, place.elem, &values[r..r + vector], predicate, *eviction);
             }
-            let address = self.address(&place, r);
-            let inside = self.inside(&mut place, r);
-            let predicate = self.both(owner.clone(), inside);
-            self.store_vector(&address, place.elem, &values[r..r + vector], predicate, *eviction);
-        }
+        });
         Ok(())
     }
 
