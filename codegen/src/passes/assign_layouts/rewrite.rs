@@ -5,7 +5,7 @@ use super::dot::DotPlan;
 use super::homes::{Homes, scan_layout};
 use crate::analysis::padding::zero_from;
 use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpData, OpId, Type, Value};
-use crate::layout::LinearLayout;
+use crate::layout::{Conversion, LinearLayout};
 use std::collections::HashMap;
 
 /// A value of the old function, in one layout (`None` for scalars and views).
@@ -466,7 +466,9 @@ impl Rewrite<'_, '_> {
         }
         let [k_end, n_end] = self.ends([a, b]);
         let a = match plan.a_layout(shape.m, shape.k, shape.operands) {
-            Some(layout) if !self.comes_from_memory(a) => self.in_registers(a, &layout, shape.operands),
+            Some(layout) if !self.comes_from_memory(a) && !self.stays_in_shared(a, &layout, acc, &plan) => {
+                self.in_registers(a, &layout, shape.operands)
+            }
             _ => self.in_shared(a, shape.operands),
         };
         let b = match plan.b_layout(shape.k, shape.n, shape.operands) {
@@ -508,6 +510,15 @@ impl Rewrite<'_, '_> {
             },
             None => false,
         }
+    }
+
+    /// Warpgroups read an operand out of shared memory as well: one whose elements are in other threads' registers stays there on its way.
+    /// Not that of a sum that goes on: such a product may run under the next iteration, which would write the buffer.
+    fn stays_in_shared(&self, v: Value, to: &LinearLayout, acc: Value, plan: &DotPlan) -> bool {
+        let is_fresh = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));
+        let is_far =
+            || self.homes.home(v).is_some_and(|home| Conversion::between(&home.layout, to) == Conversion::Shared);
+        matches!(plan, DotPlan::Wgmma { .. }) && is_fresh && is_far()
     }
 
     pub(super) fn in_registers(&mut self, v: Value, layout: &LinearLayout, dtype: DType) -> Value {
