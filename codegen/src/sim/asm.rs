@@ -124,6 +124,9 @@ impl Block<'_> {
         args: &[(Ty, Operand)],
         global: &mut Global,
     ) -> Result<Option<Value>, String> {
+        if self.bulk_add_asm(t, text, args, global)? {
+            return Ok(Some(Value::Undef));
+        }
         if let Some(goes_on) = self.barrier_asm(t, text, args, global)? {
             return Ok(goes_on.then_some(Value::Undef));
         }

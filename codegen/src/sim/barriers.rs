@@ -279,7 +279,7 @@ impl Block<'_> {
     }
 }
 
-fn last_number(text: &str) -> Result<u32, String> {
+pub(super) fn last_number(text: &str) -> Result<u32, String> {
     let word = text.trim_end_matches(';').rsplit(' ').next().unwrap_or("");
     word.parse().map_err(|_| format!("`{text}`"))
 }

@@ -1,6 +1,7 @@
 //! Threads, one at a time, until they need each other.
 
 use super::barriers::{Bulk, MAP_BASE, Mbarrier, Named};
+use super::bulk_add::Additions;
 use super::memory::{Global, Shared};
 use super::parse::{Function, Inst, Line, Module, Operand, Ty, parse};
 use super::value::{self, Value, mask};
@@ -75,6 +76,7 @@ pub(super) struct Thread {
     /// Copies in the open group, and groups that are committed.
     pub open: Vec<(u64, Vec<u8>)>,
     pub groups: Vec<Vec<(u64, Vec<u8>)>>,
+    pub additions: Additions,
     steps: u64,
 }
 
@@ -118,7 +120,15 @@ impl<'a> Block<'a> {
                     registers[p] = Value::Bits(a);
                 }
                 let frame = Frame { function: entry.clone(), block: 0, at: 0, from: 0, registers, result: None };
-                Thread { id, frames: vec![frame], waiting: None, open: Vec::new(), groups: Vec::new(), steps: 0 }
+                Thread {
+                    id,
+                    frames: vec![frame],
+                    waiting: None,
+                    open: Vec::new(),
+                    groups: Vec::new(),
+                    additions: Additions::default(),
+                    steps: 0,
+                }
             })
             .collect();
         Block {
@@ -340,6 +350,9 @@ impl<'a> Block<'a> {
                 let v = v.as_ref().map(|v| self.get(t, v));
                 let frame = self.threads[t].frames.pop().expect("a running thread");
                 if self.threads[t].frames.is_empty() {
+                    if !self.threads[t].additions.is_empty() {
+                        return Err(format!("thread {t} ends before the bulk copy engine has read what it is to add"));
+                    }
                     self.threads[t].waiting = Some(Waiting::Done);
                 } else {
                     self.finish(t, frame.result, v.unwrap_or(Value::Undef));

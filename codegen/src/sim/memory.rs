@@ -214,7 +214,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A read by the tensor cores on behalf of `thread`.
+    /// A read by the tensor cores or the bulk copy engine on behalf of `thread`.
     pub fn read_async(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
         for i in at..at + len {
@@ -223,7 +223,7 @@ impl Shared {
                 && self.fenced[writer as usize] < self.trace[i].sequence
             {
                 return Err(format!(
-                    "wgmma reads shared byte {i}, which thread {writer} wrote without a proxy fence since"
+                    "the asynchronous proxy reads shared byte {i}, which thread {writer} wrote without a proxy fence since"
                 ));
             }
         }

@@ -9,11 +9,14 @@
 //! for each other for ever.
 //!
 //! Reading order: [`parse`] (text to instructions), [`value`] (arithmetic on bits), [`memory`] (global and shared memory,
-//! races), [`clock`] (who knows of whose doings), [`machine`] (threads and scheduling), [`barriers`] (phases, bulk copies),
+//! races), [`clock`] (who knows of whose doings), [`machine`] (threads and scheduling), [`barriers`] (phases, bulk copies), [`bulk_add`],
 //! [`asm`] (the PTX inside), [`matrix`] (matrix fragments, descriptors).
 
 mod asm;
 mod barriers;
+mod bulk_add;
+#[cfg(test)]
+mod bulk_add_tests;
 #[cfg(test)]
 mod bulk_tests;
 mod clock;

@@ -12,6 +12,10 @@ impl Lowering<'_> {
     pub(super) fn atomic_view(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::AtomicView { op, boundary } = &data.op else { panic!("internal compiler error: not an atomic") };
+        if let Some(addition) = self.plan.addition(id) {
+            self.add_in_bulk(id, addition);
+            return Ok(());
+        }
         let layout = self.tile_layout(data.operands[1]);
         let values = self.regs(data.operands[1]);
         let mut place = self.place(data.operands[0], layout, boundary);

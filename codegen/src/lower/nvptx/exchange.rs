@@ -9,7 +9,7 @@
 
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::written;
-use crate::ir::{Def, Func, LayoutId, Op, OpId, Type, Value};
+use crate::ir::{AtomicOp, Def, Func, LayoutId, Op, OpId, Type, Value};
 use crate::layout::Dim;
 use std::collections::{HashMap, HashSet};
 
@@ -55,6 +55,16 @@ impl Exchange {
     /// Whether an op accesses memory that counts here.
     pub fn has(&self, id: OpId) -> bool {
         self.accesses.contains_key(&id)
+    }
+
+    /// Whether the kernel only adds to the memory that an op accesses.
+    pub fn only_adds(&self, func: &Func, id: OpId) -> bool {
+        let adds = |id: OpId| matches!(func.op(id).op, Op::AtomicView { op: AtomicOp::Add, .. });
+        self.accesses.get(&id).is_some_and(|own| {
+            let mut others = self.accesses.iter();
+            !own.arguments.is_empty()
+                && others.all(|(&id, other)| adds(id) || own.arguments.is_disjoint(&other.arguments))
+        })
     }
 
     /// Whether threads have to meet between two ops.

@@ -72,7 +72,7 @@ impl<'f> Lowering<'f> {
     }
 
     /// `offset + coordinate` in i64.
-    fn index(&mut self, offset: Value, coordinate: &str) -> Val {
+    pub(super) fn index(&mut self, offset: Value, coordinate: &str) -> Val {
         let offset = self.scalar(offset);
         if coordinate == "0" {
             return offset;

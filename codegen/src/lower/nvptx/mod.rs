@@ -4,10 +4,11 @@
 //! element lies is never stored: coordinates are linear functions of lane and warp, XOR a constant per register.
 //!
 //! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops and control flow), [`elementwise`],
-//! [`memory`] (global), [`shared`], [`tma`] (bulk copies, roles), [`reduce`], [`dot`], [`plan`] (shared memory and
+//! [`memory`] (global), [`atomic`], [`bulk_add`], [`shared`], [`tma`] (bulk copies, roles), [`reduce`], [`dot`], [`plan`] (shared memory and
 //! barriers), [`exchange`] (which accesses of global memory need one).
 
 mod atomic;
+mod bulk_add;
 mod control;
 mod debug;
 mod dot;
@@ -35,6 +36,7 @@ use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::LinearLayout;
 use crate::lower::Unsupported;
 use crate::target::{ArgDesc, ArgType, CompileOptions, GpuArch, TensorMapDesc};
+use std::collections::HashMap;
 use std::rc::Rc;
 
 /// Registers of a multiprocessor.
@@ -56,7 +58,11 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     let threads = block_threads(func, options);
     let axis = AxisAnalysis::new(func);
     let exchange = Rc::new(Exchange::new(func, &axis));
-    let plan = SharedPlan::new(func, exchange.clone());
+    let mut plan = SharedPlan::new(func, exchange.clone(), bulk_add::find(func, &axis, &exchange, arch));
+    if plan.bytes > arch.max_shared_bytes() {
+        // Threads can add without shared memory.
+        plan = SharedPlan::new(func, exchange.clone(), HashMap::new());
+    }
     if plan.bytes > arch.max_shared_bytes() {
         return Err(Unsupported {
             loc: func.loc.clone(),
@@ -297,6 +303,7 @@ impl<'f> Lowering<'f> {
 
     /// `bar.sync` for all threads of the block, or of the role.
     fn barrier(&mut self) {
+        self.wait_for_additions();
         let which = match self.consumers {
             Some(warps) => format!("1, {}", 32 * warps),
             None => "0".to_string(),
@@ -357,7 +364,10 @@ impl<'f> Lowering<'f> {
             Op::While => self.while_loop(id)?,
             // The ops that hold the region read its terminator.
             Op::Yield | Op::Condition => {}
-            Op::Return => self.e.void("ret void"),
+            Op::Return => {
+                self.wait_for_additions();
+                self.e.void("ret void");
+            }
             Op::DevicePrint { .. } => self.device_print(id)?,
             Op::DeviceAssert { .. } => self.device_assert(id)?,
             Op::ConvertLayout => self.convert_layout(id)?,

@@ -10,6 +10,7 @@
 //! Of rings (buffers that asynchronous copies fill) the pass that made them placed the barriers; here they only wait for
 //! what used their memory before.
 
+use super::bulk_add::BulkAdd;
 use super::exchange::Exchange;
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
@@ -29,6 +30,8 @@ pub struct SharedPlan {
     barriers: HashSet<OpId>,
     fences: HashSet<OpId>,
     exchange: Rc<Exchange>,
+    /// Additions by the bulk copy engine.
+    additions: Rc<HashMap<OpId, BulkAdd>>,
 }
 
 /// Bytes from `start` up to `end`, needed from op number `first` to `last`.
@@ -64,6 +67,8 @@ struct Pending {
     in_flight: HashSet<Range>,
     /// Accesses of global memory.
     global: HashSet<OpId>,
+    /// The bulk copy engine may still be reading what it is to add: threads wait for it before they meet.
+    adding: bool,
 }
 
 impl Pending {
@@ -72,12 +77,13 @@ impl Pending {
         self.reads.clear();
         self.writes.clear();
         self.global.clear();
+        self.adding = false;
     }
 }
 
 impl SharedPlan {
-    pub fn new(func: &Func, exchange: Rc<Exchange>) -> SharedPlan {
-        let mut plan = SharedPlan { exchange, ..SharedPlan::default() };
+    pub fn new(func: &Func, exchange: Rc<Exchange>, additions: HashMap<OpId, BulkAdd>) -> SharedPlan {
+        let mut plan = SharedPlan { exchange, additions: Rc::new(additions), ..SharedPlan::default() };
         plan.allocate(func);
         let mut pending = Pending::default();
         plan.walk(func, func.body, &mut pending);
@@ -92,6 +98,14 @@ impl SharedPlan {
     /// Byte offset of an op's scratch.
     pub fn scratch(&self, id: OpId) -> u32 {
         self.scratch[&id]
+    }
+
+    pub fn addition(&self, id: OpId) -> Option<BulkAdd> {
+        self.additions.get(&id).copied()
+    }
+
+    pub fn has_additions(&self) -> bool {
+        !self.additions.is_empty()
     }
 
     pub fn barrier_before(&self, id: OpId) -> bool {
@@ -138,6 +152,11 @@ impl SharedPlan {
                 needs.push(Need { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, scratch: true });
             }
         }
+        if let Some((&op, largest)) = self.additions.iter().max_by_key(|(op, add)| (add.bytes(), **op)) {
+            // All use the same, each when the engine has read what the one before left there.
+            let bytes = largest.bytes();
+            needs.push(Need { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, scratch: true });
+        }
         // Largest first, each at the lowest offset that is free while it is needed.
         needs.sort_by_key(|n| (n.scratch, std::cmp::Reverse(n.bytes), n.first));
         let mut placed: Vec<(u32, &Need)> = Vec::new();
@@ -165,6 +184,9 @@ impl SharedPlan {
                 self.offsets.insert(need.op, at);
             }
         }
+        if let Some(at) = self.additions.keys().find_map(|id| self.scratch.get(id).copied()) {
+            self.scratch.extend(self.additions.keys().map(|&id| (id, at)));
+        }
     }
 
     fn walk(&mut self, func: &Func, block: BlockId, pending: &mut Pending) {
@@ -183,6 +205,7 @@ impl SharedPlan {
                         merged.unfenced.extend(&arm.unfenced);
                         merged.in_flight.extend(&arm.in_flight);
                         merged.global.extend(&arm.global);
+                        merged.adding |= arm.adding;
                     }
                     *pending = merged;
                 }
@@ -223,6 +246,7 @@ impl SharedPlan {
             pending.unfenced.extend(&before.2.unfenced);
             pending.in_flight.extend(&before.2.in_flight);
             pending.global.extend(&before.2.global);
+            pending.adding |= before.2.adding;
             if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
                 break;
             }
@@ -241,6 +265,16 @@ impl SharedPlan {
             if left == 0 {
                 pending.in_flight.clear();
             }
+            return;
+        }
+        if self.additions.contains_key(&id) {
+            // It has a barrier of its own, and a fence by all, before the engine reads.
+            if pending.adding {
+                self.barriers.insert(id);
+            }
+            pending.settled();
+            pending.unfenced.clear();
+            pending.adding = true;
             return;
         }
         if data.op == Op::FenceAsyncShared {

@@ -1,0 +1,137 @@
+//! Sums that the bulk copy engine adds to global memory: a tile goes to shared memory, and from there row by row to the L2 cache, which adds
+//! it up. Additions by threads reach a third of what it can take, and keep those waiting.
+//!
+//! The engine reads shared memory while threads go on: until it has, nobody writes there, so the memory is the op's own for as long as the
+//! kernel runs. When the sums are in global memory only the end of the kernel says.
+
+use super::Lowering;
+use super::exchange::Exchange;
+use super::threads::coordinates;
+use crate::analysis::axis::AxisAnalysis;
+use crate::ir::{AtomicOp, DType, Func, Op, OpId, Type};
+use crate::layout::Dim;
+use crate::passes::assign_layouts::{view_parts, view_vector};
+use crate::target::GpuArch;
+use std::collections::HashMap;
+
+/// Bytes between rows in shared memory beyond their own: what one store of a warp writes of neighbouring rows then lies in banks of its own.
+const PAD: u32 = 32;
+/// Smaller tiles are not worth two barriers.
+const LEAST_BYTES: u32 = 4096;
+
+/// One addition: rows of f32, each in one piece in global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BulkAdd {
+    rows: u32,
+    row_bytes: u32,
+}
+
+impl BulkAdd {
+    fn pitch(self) -> u32 {
+        self.row_bytes + PAD
+    }
+
+    /// Shared memory that it takes.
+    pub fn bytes(self) -> u32 {
+        self.rows * self.pitch()
+    }
+}
+
+/// The additions of a function that can be made so.
+pub fn find(func: &Func, axis: &AxisAnalysis, exchange: &Exchange, arch: GpuArch) -> HashMap<OpId, BulkAdd> {
+    let ops = func.walk();
+    // Other programs may take what these change for a sign that all before it is done.
+    let signs = ops.iter().any(|&id| matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas));
+    if arch != GpuArch::Sm90a || signs {
+        return HashMap::new();
+    }
+    let candidates = ops.into_iter().filter(|&id| exchange.only_adds(func, id));
+    candidates.filter_map(|id| Some((id, bulk_add(func, axis, id)?))).collect()
+}
+
+fn bulk_add(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkAdd> {
+    let data = func.op(id);
+    let Op::AtomicView { op: AtomicOp::Add, boundary } = &data.op else { return None };
+    let (view, tile) = (data.operands[0], data.operands[1]);
+    let Type::View { elem: DType::F32, block } = func.ty(view) else { return None };
+    let layout = func.layout(func.ty(tile).layout()?);
+    let copies = [Dim::Register, Dim::Lane, Dim::Warp].iter().any(|&dim| layout.free_mask(dim) != 0);
+    let &[rows, columns] = &block[..] else { return None };
+    let add = BulkAdd { rows: rows as u32, row_bytes: (columns * DType::F32.bytes()) as u32 };
+    let warps = 1 << layout.bits(Dim::Warp);
+    let fits = !copies
+        && view_parts(func, view).order[0] == 1
+        && !boundary.contains(&1)
+        // The engine wants rows that start at multiples of 16 bytes.
+        && view_vector(func, axis, view, boundary) == 4
+        && add.rows.is_multiple_of(warps)
+        && add.rows <= 32 * warps
+        && add.rows * add.row_bytes >= LEAST_BYTES;
+    fits.then_some(add)
+}
+
+impl Lowering<'_> {
+    /// Before threads meet, and before the kernel ends and its shared memory becomes another block's: the engine has read what this thread
+    /// has given it.
+    pub(super) fn wait_for_additions(&mut self) {
+        if !self.plan.has_additions() {
+            return;
+        }
+        self.e.void("call void asm sideeffect \"cp.async.bulk.wait_group.read 0;\", \"~{memory}\"() #1");
+    }
+
+    pub(super) fn add_in_bulk(&mut self, id: OpId, add: BulkAdd) {
+        let data = self.func.op(id);
+        let Op::AtomicView { boundary, .. } = &data.op else { panic!("internal compiler error: not an addition") };
+        let layout = self.tile_layout(data.operands[1]);
+        let values = self.regs(data.operands[1]);
+        let base = self.plan.scratch(id);
+        let at = coordinates(&mut self.e, &self.threads, layout);
+        let [row, column] = &at[..] else { panic!("internal compiler error: rows and columns were expected") };
+        let vector = layout.contiguous_run(1).min(4);
+        let ty = if vector == 1 { "float".to_string() } else { format!("<{vector} x float>") };
+        for r in (0..values.len()).step_by(vector) {
+            let y = row.at(&mut self.e, row.register[r]);
+            let x = column.at(&mut self.e, column.register[r]);
+            let y = self.e.inst(format!("mul i32 {y}, {}", add.pitch()));
+            let x = self.e.inst(format!("shl i32 {x}, 2"));
+            let offset = self.e.inst(format!("add i32 {y}, {x}"));
+            let offset = self.e.inst(format!("add i32 {offset}, {base}"));
+            let pointer = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {offset}"));
+            let value = self.pack_elements(&values[r..r + vector], "float", &ty);
+            self.e.void(format!("store {ty} {value}, ptr addrspace(3) {pointer}, align {}", 4 * vector));
+        }
+        self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
+        self.barrier();
+
+        // Each warp hands over some of the rows: a warp's threads do so one after the other.
+        let each = add.rows >> layout.bits(Dim::Warp);
+        let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
+        let first = self.e.hoist(format!("mul i32 {warp}, {each}"));
+        let own = self.e.hoist(format!("add i32 {first}, {lane}"));
+        let acts = self.e.hoist(format!("icmp ult i32 {lane}, {each}"));
+        let parts = view_parts(self.func, data.operands[0]);
+        let index = self.index(parts.offsets[0], &own);
+        let inside = boundary.contains(&0).then(|| {
+            let extent = self.scalar(parts.shape[0]);
+            self.e.inst(format!("icmp ult i64 {index}, {extent}"))
+        });
+        let acts = self.both(Some(acts), inside);
+        self.when(acts, |this| {
+            let stride = this.scalar(parts.strides[0]);
+            let along = this.scalar(parts.offsets[1]);
+            let to = this.scalar(parts.base);
+            let offset = this.e.inst(format!("mul i64 {index}, {stride}"));
+            let offset = this.e.inst(format!("add i64 {offset}, {along}"));
+            let to = this.e.inst(format!("getelementptr float, ptr addrspace(1) {to}, i64 {offset}"));
+            let from = this.e.inst(format!("mul i32 {own}, {}", add.pitch()));
+            let from = this.e.inst(format!("add i32 {from}, {base}"));
+            let from = this.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {from}"));
+            this.e.void(format!(
+                "call void asm sideeffect \"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], {};\", \"l,r,~{{memory}}\"(ptr addrspace(1) {to}, ptr addrspace(3) {from}) #1",
+                add.row_bytes
+            ));
+        });
+        self.e.void("call void asm sideeffect \"cp.async.bulk.commit_group;\", \"~{memory}\"() #1");
+    }
+}
