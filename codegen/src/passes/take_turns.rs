@@ -3,9 +3,11 @@
 //! Does: in loops of a role with several warpgroups, waits for the turn before the first product of an iteration, and passes
 //! it on when the products before the first wait have started.
 //! Requires: stage async, waits for products in their places. Keeps: meaning; all warpgroups run the same iterations.
-//! Does not: touch loops without products of their own, nor roles of more than four warpgroups.
+//! Does not: touch loops without products of their own, nor those where all warpgroups would meet between the two, for a buffer that they
+//! fill together or for an exchange; nor roles of more than four warpgroups.
 
-use crate::ir::{Func, Op, OpId};
+use crate::analysis::scratch;
+use crate::ir::{BlockId, Func, Op, OpId, Value};
 use crate::target::CompileOptions;
 
 /// See the module's page.
@@ -31,7 +33,7 @@ fn turns(func: &mut Func, id: OpId) {
     let first = ops.iter().position(|&op| matches!(func.op(op).op, Op::Wgmma { .. }));
     let wait = ops.iter().position(|&op| matches!(func.op(op).op, Op::WgmmaWait { .. }));
     let (Some(first), Some(wait)) = (first, wait) else { return };
-    if wait < first {
+    if wait < first || ops[first..wait].iter().any(|&op| meets(func, region, op)) {
         return;
     }
     let loc = func.op(ops[first]).loc.clone();
@@ -39,4 +41,22 @@ fn turns(func: &mut Func, id: OpId) {
     let ops = &mut func.block_mut(region).ops;
     ops.insert(wait, pass);
     ops.insert(first, take);
+}
+
+/// Whether threads may have to meet before or in an op of a loop's block.
+fn meets(func: &Func, region: BlockId, op: OpId) -> bool {
+    let filled = |&v: &Value| {
+        buffer_of(func, v).is_some_and(|id| !func.op(id).operands.is_empty() && func.block(region).ops.contains(&id))
+    };
+    scratch::bytes(func, op) > 0 || func.op(op).operands.iter().any(filled)
+}
+
+/// The `local_alloc` that a value is a part of.
+fn buffer_of(func: &Func, v: Value) -> Option<OpId> {
+    let id = func.def_op(v)?;
+    match func.op(id).op {
+        Op::LocalAlloc => Some(id),
+        Op::LocalSlot | Op::LocalTrans { .. } => buffer_of(func, func.op(id).operands[0]),
+        _ => None,
+    }
 }

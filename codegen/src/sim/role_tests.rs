@@ -5,11 +5,14 @@ use crate::target::{CompileOptions, GpuArch, Schedule};
 
 /// With a length that the host knows as an i32, and of one head: what a tensor map can say.
 fn attention64_in_bulk() -> Attention {
-    let text = include_str!("programs/attention64.tile");
+    in_bulk(include_str!("programs/attention64.tile"), 112)
+}
+
+fn in_bulk(text: &str, queries: usize) -> Attention {
     let text = text.replace("%n: i64 {divisible_by = 16}", "%length: i32 {divisible_by = 16}");
     let text = text.replace("%ho = mul %head64, %nd : i64", "%ho = constant {value = 0} : i64");
     let (head, body) = text.split_once(") {\n").expect("a kernel");
-    Attention::new(&format!("{head}) {{\n  %n = cast %length : i64\n{body}"), 112, 64, 64)
+    Attention::new(&format!("{head}) {{\n  %n = cast %length : i64\n{body}"), queries, 64, 64)
 }
 
 /// The options of roles with this many warps that compute.
@@ -29,6 +32,25 @@ fn attention_in_roles_gives_what_the_interpreter_gives() {
         let error = relative_error(&case.interpret(), &found);
         assert!(error < 4e-3, "case {seed}: relative error {error}");
     }
+}
+
+/// Threads that meet for a buffer while one group has the turn would wait for ever.
+#[test]
+fn nobody_takes_a_turn_whose_products_read_what_all_have_computed() {
+    let text = include_str!("programs/attention64.tile");
+    let doubled = ["a", "b"].into_iter().fold(text.to_string(), |text, i| {
+        let trans = format!("%{i}ktt = trans %{i}kt {{");
+        assert!(text.contains(&trans));
+        let sum = format!("%{i}kd = add %{i}kt, %{i}kt : tensor<64x64xbf16>\n    %{i}ktt = trans %{i}kd {{");
+        text.replace(&trans, &sum)
+    });
+    // So many that loops run more than once.
+    let case = in_bulk(&doubled, 240);
+    let module = case.llvm_ir(GpuArch::Sm90a, &roles(8, true));
+    assert_eq!(module.threads, 384);
+    let found = case.simulate(&module.llvm_ir, &module, 1).unwrap_or_else(|e| panic!("{e}"));
+    let error = relative_error(&case.interpret(), &found);
+    assert!(error < 4e-3, "relative error {error}");
 }
 
 #[test]
