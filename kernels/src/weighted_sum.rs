@@ -166,7 +166,7 @@ fn default_forward(problem: &Problem) -> Config {
     let tiles = RowTiles::new(rows, d, max_d_tile(problem.is_gpu()));
     // Good for all long rows of f32 that were tuned on an H200.
     let (rows_tile, d_tile, num_warps) = match problem.is_gpu() && d >= 2048 && bytes == 4 {
-        true => (4, 2048, 8),
+        true => (4.min((rows / 512).max(1).next_power_of_two()), 2048, 8),
         false => (tiles.rows_tile, tiles.d_tile, tiles.num_warps),
     };
     let config = Config::default().set("rows_tile", rows_tile).set("d_tile", d_tile);

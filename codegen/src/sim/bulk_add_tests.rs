@@ -82,4 +82,23 @@ fn memory_that_the_kernel_also_reads_is_added_to_by_threads() {
     assert!(reads != ADD && !module(&reads, GpuArch::Sm90a).llvm_ir.contains(INSTRUCTION));
     let columns = ADD.replace("{op = add, boundary = [0]}", "{op = add, boundary = [0, 1]}");
     assert!(columns != ADD && !module(&columns, GpuArch::Sm90a).llvm_ir.contains(INSTRUCTION));
+    let sign = ADD.replace("  return", "  %old = atomic_rmw %y, %five {op = add} : f32\n  return");
+    let sign = sign.replace("  %none =", "  %five = constant {value = 5.0} : f32\n  %none =");
+    assert!(sign != ADD && !module(&sign, GpuArch::Sm90a).llvm_ir.contains(INSTRUCTION));
+    // 33 numbers from row to row: rows do not start at multiples of 16 bytes.
+    let stride = ADD.replace("%columns, %columns, %unit", "%columns, %up64, %unit");
+    let stride = stride.replace("  %zero =", "  %up64 = constant {value = 33} : i64\n  %zero =");
+    assert!(stride != ADD && !module(&stride, GpuArch::Sm90a).llvm_ir.contains(INSTRUCTION));
+}
+
+/// Rows of 8 bytes: the engine takes whole multiples of 16.
+#[test]
+fn narrow_tiles_are_added_by_threads() {
+    let layout = "reg=[[0,1]], lane=[[1,0],[2,0],[4,0],[8,0],[16,0]], warp=[[32,0],[64,0],[128,0],[256,0]], block=[], shape=[512,2]";
+    let narrow = ADD.replace("64x32xf32", "512x2xf32");
+    let (head, body) = narrow.split_once('\n').expect("a layout in the first line");
+    assert!(head.starts_with("#l0"));
+    let func = parse(&format!("#l0 = linear<{layout}>\n{body}")).unwrap_or_else(|e| panic!("{e}"));
+    let options = CompileOptions { num_warps: 16, ..CompileOptions::default() };
+    assert!(!lower(&func, GpuArch::Sm90a, &options).unwrap().llvm_ir.contains(INSTRUCTION));
 }

@@ -63,6 +63,34 @@ fn roles_copy_through_a_ring() {
     }
 }
 
+/// Where threads copy, each of them arrives, and each of those that read gives the buffer back.
+#[test]
+fn a_ring_that_threads_fill_is_given_back_by_each_thread() {
+    let mut text = COPY.to_string();
+    for (bulk, threads) in [
+        ("%full = mbarrier_alloc {arrivals = 1}", "%full = mbarrier_alloc {arrivals = 32}"),
+        ("%empty = mbarrier_alloc {arrivals = 4}", "%empty = mbarrier_alloc {arrivals = 128}"),
+        ("{warps = 4, lanes = 1}", "{warps = 4, lanes = 32}"),
+        ("      mbarrier_expect %full, %slot2 {bytes = 8192}\n", ""),
+        (
+            "tma_load %v, %buffer2, %full, %slot2 {boundary = [0]}",
+            "async_copy %v, %buffer2 {boundary = [0], padding = zero}\n      async_arrive %full, %slot2 {threads = 32}",
+        ),
+    ] {
+        assert!(text.contains(bulk), "{bulk}");
+        text = text.replace(bulk, threads);
+    }
+    assert_eq!(interpret(&text).unwrap_or_else(|e| panic!("{e}")), expected());
+    for seed in 0..4 {
+        assert_eq!(simulate(&text, seed).unwrap_or_else(|e| panic!("{e}")), expected(), "seed {seed}");
+    }
+    // One thread of each warp is too few for such a barrier, and nobody waits for none.
+    let few = text.replace("lanes = 32", "lanes = 1");
+    assert!(simulate(&few, 0).is_err_and(|e| e.contains("for ever")));
+    let wait = "      mbarrier_wait %empty, %slot2, %parity2\n";
+    assert!(text.contains(wait) && simulate(&text.replace(wait, ""), 0).is_err());
+}
+
 #[test]
 fn the_module_says_what_the_launch_must_pass() {
     let func = parse(COPY).unwrap();

@@ -40,8 +40,10 @@ impl BulkAdd {
 /// The additions of a function that can be made so.
 pub fn find(func: &Func, axis: &AxisAnalysis, exchange: &Exchange, arch: GpuArch) -> HashMap<OpId, BulkAdd> {
     let ops = func.walk();
-    // Other programs may take what these change for a sign that all before it is done.
-    let signs = ops.iter().any(|&id| matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas));
+    // Other programs may take what these change for a sign that all before it is done; what assembly reads nobody knows.
+    let signs = ops
+        .iter()
+        .any(|&id| matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas | Op::InlineAsm { pure: false, .. }));
     if arch != GpuArch::Sm90a || signs {
         return HashMap::new();
     }
@@ -62,8 +64,9 @@ fn bulk_add(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkAdd> {
     let fits = !copies
         && view_parts(func, view).order[0] == 1
         && !boundary.contains(&1)
-        // The engine wants rows that start at multiples of 16 bytes.
+        // The engine wants rows that start at multiples of 16 bytes, and as many.
         && view_vector(func, axis, view, boundary) == 4
+        && add.row_bytes.is_multiple_of(16)
         && add.rows.is_multiple_of(warps)
         && add.rows <= 32 * warps
         && add.rows * add.row_bytes >= LEAST_BYTES;

@@ -513,7 +513,7 @@ impl Rewrite<'_, '_> {
     }
 
     /// Warpgroups read an operand out of shared memory as well: one whose elements are in other threads' registers stays there on its way.
-    /// Not that of a sum that goes on: such a product may run under the next iteration, which would write the buffer.
+    /// Not that of a sum that goes on: products that read what each iteration computes into shared memory do not run under the next one.
     fn stays_in_shared(&self, v: Value, to: &LinearLayout, acc: Value, plan: &DotPlan) -> bool {
         let is_fresh = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));
         let is_far =
