@@ -1,5 +1,5 @@
 //! Sums that the bulk copy engine adds to global memory: a tile goes to shared memory, and from there row by row to the L2 cache, which adds
-//! it up. Additions by threads reach a third of what it can take, and keep those waiting.
+//! it up. Threads would add at most 16 bytes with an instruction, and wait until the cache takes them.
 //!
 //! The engine reads shared memory while threads go on: until it has, nobody writes there, so the memory is the op's own for as long as the
 //! kernel runs. When the sums are in global memory only the end of the kernel says.
