@@ -1,6 +1,7 @@
 //! Facts about a function that passes and lowerings ask for. Nothing here changes the function.
 
 pub mod axis;
+pub mod buffers;
 pub mod combine;
 pub mod padding;
 pub mod reach;

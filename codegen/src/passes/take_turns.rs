@@ -6,6 +6,7 @@
 //! Does not: touch loops without products of their own, nor those where all warpgroups would meet between the two, for a buffer that they
 //! fill together or for an exchange; nor roles of more than four warpgroups.
 
+use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Value};
 use crate::target::CompileOptions;
@@ -49,14 +50,4 @@ fn meets(func: &Func, region: BlockId, op: OpId) -> bool {
         buffer_of(func, v).is_some_and(|id| !func.op(id).operands.is_empty() && func.block(region).ops.contains(&id))
     };
     scratch::bytes(func, op) > 0 || func.op(op).operands.iter().any(filled)
-}
-
-/// The `local_alloc` that a value is a part of.
-fn buffer_of(func: &Func, v: Value) -> Option<OpId> {
-    let id = func.def_op(v)?;
-    match func.op(id).op {
-        Op::LocalAlloc => Some(id),
-        Op::LocalSlot | Op::LocalTrans { .. } => buffer_of(func, func.op(id).operands[0]),
-        _ => None,
-    }
 }

@@ -12,6 +12,7 @@
 
 use super::bulk_add::BulkAdd;
 use super::exchange::Exchange;
+use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
@@ -341,27 +342,17 @@ impl SharedPlan {
     /// Bytes of the buffer that a value is (a part of); `None` for rings and for other values.
     fn range(&self, func: &Func, v: Value) -> Option<Range> {
         let Type::Shared { .. } = func.ty(v) else { return None };
-        let id = root(func, v)?;
+        let id = buffer_of(func, v)?;
         if func.op(id).operands.is_empty() { None } else { self.bytes_of(func, v) }
     }
 
     /// Bytes of the buffer or ring that a value is (a part of).
     fn bytes_of(&self, func: &Func, v: Value) -> Option<Range> {
-        let id = root(func, v)?;
+        let id = buffer_of(func, v)?;
         let ty = func.ty(func.result(id));
         let Type::Shared { elem, .. } = ty else { return None };
         let start = self.offsets[&id];
         Some(Range { start, end: start + (ty.numel() * elem.bytes()) as u32 })
-    }
-}
-
-/// The `local_alloc` that a shared value is made from.
-fn root(func: &Func, v: Value) -> Option<OpId> {
-    let id = func.def_op(v)?;
-    match func.op(id).op {
-        Op::LocalAlloc => Some(id),
-        Op::LocalSlot | Op::LocalTrans { .. } => root(func, func.op(id).operands[0]),
-        _ => None,
     }
 }
 
