@@ -11,6 +11,7 @@ pub mod lang;
 pub mod layout;
 pub mod llvm;
 pub mod lower;
+pub mod mma;
 pub mod num;
 pub mod passes;
 pub mod pipeline;

@@ -5,6 +5,8 @@ use super::matrix::{self, Descriptor};
 use super::memory::Global;
 use super::parse::{Operand, Ty};
 use super::value::{self, Value, f32_of, mask};
+use crate::ir::DType;
+use crate::mma::Instruction;
 use std::collections::HashMap;
 
 /// The largest head of a `wait_group` text that is no number.
@@ -99,12 +101,18 @@ fn little_endian(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
 }
 
-/// The element type of a product's operands.
-fn operand_type(text: &str) -> Ty {
-    match text {
-        _ if text.contains("tf32") => Ty::Float,
-        _ if text.contains("bf16") => Ty::BFloat,
-        _ => Ty::Half,
+/// The matrix instruction that a text names first, and its columns.
+fn matrix_instruction(text: &str) -> Result<(&'static Instruction, u32), String> {
+    let named = text.find("wgmma.mma_async").map_or(text, |at| &text[at..]);
+    Instruction::in_text(named).ok_or_else(|| format!("no such matrix instruction: `{text}`"))
+}
+
+/// The type that elements of a product's operands have in LLVM.
+fn operand_type(instruction: &Instruction) -> Ty {
+    match instruction.operands {
+        DType::F16 => Ty::Half,
+        DType::BF16 => Ty::BFloat,
+        _ => Ty::Float,
     }
 }
 
@@ -320,8 +328,9 @@ impl Block<'_> {
     }
 
     fn mma(&mut self, members: &[usize], text: &str, args: &[(Ty, Operand)]) -> Result<Vec<Value>, String> {
-        let element = operand_type(text);
-        let (tf32, depth) = (element == Ty::Float, 32 / element.bytes());
+        let (instruction, _) = matrix_instruction(text)?;
+        let element = operand_type(instruction);
+        let (tf32, depth) = (element == Ty::Float, instruction.k as usize);
         let (mut a, mut b) = (vec![vec![0f64; depth]; 16], vec![vec![0f64; 8]; depth]);
         for (lane, &t) in members.iter().enumerate() {
             for w in 0..6 {
@@ -381,9 +390,12 @@ impl Block<'_> {
             return Err(format!("wgmma by {} threads", members.len()));
         }
         let n_out = outputs(constraints);
-        let n = n_out * 2;
-        let element = operand_type(text);
-        let (bytes, depth) = (element.bytes() as u64, 32 / element.bytes());
+        let (instruction, columns) = matrix_instruction(text)?;
+        let (n, element) = (columns as usize, operand_type(instruction));
+        if n != n_out * 2 {
+            return Err(format!("{n_out} registers for {n} columns"));
+        }
+        let (bytes, depth) = (element.bytes() as u64, instruction.k as usize);
         let number_of =
             |bits: u64| value::float(if bytes == 4 { bits & matrix::TF32 } else { bits & 0xFFFF }, &element);
         let tied = constraints.get(n_out).is_some_and(|c| c == "0");

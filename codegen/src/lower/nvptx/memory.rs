@@ -232,7 +232,7 @@ impl<'f> Lowering<'f> {
         fill: &Fill,
         eviction: Eviction,
     ) -> Vec<Val> {
-        let word = Word::of(elem.bytes() * n);
+        let word = Word::of(elem, n);
         let per_word = (word.bytes / elem.bytes()).max(1);
         let result = word.result_type();
         let fills: Vec<Val> = (0..word.count)
@@ -337,7 +337,7 @@ impl<'f> Lowering<'f> {
             self.e.void(format!("store {ty} {v}, ptr addrspace(1) {address}, align {bytes}"));
             return;
         }
-        let word = Word::of(bytes);
+        let word = Word::of(elem, n);
         let per_word = (word.bytes / elem.bytes()).max(1);
         let words: Vec<Val> = values.chunks(per_word).map(|group| self.pack_word(group, ty, &word)).collect();
         let inputs: Vec<String> = (1..=word.count).map(|i| format!("${i}")).collect();
@@ -442,12 +442,14 @@ struct Word {
 }
 
 impl Word {
-    fn of(bytes: usize) -> Word {
-        match bytes {
+    /// Words for `n` neighboring elements. An element is never cut into words.
+    fn of(elem: DType, n: usize) -> Word {
+        match elem.bytes() * n {
             1 => Word { bytes: 1, count: 1, ty: "i16", constraint: "h" },
             2 => Word { bytes: 2, count: 1, ty: "i16", constraint: "h" },
             4 => Word { bytes: 4, count: 1, ty: "i32", constraint: "r" },
             8 => Word { bytes: 8, count: 1, ty: "i64", constraint: "l" },
+            16 if elem.bytes() == 8 => Word { bytes: 8, count: 2, ty: "i64", constraint: "l" },
             16 => Word { bytes: 4, count: 4, ty: "i32", constraint: "r" },
             n => panic!("internal compiler error: an access of {n} bytes"),
         }

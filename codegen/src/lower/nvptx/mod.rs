@@ -31,7 +31,7 @@ use self::exchange::Exchange;
 use self::plan::SharedPlan;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::written;
+use crate::analysis::{registers, written};
 use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::LinearLayout;
 use crate::lower::Unsupported;
@@ -102,11 +102,12 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     // Without it, the assembler would save registers for a second block that has no shared memory, and spill a few. A multiprocessor has
     // what one block can have and 1 KB that it reserves for each.
     let is_alone = 2 * shared_bytes + 1024 > arch.max_shared_bytes() && options.max_registers.is_none();
-    if let Some(blocks) = resident_blocks(func).or(is_alone.then_some(1)) {
-        attributes.push_str(&format!(" \"nvvm.minctasm\"=\"{blocks}\""));
-    }
     if let Some(n) = options.max_registers {
+        // More than a block of this size can have would not launch. The assembler takes one of the two attributes.
+        let n = n.min(registers::available(threads));
         attributes.push_str(&format!(" \"nvvm.maxnreg\"=\"{n}\""));
+    } else if let Some(blocks) = resident_blocks(func).or(is_alone.then_some(1)) {
+        attributes.push_str(&format!(" \"nvvm.minctasm\"=\"{blocks}\""));
     }
     let args = func
         .args
@@ -252,7 +253,7 @@ impl<'f> Lowering<'f> {
     }
 
     fn set(&mut self, v: Value, regs: Vec<Val>) {
-        debug_assert_eq!(
+        assert_eq!(
             regs.len(),
             self.layout(v).map_or(1, LinearLayout::num_registers),
             "registers of {}",
