@@ -20,6 +20,9 @@ pub enum Family {
     Wgmma,
 }
 
+/// Columns of an instruction come in steps of this.
+pub const COLUMNS: u32 = 8;
+
 /// One row: an instruction that adds a [m, k] · b [k, n] to [m, n].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Instruction {
@@ -32,7 +35,7 @@ pub struct Instruction {
     pub name: &'static str,
     pub m: u32,
     pub k: u32,
-    /// Fewest and most columns; all powers of two between them are legal.
+    /// Fewest and most columns; all multiples of [`COLUMNS`] between them are legal.
     pub n: [u32; 2],
     /// Warps that execute it together.
     pub warps: u32,
@@ -82,7 +85,7 @@ impl Instruction {
     /// The row, and the columns, of the mnemonic that a text begins with.
     pub fn in_text(text: &str) -> Option<(&'static Instruction, u32)> {
         let mnemonic = text.split([' ', '{']).next()?;
-        let columns = |i: &'static Instruction| (i.n[0].ilog2()..=i.n[1].ilog2()).map(move |bit| (i, 1 << bit));
+        let columns = |i: &'static Instruction| (i.n[0]..=i.n[1]).step_by(COLUMNS as usize).map(move |n| (i, n));
         TABLE.iter().flat_map(columns).find(|(i, n)| i.mnemonic(*n) == mnemonic)
     }
 
@@ -189,7 +192,7 @@ mod tests {
     #[test]
     fn mnemonics_name_one_row() {
         for instruction in TABLE {
-            for n in [instruction.n[0], instruction.n[1]] {
+            for n in (instruction.n[0]..=instruction.n[1]).step_by(8) {
                 let text = format!("{} {{$0}}, {{$1}}", instruction.mnemonic(n));
                 assert_eq!(Instruction::in_text(&text), Some((instruction, n)));
             }
