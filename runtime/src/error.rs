@@ -126,6 +126,18 @@ pub enum Error {
     )]
     UnknownReach { kernel: String, memory: String, place: String },
 
+    #[error(
+        "kernel {kernel}: `{name}` is {found}, and is the extent of dimension {dim} at {place}: expected 0 or more\n  \
+         help: pass the number of elements that the tensor has there; 0 for none"
+    )]
+    NegativeExtent { kernel: String, name: String, found: i128, dim: usize, place: String },
+
+    #[error(
+        "kernel {kernel}: it is promised at {place} that {promise}, which the numbers of this launch do not show\n  \
+         help: pass other arguments, or change the kernel where they are right"
+    )]
+    BrokenPromise { kernel: String, promise: String, place: String },
+
     /// A mistake in a kernel, already told the way rustc tells one.
     #[error("{0}")]
     Kernel(String),

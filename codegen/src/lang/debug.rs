@@ -7,7 +7,9 @@ use super::operand::{Operand, broadcast, common_shape, materialise};
 use super::record::{emit, fail, mistake, print_line, shape};
 use crate::ir::{DType, Op, Type, Value};
 
-/// Promises the compiler that a condition holds, for example `assume(stride == 1)`.
+/// Says that a condition holds, for example `assume(n > 0)`. A launch whose numbers show the contrary is refused; of a condition
+/// about anything but arguments, constants and extents of the grid nothing is believed, and nothing checked but in builds with
+/// assertions and in the interpreter.
 #[track_caller]
 pub fn assume(condition: impl Operand<bool>) {
     let v = materialise(condition.raw(), DType::Bool);
@@ -59,13 +61,15 @@ fn positive(n: impl Extent, what: &str) -> i64 {
     }
 }
 
-/// Promises that every element of `x` (for pointers: the byte address) is a multiple of `n`.
+/// Promises that every element of `x` (for pointers: the byte address) is a multiple of `n`. A launch checks it, and is refused
+/// where it need not be so; what no launch can check (of numbers from memory, say) is not believed.
 #[track_caller]
 pub fn multiple_of<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(Some(positive(n, "multiple_of")), None)
 }
 
-/// Promises that groups of `n` neighbours along the last dimension of `x` follow each other by one.
+/// Promises that groups of `n` neighbours along the last dimension of `x` follow each other by one. No launch can check that, so
+/// code does not rely on it: what follows each other is found by the compiler. The interpreter reports a broken promise.
 #[track_caller]
 pub fn max_contiguous<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(None, Some(positive(n, "max_contiguous")))

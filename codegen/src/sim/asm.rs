@@ -273,8 +273,9 @@ impl Block<'_> {
                 let half = |x: u64| u64::from(half::f16::from_f64(crate::num::decode(d, x & 0xFF)).to_bits());
                 Ok(Some(Value::Bits(half(pair) | half(pair >> 8) << 16)))
             }
-            "cvt.rn.satfinite.e4m3x2.f32" => {
-                let byte = |x: f32| crate::num::encode(crate::ir::DType::F8E4M3, f64::from(x));
+            "cvt.rn.satfinite.e4m3x2.f32" | "cvt.rn.satfinite.e5m2x2.f32" => {
+                let d = if text.contains("e4m3") { crate::ir::DType::F8E4M3 } else { crate::ir::DType::F8E5M2 };
+                let byte = |x: f32| crate::num::encode(d, f64::from(x));
                 Ok(Some(Value::Bits(byte(float(1)?) | byte(float(0)?) << 8)))
             }
             _ => Ok(None),

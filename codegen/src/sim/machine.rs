@@ -301,7 +301,7 @@ impl<'a> Block<'a> {
             Inst::Gep { element, base, index_ty, index } => {
                 let Ty::Int(bits) = index_ty else { return Err("an index that is no integer".into()) };
                 let i = value::signed(self.bits(t, index)?, *bits);
-                Value::Bits(self.bits(t, base)?.wrapping_add((i * *element as i64) as u64))
+                Value::Bits(self.bits(t, base)?.wrapping_add_signed(i.wrapping_mul(*element as i64)))
             }
             Inst::Load { ty, space, p } => {
                 let p = self.bits(t, p)?;

@@ -22,6 +22,8 @@ mod bulk_tests;
 mod clock;
 mod machine;
 mod matrix;
+#[cfg(test)]
+mod meaning_tests;
 mod memory;
 #[cfg(test)]
 mod padding_tests;

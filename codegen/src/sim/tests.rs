@@ -8,7 +8,7 @@ use crate::target::{CompileOptions, GpuArch, Schedule};
 use crate::testgen::{self, Argument, Options, Program};
 
 /// Outputs of a program on the simulated GPU.
-fn simulate(
+pub(super) fn simulate(
     program: &Program,
     arch: GpuArch,
     options: &CompileOptions,

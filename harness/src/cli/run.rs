@@ -216,6 +216,13 @@ impl Job {
                 format!("`{name}` has {elements} elements: kernel `{}` may reach element {reached}", self.def.name),
                 "do the shapes of the tensors fit together, and --arg and --grid to them?",
             ),
+            Error::NegativeExtent { name, found, dim, .. } => CliError::usage(
+                format!(
+                    "`{name}` is {found}, and kernel `{}` takes it for the extent of dimension {dim}: expected 0 or more",
+                    self.def.name
+                ),
+                "pass --arg with the number of elements that the tensor has there",
+            ),
             error => error.into(),
         })?;
         drop(args);

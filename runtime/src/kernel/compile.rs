@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use tilewright_codegen::analysis::reach;
 use tilewright_codegen::diag::Diagnostic;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
@@ -32,7 +33,7 @@ pub fn compile(
     compile_func(&record(def, dtypes, consts, specialization)?, target, options)
 }
 
-/// Records a kernel. Lines of `static_print` go to standard error.
+/// Records a kernel, without hints that no launch checks. Lines of `static_print` go to standard error.
 pub(crate) fn record(
     def: &KernelDef,
     dtypes: &[DType],
@@ -43,7 +44,9 @@ pub(crate) fn record(
     for line in &recording.prints {
         eprintln!("{}: {line}", def.name);
     }
-    Ok(recording.func)
+    let mut func = recording.func;
+    reach::drop_unchecked_hints(&mut func);
+    Ok(func)
 }
 
 /// As [`compile`](fn@compile), for a function that is recorded already.

@@ -65,7 +65,7 @@ impl<'f> Lowering<'f> {
             .filter(|&d| {
                 let known = |v| self.axis.scalar_constant(self.func, v);
                 !matches!((known(parts.offsets[d]), known(parts.shape[d])),
-                    (Some(o), Some(n)) if o >= 0 && o + shape[d] as i64 <= n)
+                    (Some(o), Some(n)) if o >= 0 && o.checked_add(shape[d] as i64).is_some_and(|end| end <= n))
             })
             .collect();
         Place { parts, coordinates, elem, boundary, base, limits: HashMap::new(), strides }
@@ -79,6 +79,17 @@ impl<'f> Lowering<'f> {
         }
         let wide = self.e.inst(format!("zext nneg i32 {coordinate} to i64"));
         self.e.inst(format!("add i64 {offset}, {wide}"))
+    }
+
+    /// An extent, 0 where it is negative: indices are compared with it as unsigned numbers.
+    pub(super) fn extent(&mut self, extent: Value) -> Val {
+        match self.axis.scalar_constant(self.func, extent) {
+            Some(n) => n.max(0).to_string(),
+            None => {
+                let extent = self.scalar(extent);
+                self.e.call("i64", "llvm.smax.i64", &[("i64", &extent), ("i64", "0")])
+            }
+        }
     }
 
     fn times(&mut self, index: &str, stride: &str) -> Val {
@@ -118,7 +129,7 @@ impl<'f> Lowering<'f> {
                 None => {
                     let at = place.coordinates[d].at(&mut self.e, constant);
                     let index = self.index(place.parts.offsets[d], &at);
-                    let extent = self.scalar(place.parts.shape[d]);
+                    let extent = self.extent(place.parts.shape[d]);
                     // Unsigned: a negative index is outside too.
                     let v = self.e.inst(format!("icmp ult i64 {index}, {extent}"));
                     place.limits.insert((d, constant), v.clone());

@@ -344,10 +344,8 @@ impl<'f> Lowering<'f> {
                 let regs = self.regs(data.operands[0]);
                 self.set(data.results[0], regs.to_vec());
             }
-            Op::Assume => {
-                let c = self.scalar(data.operands[0]);
-                self.e.call("void", "llvm.assume", &[("i1", &c)]);
-            }
+            // LLVM is not told: it would make anything of an assumption that does not hold.
+            Op::Assume => self.device_assert(id, "the assumption does not hold"),
             // Views exist only inside the accesses that read their parts.
             Op::MakeView { .. } => {}
             Op::Advance => panic!("internal compiler error: an unresolved view"),
@@ -370,7 +368,7 @@ impl<'f> Lowering<'f> {
                 self.e.void("ret void");
             }
             Op::DevicePrint { .. } => self.device_print(id)?,
-            Op::DeviceAssert { .. } => self.device_assert(id)?,
+            Op::DeviceAssert { message } => self.device_assert(id, message),
             Op::ConvertLayout => self.convert_layout(id)?,
             Op::LocalAlloc => self.local_alloc(id),
             Op::LocalLoad => self.local_load(id),
