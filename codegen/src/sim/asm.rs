@@ -31,7 +31,7 @@ pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, Stri
     let bits = (ty.bytes() * 8) as u32;
     let s = |i: usize| value::signed(args[i].1, bits);
     let int = |x: i64| Value::Bits(x as u64 & mask(bits));
-    Ok(match parts[1] {
+    Ok(match *parts.get(1).unwrap_or(&"") {
         "fma" => {
             let bits = |i: usize| args[i].1;
             Value::Bits(num::fused_multiply_add(value::dtype(ty), bits(0), bits(1), bits(2)))

@@ -60,6 +60,8 @@ impl Mbarrier {
 #[derive(Default)]
 pub(super) struct Named {
     told: Knowledge,
+    /// How many it is for, as the first said.
+    count: usize,
     come: usize,
     waiting: Vec<usize>,
 }
@@ -262,6 +264,12 @@ impl Block<'_> {
         let told = self.shared.clocks.release(t as u32);
         let named = self.named.entry(id).or_default();
         named.told.join(&told);
+        if named.come == 0 {
+            named.count = count;
+        }
+        if named.count != count {
+            return Err(format!("barrier {id} is for {count} threads here, and for {} elsewhere", named.count));
+        }
         named.come += 1;
         if waits {
             named.waiting.push(t);

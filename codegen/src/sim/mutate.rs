@@ -142,6 +142,13 @@ pub fn mutants(llvm_ir: &str) -> Vec<Mutant> {
     found
 }
 
+/// The module with a failing call in front of a line: it runs without an error if and only if the line never runs.
+pub fn with_trap(llvm_ir: &str, line: usize) -> String {
+    let mut lines: Vec<&str> = llvm_ir.lines().collect();
+    lines.insert(line - 1, "  call void @llvm.trap()");
+    lines.join("\n")
+}
+
 type Lines = Vec<String>;
 
 fn changes(lines: &[&str], at: usize, class: Class) -> Vec<(Change, Lines)> {
@@ -159,7 +166,6 @@ fn changes(lines: &[&str], at: usize, class: Class) -> Vec<(Change, Lines)> {
             add(Change::CountUp, counted(lines, at, ", ", 32));
             add(Change::CountDown, counted(lines, at, ", ", -32));
             add(Change::Neighbour, other_operand(lines, at, "i32 ", |v| format!("xor i32 {v}, 1")));
-            add(Change::Neighbour, counted(lines, at, "\"bar.sync ", 1));
         }
         Class::MbarrierInit => {
             add(Change::CountUp, counted(lines, at, "[$0], ", 1));
@@ -181,8 +187,8 @@ fn changes(lines: &[&str], at: usize, class: Class) -> Vec<(Change, Lines)> {
             add(Change::Parity, other_operand(lines, at, ", i32 ", |v| format!("xor i32 {v}, 1")));
             add(Change::Neighbour, neighbour(lines, at));
         }
-        Class::WgmmaFence | Class::WgmmaCommit => add(Change::Later, later(lines, at, class)),
-        Class::InitFence | Class::CopyCommit | Class::Tma | Class::BulkCommit | Class::WgmmaWait => {}
+        Class::WgmmaFence | Class::WgmmaCommit | Class::CopyCommit => add(Change::Later, later(lines, at, class)),
+        Class::InitFence | Class::Tma | Class::BulkCommit | Class::WgmmaWait => {}
     }
     let groups = match class {
         Class::WgmmaWait => WGMMA_WAIT,
@@ -277,7 +283,22 @@ fn conditional(lines: &[&str], at: usize) -> Option<(usize, usize)> {
     Some((label - 1, end))
 }
 
-/// Behind the next access (of a fence: the next instruction that synchronizes) that runs whenever the line runs, or may.
+/// Whether a line is what an instruction must not come after: of most an access, of a commit the wait, of a fence between proxies the
+/// asynchronous access, or the arrive that releases what was written.
+fn must_come_before(moved: Class, line: &str) -> bool {
+    match moved {
+        Class::WgmmaCommit => class(line) == Some(Class::WgmmaWait),
+        Class::CopyCommit => class(line) == Some(Class::CopyWait),
+        Class::ProxyFence => {
+            matches!(class(line), Some(Class::Arrive | Class::Tma))
+                || line.contains("wgmma.mma_async")
+                || line.contains("cp.reduce.async.bulk")
+        }
+        _ => accesses_shared(line),
+    }
+}
+
+/// Behind the next line that it must come before, if that runs whenever the line runs, or may.
 fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
     if result(lines[at]).is_some() || conditional(lines, at).is_some() {
         return None;
@@ -300,12 +321,7 @@ fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
         } else if line.trim_start().starts_with("ret ") {
             return None;
         }
-        let releases = |c: Class| !matches!(c, Class::WgmmaFence | Class::ProxyFence | Class::InitFence | Class::CopyCommit);
-        let target = match moved {
-            Class::ProxyFence => class(line).is_some_and(releases) || line.contains("wgmma.mma_async"),
-            _ => accesses_shared(line),
-        };
-        if target {
+        if must_come_before(moved, line) {
             let mut to = match behind {
                 Some(after) => (i..lines.len()).find(|&k| lines[k].strip_suffix(':') == Some(after))? + 1,
                 None => i + 1,
