@@ -230,7 +230,7 @@ fn missing_synchronisation_is_noticed() {
     for (gone, complaint) in [
         ("bar.sync 0;", "race"),
         ("fence.proxy.async", "without a proxy fence"),
-        ("cp.async.wait_group", "nothing wrote"),
+        ("cp.async.wait_group", "may still write"),
         ("wgmma.wait_group", "before it was waited for"),
     ] {
         let broken: Vec<&str> =

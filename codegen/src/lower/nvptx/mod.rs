@@ -26,6 +26,8 @@ mod tests;
 mod threads;
 mod tma;
 
+#[cfg(any(test, feature = "testgen"))]
+pub(crate) use self::emit::PLACE;
 use self::emit::{Emitter, Val};
 use self::exchange::Exchange;
 use self::plan::SharedPlan;
@@ -291,6 +293,7 @@ impl<'f> Lowering<'f> {
     fn block(&mut self, block: BlockId) -> Result<()> {
         for &id in &self.func.block(block).ops {
             self.loc = self.func.op(id).loc.clone();
+            self.e.place(&self.loc);
             if self.plan.fence_before(id) {
                 self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
             }
