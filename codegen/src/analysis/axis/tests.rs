@@ -288,3 +288,23 @@ fn a_remainder_keeps_runs_of_numbers_that_are_not_negative() {
     assert_eq!(facts(&text("%p = program_id {axis = 0} : i32"), "rem").contiguity[0], 1);
     assert_eq!(facts(&text("%p = add %n, %n : i32"), "rem").contiguity[0], 1);
 }
+
+/// What a hint says of a tile's elements depends on how long runs are: the longest that the values make, where it does not say.
+#[test]
+fn a_hint_is_about_the_first_of_each_run() {
+    let text = |shape: &str, hint: &str| {
+        format!(
+            "kernel @f(%x: ptr<f32>, %n: tensor<{shape}xi32>) {{
+            %h = hint %n {{{hint}}} : tensor<{shape}xi32>
+            return }}"
+        )
+        .replace(&format!(", %n: tensor<{shape}xi32>"), ", %s: i32")
+        .replace("%h =", &format!("%n = splat %s : tensor<{shape}xi32>\n %z = add %n, %n : tensor<{shape}xi32>\n %h ="))
+        .replace("hint %n", "hint %z")
+    };
+    // Twice a number is even, all the more where the hint says so.
+    assert_eq!(facts(&text("8", "divisible = 16"), "hint").divisibility, [1]);
+    assert_eq!(facts(&text("8x1", "divisible = 16"), "hint").divisibility, [16, 16]);
+    let both = facts(&text("8", "divisible = 16, contiguous = 4"), "hint");
+    assert_eq!((both.contiguity[0], both.divisibility[0]), (4, 16));
+}

@@ -109,6 +109,8 @@ impl AxisAnalysis {
         };
         let shape = func.ty(base).shape();
         let extent = shape.last().map_or(1, |&n| n as u64);
+        // Each element is a run of its own.
+        let single = extent == 1;
         let runs = |contiguous: Option<i64>| contiguous.map_or(1, |n| divisor(n as i128).min(extent));
         let longest = chain.iter().map(|id| runs(promised(id).1)).max().unwrap_or(1);
         // Runs that become longer start where some of the shorter ones did.
@@ -118,10 +120,10 @@ impl AxisAnalysis {
             let d = divisor(divisible as i128);
             // The first of each run that the hint means is divisible. Without a length these are the longest runs that the
             // values make, and those of the length known here start anywhere in them.
-            let stated = shape.is_empty() || contiguous.is_some_and(|n| n.count_ones() == 1);
+            let stated = single || contiguous.is_some_and(|n| n.count_ones() == 1);
             let first = if stated { d } else { d.min(info.contiguity[inner] * info.unit) };
             info.divisibility[inner] = info.divisibility[inner].max(first);
-            let all = if shape.is_empty() { d } else { d.min(info.unit) };
+            let all = if single { d } else { d.min(info.unit) };
             info.divisibility.iter_mut().for_each(|x| *x = (*x).max(all));
         }
         info
