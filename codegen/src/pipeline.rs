@@ -179,6 +179,15 @@ fn check_tiles(func: &Func, options: &CompileOptions) -> Result<(), Unsupported>
     Ok(())
 }
 
+/// Refuses options and tiles that no GPU can have, before any pass runs.
+///
+/// # Errors
+/// Says what is too much, and what to do.
+pub fn check(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
+    check_options(func, options)?;
+    check_tiles(func, options)
+}
+
 /// What a kernel asks of each thread of an NVIDIA GPU, from its IR alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
@@ -214,8 +223,7 @@ impl Demand {
 /// # Errors
 /// What the target does not have.
 pub fn demand(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Demand, CompileError> {
-    check_options(func, options)?;
-    check_tiles(func, options)?;
+    check(func, options)?;
     check_specialization(func, arch, options)?;
     let laid = gpu_ir(func, arch, options, &mut ());
     let available = registers::available(32 * options.num_warps);
@@ -250,8 +258,7 @@ pub fn compile_gpu(
     options: &CompileOptions,
     observer: &mut dyn Observer,
 ) -> Result<Artifact, CompileError> {
-    check_options(func, options)?;
-    check_tiles(func, options)?;
+    check(func, options)?;
     check_specialization(func, arch, options)?;
     let laid = gpu_ir(func, arch, options, observer);
     let module = lower::nvptx::lower(&laid, arch, options)?;

@@ -78,9 +78,9 @@ pub(crate) fn vector_tile<T: Dtype>(
     tile: (Scalar<i32>, usize),
 ) -> (PtrTile<T>, Tile<bool>) {
     let (head, inner) = vectors_of(rows.0, d, lead, vector);
-    let begin = multiple_of(base + (rows.0 + head), 16);
+    let begin = multiple_of((base + (rows.0 + head)).expand_dims(1), 16);
     let i = (tile.0 + arange(0, tile.1)).expand_dims(0);
-    (begin.expand_dims(1) + i, rows.1.expand_dims(1) && (i < inner.expand_dims(1)))
+    (begin + i, rows.1.expand_dims(1) && (i < inner.expand_dims(1)))
 }
 
 /// The columns [rows, 2 · vector] at the ends of rows, and which of them are there.

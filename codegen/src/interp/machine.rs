@@ -5,7 +5,7 @@ use super::contract::{self, Row};
 use super::memory::Memory;
 use super::shared::SharedMemory;
 use super::value::{Tile, Val};
-use super::{InterpError, Outcome, access, elementwise, literal_bits, shape};
+use super::{InterpError, Outcome, Trace, access, elementwise, literal_bits, shape};
 use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Padding, Precision, Type, Value};
 use crate::text::print_op;
 use std::rc::Rc;
@@ -31,10 +31,12 @@ pub(super) fn run(
     grid: [u32; 3],
     memory: &mut Memory,
     limits: Limits,
+    trace: &mut dyn Trace,
 ) -> Result<Outcome, InterpError> {
     let mut machine = Machine {
         func,
         memory,
+        trace,
         limits,
         grid,
         program: [0; 3],
@@ -59,6 +61,7 @@ pub(super) fn run(
 pub(super) struct Machine<'a> {
     pub func: &'a Func,
     memory: &'a mut Memory,
+    trace: &'a mut dyn Trace,
     limits: Limits,
     grid: [u32; 3],
     program: [u32; 3],
@@ -124,14 +127,21 @@ impl<'a> Machine<'a> {
 
     pub(super) fn set_params(&mut self, block: BlockId, params: Vec<Val>) {
         for (&v, val) in self.func.block(block).params.iter().zip(params) {
-            self.values[v.0 as usize] = Some(val);
+            self.set(v, val);
         }
     }
 
     pub(super) fn set_results(&mut self, id: OpId, results: Vec<Val>) {
         for (&v, val) in self.func.op(id).results.iter().zip(results) {
-            self.values[v.0 as usize] = Some(val);
+            self.set(v, val);
         }
+    }
+
+    fn set(&mut self, v: Value, val: Val) {
+        if let Val::Tile(tile) = &val {
+            self.trace.value(v, tile);
+        }
+        self.values[v.0 as usize] = Some(val);
     }
 
     /// Counts an op; an error at the limit.

@@ -1,5 +1,7 @@
 //! Global memory of the interpreter: buffers with addresses, every access checked.
 
+use std::cell::Cell;
+
 /// A buffer of a [`Memory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId(usize);
@@ -17,7 +19,12 @@ struct Buffer {
     bytes: Vec<u8>,
     /// Which bytes have been written; `None` where all count as written.
     written: Option<Vec<bool>>,
+    /// End of the bytes that anything has read, and of those that anything has written: 0 for none.
+    ends: [Cell<usize>; 2],
 }
+
+const READ: usize = 0;
+const WRITTEN: usize = 1;
 
 /// Distance that buffers keep, so that an index that is far off still misses every other buffer.
 const GAP: u64 = 1 << 33;
@@ -32,7 +39,12 @@ impl Memory {
     /// Adds a buffer with these bytes.
     pub fn add(&mut self, bytes: Vec<u8>) -> BufferId {
         let end = self.buffers.iter().map(|b| b.address + b.bytes.len() as u64).max().unwrap_or(0);
-        self.buffers.push(Buffer { address: (end + GAP).next_multiple_of(ALIGNMENT), bytes, written: None });
+        self.buffers.push(Buffer {
+            address: (end + GAP).next_multiple_of(ALIGNMENT),
+            bytes,
+            written: None,
+            ends: Default::default(),
+        });
         BufferId(self.buffers.len() - 1)
     }
 
@@ -56,6 +68,11 @@ impl Memory {
         &mut self.buffers[id.0].bytes
     }
 
+    /// End of the bytes of a buffer that runs have read, and of those that they have written; 0 where they have not.
+    pub fn accessed(&self, id: BufferId) -> [usize; 2] {
+        self.buffers[id.0].ends.each_ref().map(Cell::get)
+    }
+
     /// The `len` (at most 8) bytes at an address as a little-endian number.
     ///
     /// # Errors
@@ -67,6 +84,7 @@ impl Memory {
         if buffer.written.as_ref().is_some_and(|w| w[range.clone()].contains(&false)) {
             return Err(format!("reads bytes of buffer {i} at offset {offset} that nothing has written"));
         }
+        buffer.ends[READ].set(buffer.ends[READ].get().max(offset + len));
         let mut bytes = [0; 8];
         bytes[..len].copy_from_slice(&buffer.bytes[range]);
         Ok(u64::from_le_bytes(bytes))
@@ -79,6 +97,7 @@ impl Memory {
     pub fn write(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
         let (i, offset) = self.find(address, len)?;
         let buffer = &mut self.buffers[i];
+        buffer.ends[WRITTEN].set(buffer.ends[WRITTEN].get().max(offset + len));
         buffer.bytes[offset..offset + len].copy_from_slice(&value.to_le_bytes()[..len]);
         if let Some(written) = &mut buffer.written {
             written[offset..offset + len].fill(true);

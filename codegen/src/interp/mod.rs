@@ -36,7 +36,7 @@ pub use machine::Limits;
 pub use memory::{BufferId, Memory};
 pub use value::Tile;
 
-use crate::ir::{DType, Elem, Func, Literal, Loc, Type};
+use crate::ir::{DType, Elem, Func, Literal, Loc, Type, Value};
 use crate::num;
 use crate::verify;
 use std::fmt;
@@ -92,6 +92,17 @@ impl fmt::Display for InterpError {
 
 impl std::error::Error for InterpError {}
 
+/// Sees what a run computes.
+pub trait Trace {
+    /// Called with each tile and scalar that a result or a block's parameter becomes.
+    fn value(&mut self, v: Value, tile: &Tile);
+}
+
+/// Sees nothing.
+impl Trace for () {
+    fn value(&mut self, _: Value, _: &Tile) {}
+}
+
 /// Runs a kernel over a grid. Arguments go by position.
 ///
 /// # Errors
@@ -109,6 +120,18 @@ pub fn run_limited(
     memory: &mut Memory,
     limits: Limits,
 ) -> Result<Outcome, InterpError> {
+    run_traced(func, args, grid, memory, limits, &mut ())
+}
+
+/// As [`run_limited`], and shows every value to `trace`.
+pub fn run_traced(
+    func: &Func,
+    args: &[ArgValue],
+    grid: [u32; 3],
+    memory: &mut Memory,
+    limits: Limits,
+    trace: &mut dyn Trace,
+) -> Result<Outcome, InterpError> {
     let before = |message: String| InterpError {
         op: format!("kernel @{}", func.name),
         loc: func.loc.clone(),
@@ -117,7 +140,7 @@ pub fn run_limited(
     };
     verify::verify(func, verify::stage_of(func)).map_err(|errors| before(errors[0].to_string()))?;
     let args = arguments(func, args, memory).map_err(before)?;
-    machine::run(func, &args, grid, memory, limits)
+    machine::run(func, &args, grid, memory, limits, trace)
 }
 
 /// The arguments as scalars, checked against types and promises.

@@ -374,8 +374,9 @@ op_table! {
 
     // Hints and debugging.
 
-    /// The operand, with promises: every element is a multiple of `divisible`, `contiguous` neighbours along the last
-    /// dimension follow each other by one.
+    /// The operand, with promises: `contiguous` neighbors along the last dimension follow each other by one, and the first of
+    /// each such run is a multiple of `divisible` (for pointers: of that many bytes). Without `contiguous`, runs are as long as
+    /// the values make them; along a last dimension of extent 1 every element is a run.
     Hint { divisible: Option<i64>, contiguous: Option<i64> } = "hint" (1..1) -> 1, Pure, Tile;
     /// Promises that a scalar bool is true.
     Assume = "assume" (1..1) -> 0, Control, Tile;

@@ -61,8 +61,11 @@ fn positive(n: impl Extent, what: &str) -> i64 {
     }
 }
 
-/// Promises that every element of `x` (for pointers: the byte address) is a multiple of `n`. A launch checks it, and is refused
-/// where it need not be so; what no launch can check (of numbers from memory, say) is not believed.
+/// Promises that `x` (for pointers: the byte address) is a multiple of `n`; of a tile, the first of each run of neighbors along
+/// the last dimension that follow each other by one. Of numbers that are no run, each is one where the last dimension has
+/// extent 1: `multiple_of(rows.expand_dims(1), n)`.
+/// A launch checks it, and is refused where it need not be so; what no launch can check (of numbers from memory, say) is not
+/// believed.
 #[track_caller]
 pub fn multiple_of<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(Some(positive(n, "multiple_of")), None)

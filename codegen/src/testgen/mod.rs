@@ -9,17 +9,22 @@
 //! order that the IR allows: whoever executes it must give [`Program::interpret`]'s outputs, as [`difference`] compares
 //! them.
 
+pub mod check;
 mod control;
+mod facts;
 mod generate;
+mod matrix;
 mod rng;
 #[cfg(test)]
 mod tests;
 
+pub use facts::check_claims;
 pub use rng::Rng;
 
-use crate::interp::{self, ArgValue, InterpError, Memory};
+use crate::interp::{self, ArgValue, BufferId, InterpError, Memory};
 use crate::ir::{DType, Elem, Func};
 use crate::num;
+use crate::target::CompileOptions;
 
 /// What programs may contain.
 #[derive(Clone, Debug)]
@@ -71,6 +76,25 @@ pub fn program(seed: u64, options: &Options) -> Program {
     generate::program(Rng::new(seed), options)
 }
 
+/// A program with options to compile it with.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub program: Program,
+    pub options: CompileOptions,
+}
+
+/// The case of a seed: of two seeds one is a program of small tiles with every op, the other has dots of tiles that tensor cores
+/// take, in loops. All are exact ([`Options::exact`]).
+pub fn case(seed: u64) -> Case {
+    let mut rng = Rng::new(seed ^ 0x7469_6c65);
+    if seed % 2 == 1 {
+        return matrix::case(rng);
+    }
+    let size = rng.range(4, 48) as usize;
+    let options = matrix::compile_options(&mut rng);
+    Case { program: program(seed, &Options { exact: true, size, ..Options::default() }), options }
+}
+
 impl Program {
     /// Runs the program's function in the interpreter; gives the outputs in the order of arguments.
     pub fn interpret(&self) -> Result<Vec<Vec<u8>>, InterpError> {
@@ -80,22 +104,26 @@ impl Program {
     /// As [`Program::interpret`], for another function with the same arguments: what a pass made of the program's.
     pub fn interpret_as(&self, func: &Func) -> Result<Vec<Vec<u8>>, InterpError> {
         let mut memory = Memory::new();
-        let mut outputs = Vec::new();
-        let mut values = Vec::new();
-        for arg in &self.args {
-            values.push(match arg {
-                Argument::Input { dtype: _, bytes } => memory.add(bytes.clone()).into(),
-                Argument::Output { dtype: _, bytes } => {
-                    let id = memory.add(bytes.clone());
-                    outputs.push(id);
-                    id.into()
-                }
-                Argument::Int(i) => ArgValue::Int(*i),
-                Argument::Float(x) => ArgValue::Float(*x),
-            });
-        }
+        let (values, buffers) = self.arguments(&mut memory);
         interp::run(func, &values, self.grid, &mut memory)?;
-        Ok(outputs.into_iter().map(|id| memory.bytes(id).to_vec()).collect())
+        let output = |(arg, id): (&Argument, &Option<BufferId>)| match arg {
+            Argument::Output { .. } => id.map(|id| memory.bytes(id).to_vec()),
+            Argument::Input { .. } | Argument::Int(_) | Argument::Float(_) => None,
+        };
+        Ok(self.args.iter().zip(&buffers).filter_map(output).collect())
+    }
+
+    /// The arguments as the interpreter takes them, and their buffers.
+    fn arguments(&self, memory: &mut Memory) -> (Vec<ArgValue>, Vec<Option<BufferId>>) {
+        let argument = |arg: &Argument| match arg {
+            Argument::Input { bytes, .. } | Argument::Output { bytes, .. } => {
+                let id = memory.add(bytes.clone());
+                (id.into(), Some(id))
+            }
+            Argument::Int(i) => (ArgValue::Int(*i), None),
+            Argument::Float(x) => (ArgValue::Float(*x), None),
+        };
+        self.args.iter().map(argument).unzip()
     }
 
     /// Element types of the outputs, in the order of arguments.

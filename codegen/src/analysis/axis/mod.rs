@@ -1,0 +1,308 @@
+//! Contiguity, divisibility, constancy and ranges of integer and pointer values.
+//!
+//! This is what vector width and coalescing are decided from: a run of `contiguity` neighbors whose first address is a
+//! multiple of 16 bytes can be one 128-bit access, provided the mask is `constant` over the run.
+//!
+//! Integer arithmetic wraps, so runs may: an i32 run that begins below 2^31 and is widened afterwards goes on 2^32 further down.
+//! Contiguity is therefore a fact modulo 2^32 (modulo the type's own width where that is less), except within the part of a run
+//! that is no longer than its divisor, which cannot wrap inside and is all that accesses ask for ([`AxisInfo::exact_run`]).
+//! What depends on signs (`rem`, `div`) asks for the range.
+
+mod transfer;
+
+#[cfg(test)]
+mod tests;
+
+use super::lattice::Lattice;
+use crate::interp::Tile;
+use crate::ir::{BlockId, Elem, Func, Op, OpId, Type, Value};
+use crate::num;
+
+/// Largest divisor that is worth knowing; also that of zero.
+const MAX_DIVISOR: u64 = 1 << 32;
+
+/// What is known of one value, per dimension of its tile (one entry for scalars). The elements of a run are those whose
+/// indices differ in that dimension alone; what is said of runs holds whatever the other indices are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AxisInfo {
+    /// Elements come in aligned runs of this length, a power of two, in which each is one more than the one before (for
+    /// pointers: one element further), modulo 2^32 beyond [`AxisInfo::exact_run`].
+    pub contiguity: Vec<u64>,
+    /// The first element of each contiguous run is a multiple of this power of two (for pointers: of this many bytes).
+    /// Shorter runs start inside longer ones: whoever lowers `contiguity` has to ask [`AxisInfo::divisor_at`].
+    pub divisibility: Vec<u64>,
+    /// Elements come in aligned runs of this length, a power of two, that are all equal.
+    pub constancy: Vec<u64>,
+    /// Smallest and largest element; all that there is for floats and pointers, of which nothing is known.
+    pub range: (i128, i128),
+    /// What one more means: 1, for pointers the bytes of an element.
+    unit: u64,
+    /// Width of an element.
+    bits: u32,
+}
+
+/// Range of an element type.
+fn full_range(elem: Option<Elem>) -> (i128, i128) {
+    match elem {
+        Some(Elem::Num(d)) if !d.is_float() => num::int_range(d),
+        _ => (i128::MIN, i128::MAX),
+    }
+}
+
+impl AxisInfo {
+    /// Nothing is known about a value of this type.
+    pub fn unknown(ty: &Type) -> AxisInfo {
+        let (n, elem) = (ty.shape().len().max(1), ty.elem());
+        AxisInfo {
+            contiguity: vec![1; n],
+            divisibility: vec![1; n],
+            constancy: vec![1; n],
+            range: full_range(elem),
+            unit: elem.and_then(Elem::pointee).map_or(1, |d| d.bytes() as u64),
+            bits: elem.map_or(64, Elem::bits) as u32,
+        }
+    }
+
+    /// All elements are equal, a multiple of `divisor`, and in `range`.
+    fn uniform(ty: &Type, divisor: u64, range: (i128, i128)) -> AxisInfo {
+        let mut info = AxisInfo::unknown(ty);
+        info.divisibility.fill(divisor);
+        if !ty.shape().is_empty() {
+            info.constancy = ty.shape().iter().map(|&n| n as u64).collect();
+        }
+        info.range = range;
+        info
+    }
+
+    /// All elements are this integer.
+    fn number(ty: &Type, n: i128) -> AxisInfo {
+        AxisInfo::uniform(ty, divisor(n), (n, n))
+    }
+
+    fn rank(&self) -> usize {
+        self.contiguity.len()
+    }
+
+    /// The value, where it is one known integer.
+    pub fn constant(&self) -> Option<i64> {
+        let (low, high) = self.range;
+        i64::try_from(low).ok().filter(|_| low == high)
+    }
+
+    /// Divisor of the first elements of aligned runs of this length along a dimension: those of longer contiguous runs start
+    /// anywhere in them.
+    pub fn divisor_at(&self, dim: usize, run: u64) -> u64 {
+        let d = self.divisibility[dim];
+        if self.contiguity[dim] <= run { d } else { d.min(run * self.unit) }
+    }
+
+    /// Divisor of every element, whatever its place in a run.
+    pub fn divisor_of_all(&self) -> u64 {
+        (0..self.rank()).map(|dim| self.divisor_at(dim, 1)).max().unwrap_or(1)
+    }
+
+    /// Length of the aligned runs along a dimension in which neighbors follow each other without wrapping around, and whose
+    /// first element is a multiple of that many.
+    pub fn exact_run(&self, dim: usize) -> u64 {
+        let aligned = self.contiguity[dim].min(self.divisibility[dim] / self.unit);
+        aligned.min(1 << (self.bits - 1)).max(1)
+    }
+
+    /// The same facts with runs of these lengths, which divide those that there are.
+    fn shortened(mut self, contiguity: Vec<u64>) -> AxisInfo {
+        self.divisibility = contiguity.iter().enumerate().map(|(i, &c)| self.divisor_at(i, c)).collect();
+        self.contiguity = contiguity;
+        self
+    }
+}
+
+impl Lattice for AxisInfo {
+    type Concrete = Tile;
+
+    fn meet(&self, other: &AxisInfo) -> AxisInfo {
+        let contiguity = zip(&self.contiguity, &other.contiguity, u64::min);
+        let at = |i: usize, c: u64| self.divisor_at(i, c).min(other.divisor_at(i, c));
+        AxisInfo {
+            divisibility: contiguity.iter().enumerate().map(|(i, &c)| at(i, c)).collect(),
+            contiguity,
+            constancy: zip(&self.constancy, &other.constancy, u64::min),
+            range: (self.range.0.min(other.range.0), self.range.1.max(other.range.1)),
+            unit: self.unit,
+            bits: self.bits,
+        }
+    }
+
+    fn check(&self, tile: &Tile) -> Result<(), String> {
+        let Some(values) = tile.ints() else { return self.check_equal(tile) };
+        let modulus = (1i128 << self.bits.min(32)) * self.unit as i128;
+        let shape: &[usize] = if tile.shape.is_empty() { &[1] } else { &tile.shape };
+        for (i, &value) in values.iter().enumerate() {
+            if !(self.range.0..=self.range.1).contains(&value) {
+                return Err(format!("element {i} is {value}, outside {:?}", self.range));
+            }
+            let mut stride = 1;
+            for dim in (0..shape.len()).rev() {
+                let at = (i / stride % shape[dim]) as u64;
+                let follows = at % self.contiguity[dim] != 0;
+                if follows {
+                    let before = values[i - stride];
+                    let off = value - before - self.unit as i128;
+                    let exact = at % self.exact_run(dim) != 0;
+                    if (exact && off != 0) || off.rem_euclid(modulus) != 0 {
+                        return Err(format!("element {i} is {value} and does not follow {before} in dimension {dim}"));
+                    }
+                } else if value.rem_euclid(self.divisibility[dim] as i128) != 0 {
+                    let d = self.divisibility[dim];
+                    return Err(format!("element {i} is {value}, not a multiple of {d}, in dimension {dim}"));
+                }
+                stride *= shape[dim];
+            }
+        }
+        self.check_equal(tile)
+    }
+}
+
+impl AxisInfo {
+    fn check_equal(&self, tile: &Tile) -> Result<(), String> {
+        let shape: &[usize] = if tile.shape.is_empty() { &[1] } else { &tile.shape };
+        for i in 0..tile.bits.len() {
+            let mut stride = 1;
+            for dim in (0..shape.len()).rev() {
+                let at = (i / stride % shape[dim]) as u64;
+                if at % self.constancy[dim] != 0 && tile.bits[i] != tile.bits[i - stride] {
+                    return Err(format!("element {i} is not what the one before in dimension {dim} is"));
+                }
+                stride *= shape[dim];
+            }
+        }
+        Ok(())
+    }
+}
+
+fn zip(a: &[u64], b: &[u64], f: impl Fn(u64, u64) -> u64) -> Vec<u64> {
+    a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
+}
+
+/// Largest power of two that divides `n`, capped; zero is divisible by everything.
+fn divisor(n: i128) -> u64 {
+    if n == 0 { MAX_DIVISOR } else { 1u64 << n.trailing_zeros().min(32) }
+}
+
+/// Facts about every value of a function.
+pub struct AxisAnalysis {
+    infos: Vec<Option<AxisInfo>>,
+}
+
+impl AxisAnalysis {
+    /// Visits the function; loop-carried values are iterated to a fixed point from optimistic starts.
+    pub fn new(func: &Func) -> AxisAnalysis {
+        let mut a = AxisAnalysis { infos: vec![None; func.num_values()] };
+        for (arg, &v) in func.args.iter().zip(&func.block(func.body).params) {
+            let ty = func.ty(v);
+            let info = match arg.equal_to {
+                Some(n) => AxisInfo::number(ty, n as i128),
+                None => AxisInfo::uniform(ty, divisor(arg.divisible_by as i128), full_range(ty.elem())),
+            };
+            a.set(v, info);
+        }
+        a.block(func, func.body);
+        a
+    }
+
+    /// What is known of a value.
+    pub fn get(&self, func: &Func, v: Value) -> AxisInfo {
+        match self.infos.get(v.0 as usize) {
+            Some(Some(info)) => info.clone(),
+            _ => AxisInfo::unknown(func.ty(v)),
+        }
+    }
+
+    /// Largest known power of two that divides a scalar (bytes for pointers).
+    pub fn scalar_divisor(&self, func: &Func, v: Value) -> u64 {
+        self.get(func, v).divisibility[0]
+    }
+
+    /// The constant that a scalar is known to be.
+    pub fn scalar_constant(&self, func: &Func, v: Value) -> Option<i64> {
+        self.get(func, v).constant()
+    }
+
+    fn set(&mut self, v: Value, info: AxisInfo) {
+        self.infos[v.0 as usize] = Some(info);
+    }
+
+    fn block(&mut self, func: &Func, block: BlockId) {
+        for &id in &func.block(block).ops {
+            self.op(func, id);
+        }
+    }
+
+    fn op(&mut self, func: &Func, id: OpId) {
+        let data = func.op(id);
+        match &data.op {
+            Op::For { .. } => self.for_loop(func, id),
+            Op::If => {
+                for &r in &data.regions {
+                    self.block(func, r);
+                }
+                for (i, &v) in data.results.iter().enumerate() {
+                    let yielded = |&r| self.get(func, terminator_operands(func, r)[i]);
+                    self.infos[v.0 as usize] = data.regions.iter().map(yielded).reduce(|a, b| a.meet(&b));
+                }
+            }
+            Op::While | Op::Reduce { .. } | Op::Scan { .. } | Op::Roles { .. } => {
+                // Carried values of a while stay unknown; combine regions hold no memory accesses.
+                for &r in &data.regions {
+                    self.block(func, r);
+                }
+            }
+            _ => {
+                if let [result] = data.results[..] {
+                    self.infos[result.0 as usize] = self.transfer(func, id);
+                }
+            }
+        }
+    }
+
+    fn for_loop(&mut self, func: &Func, id: OpId) {
+        let data = func.op(id);
+        let region = data.regions[0];
+        let params = func.block(region).params.clone();
+        let [lower, upper, step] = [0, 1, 2].map(|i| self.get(func, data.operands[i]));
+        let (first, end) = (lower.range.0, upper.range.1);
+        let index = lower.divisibility[0].min(step.divisibility[0]);
+        // A body that runs has an index below the upper bound.
+        self.set(params[0], AxisInfo::uniform(func.ty(params[0]), index, (first, first.max(end - 1))));
+        for (&param, &init) in params[1..].iter().zip(&data.operands[3..]) {
+            let mut info = self.get(func, init);
+            // Ranges could grow by a step each round; these facts take at most 33 values each.
+            info.range = full_range(func.ty(param).elem());
+            self.set(param, info);
+        }
+        loop {
+            self.block(func, region);
+            let mut changed = false;
+            for (&param, &next) in params[1..].iter().zip(terminator_operands(func, region)) {
+                let old = self.get(func, param);
+                let met = old.meet(&self.get(func, next));
+                changed |= met != old;
+                self.set(param, met);
+            }
+            if !changed {
+                break;
+            }
+        }
+        for (&result, &param) in data.results.iter().zip(&params[1..]) {
+            let info = self.get(func, param);
+            self.set(result, info);
+        }
+    }
+}
+
+/// Operands of the op that ends a block; empty for an empty block.
+fn terminator_operands(func: &Func, block: BlockId) -> &[Value] {
+    match func.block(block).ops.last() {
+        Some(&id) => &func.op(id).operands,
+        None => &[],
+    }
+}

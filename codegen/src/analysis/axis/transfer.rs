@@ -1,0 +1,291 @@
+//! What ops make of facts about their operands.
+
+use super::{AxisAnalysis, AxisInfo, MAX_DIVISOR, divisor, full_range, zip};
+use crate::analysis::lattice::Lattice;
+use crate::interp::{arith, literal_bits};
+use crate::ir::{BinaryOp, CmpOp, DType, Elem, Func, Op, OpId, Type, Value};
+use crate::num;
+
+impl AxisAnalysis {
+    /// Facts about the result of a straight-line op; `None` where nothing is known.
+    pub(super) fn transfer(&self, func: &Func, id: OpId) -> Option<AxisInfo> {
+        let data = func.op(id);
+        let ty = func.ty(data.results[0]);
+        let operand = |i: usize| self.get(func, data.operands[i]);
+        match &data.op {
+            Op::Constant { value } => {
+                let dtype = ty.dtype().filter(|d| !d.is_float())?;
+                Some(AxisInfo::number(ty, num::decode_int(dtype, literal_bits(*value, dtype))))
+            }
+            // A grid has at most 2^31 − 1 programs along an axis.
+            Op::ProgramId { .. } => Some(AxisInfo::uniform(ty, 1, (0, i32::MAX as i128 - 1))),
+            Op::NumPrograms { .. } => Some(AxisInfo::uniform(ty, 1, (1, i32::MAX as i128))),
+            Op::Arange { start, end } => Some(AxisInfo {
+                contiguity: vec![(end - start) as u64],
+                divisibility: vec![divisor(*start as i128)],
+                range: (*start as i128, *end as i128 - 1),
+                ..AxisInfo::unknown(ty)
+            }),
+            Op::Splat => {
+                let s = operand(0);
+                Some(AxisInfo::uniform(ty, s.divisibility[0], s.range))
+            }
+            Op::ExpandDims { axis } => {
+                let mut info = operand(0);
+                let all = info.divisor_of_all();
+                info.contiguity.insert(*axis, 1);
+                info.constancy.insert(*axis, 1);
+                info.divisibility.insert(*axis, all);
+                Some(info)
+            }
+            Op::Broadcast => {
+                let mut info = operand(0);
+                for (axis, (&from, &to)) in func.ty(data.operands[0]).shape().iter().zip(ty.shape()).enumerate() {
+                    if from != to {
+                        // The one element there was begins its run, so the divisor is that of all.
+                        info.constancy[axis] = to as u64;
+                        info.contiguity[axis] = 1;
+                    }
+                }
+                Some(info)
+            }
+            Op::Trans { perm } => {
+                let info = operand(0);
+                let permute = |list: &[u64]| perm.iter().map(|&p| list[p]).collect();
+                Some(AxisInfo {
+                    contiguity: permute(&info.contiguity),
+                    divisibility: permute(&info.divisibility),
+                    constancy: permute(&info.constancy),
+                    ..info
+                })
+            }
+            Op::Reshape => Some(reshape(&operand(0), func.ty(data.operands[0]), ty)),
+            Op::Hint { .. } => Some(self.hints(func, id)),
+            Op::ConvertLayout => Some(operand(0)),
+            Op::Cast => Some(cast(&operand(0), func.ty(data.operands[0]).elem()?, ty)),
+            Op::PtrAdd => {
+                let from = func.ty(data.operands[1]);
+                let mut offset = cast(&operand(1), from.elem()?, &from.with_elem(DType::I64));
+                let pointers = operand(0);
+                offset.divisibility.iter_mut().for_each(|d| *d = (*d * pointers.unit).min(MAX_DIVISOR));
+                offset.unit = pointers.unit;
+                Some(add(&pointers, &offset, pointers.range))
+            }
+            Op::Binary(op) => match ty.dtype() {
+                Some(d) if !d.is_float() => Some(binary(*op, d, &operand(0), &operand(1), ty)),
+                _ => Some(equal_where_all_are(&[operand(0), operand(1)], ty)),
+            },
+            Op::Unary(_) | Op::Bitcast | Op::Fma => {
+                let operands: Vec<AxisInfo> = (0..data.operands.len()).map(operand).collect();
+                Some(equal_where_all_are(&operands, ty))
+            }
+            Op::Cmp(op) => Some(compare(*op, &operand(0), &operand(1), ty)),
+            Op::Select => {
+                let met = operand(1).meet(&operand(2));
+                let condition = operand(0).constancy;
+                let contiguity = zip(&met.contiguity, &condition, u64::min);
+                let constancy = zip(&met.constancy, &condition, u64::min);
+                Some(AxisInfo { constancy, ..met.shortened(contiguity) })
+            }
+            _ => None,
+        }
+    }
+
+    /// A chain of hints on one value: how long runs are has to be known before it can be said what divides their first.
+    fn hints(&self, func: &Func, last: OpId) -> AxisInfo {
+        let mut chain = vec![last];
+        let base = loop {
+            let v: Value = func.op(chain[chain.len() - 1]).operands[0];
+            match func.def_op(v).filter(|&id| matches!(func.op(id).op, Op::Hint { .. })) {
+                Some(id) => chain.push(id),
+                None => break v,
+            }
+        };
+        let mut info = self.get(func, base);
+        let inner = info.rank() - 1;
+        let promised = |id: &OpId| match func.op(*id).op {
+            Op::Hint { divisible, contiguous } => (divisible.unwrap_or(1), contiguous),
+            _ => (1, None),
+        };
+        let shape = func.ty(base).shape();
+        let extent = shape.last().map_or(1, |&n| n as u64);
+        // Each element is a run of its own.
+        let single = extent == 1;
+        let runs = |contiguous: Option<i64>| contiguous.map_or(1, |n| divisor(n as i128).min(extent));
+        let longest = chain.iter().map(|id| runs(promised(id).1)).max().unwrap_or(1);
+        // Runs that become longer start where some of the shorter ones did.
+        info.contiguity[inner] = info.contiguity[inner].max(longest);
+        for id in &chain {
+            let (divisible, contiguous) = promised(id);
+            let d = divisor(divisible as i128);
+            // The first of each run that the hint means is divisible. Without a length these are the longest runs that the
+            // values make, and those of the length known here start anywhere in them.
+            let stated = single || contiguous.is_some_and(|n| n.count_ones() == 1);
+            let first = if stated { d } else { d.min(info.contiguity[inner] * info.unit) };
+            info.divisibility[inner] = info.divisibility[inner].max(first);
+            let all = if single { d } else { d.min(info.unit) };
+            info.divisibility.iter_mut().for_each(|x| *x = (*x).max(all));
+        }
+        info
+    }
+}
+
+/// Elements are equal where those of all operands are; nothing else is known.
+fn equal_where_all_are(operands: &[AxisInfo], ty: &Type) -> AxisInfo {
+    let constancy = operands.iter().map(|o| o.constancy.clone()).reduce(|a, b| zip(&a, &b, u64::min));
+    let unknown = AxisInfo::unknown(ty);
+    AxisInfo { constancy: constancy.unwrap_or_else(|| unknown.constancy.clone()), ..unknown }
+}
+
+/// The same elements in row-major order: runs along the last dimension stay runs as far as the new rows go.
+pub(super) fn reshape(info: &AxisInfo, from: &Type, to: &Type) -> AxisInfo {
+    let whole = from.shape().iter().zip(&info.constancy).all(|(&n, &c)| c >= n as u64);
+    if whole {
+        return AxisInfo::uniform(to, info.divisor_of_all(), info.range);
+    }
+    let mut result = AxisInfo { range: info.range, ..AxisInfo::unknown(to) };
+    result.divisibility.fill(info.divisor_of_all());
+    let (old, new, extent) = (info.rank() - 1, result.rank() - 1, to.shape().last().map_or(1, |&n| n as u64));
+    result.constancy[new] = info.constancy[old].min(extent);
+    let run = info.contiguity[old].min(extent);
+    if run > 1 {
+        result.contiguity[new] = run;
+        result.divisibility[new] = info.divisor_at(old, run);
+    }
+    result
+}
+
+pub(super) fn cast(info: &AxisInfo, from: Elem, ty: &Type) -> AxisInfo {
+    let (Some(from), Some(to)) = (from.num(), ty.dtype()) else { return equal_where_all_are(&[info.clone()], ty) };
+    if from.is_float() || to.is_float() || to == DType::Bool {
+        return equal_where_all_are(&[info.clone()], ty);
+    }
+    // Runs modulo fewer than 32 bits do not stay runs in a wider type where they wrap.
+    let narrow = from.bits() < 32 && to.bits() > from.bits();
+    let runs = (0..info.rank()).map(|i| if narrow { info.exact_run(i) } else { info.contiguity[i] }).collect();
+    let mut result = info.clone().shortened(runs);
+    result.bits = to.bits() as u32;
+    result.range = within(info.range, to);
+    result
+}
+
+/// A range if it fits the type, else the type's: arithmetic wraps.
+fn within(range: (i128, i128), dtype: DType) -> (i128, i128) {
+    let full = full_range(Some(dtype.into()));
+    if range.0 >= full.0 && range.1 <= full.1 { range } else { full }
+}
+
+/// Sums: runs of one operand stay runs where the other is constant.
+fn add(a: &AxisInfo, b: &AxisInfo, range: (i128, i128)) -> AxisInfo {
+    let runs = |x: &AxisInfo, y: &AxisInfo| zip(&x.contiguity, &y.constancy, u64::min);
+    combined(a, b, zip(&runs(a, b), &runs(b, a), u64::max), range)
+}
+
+/// A sum or difference with runs of these lengths, in each of which one operand runs and the other is constant.
+fn combined(a: &AxisInfo, b: &AxisInfo, contiguity: Vec<u64>, range: (i128, i128)) -> AxisInfo {
+    let at = |(i, &c): (usize, &u64)| a.divisor_at(i, c).min(b.divisor_at(i, c));
+    AxisInfo {
+        divisibility: contiguity.iter().enumerate().map(at).collect(),
+        contiguity,
+        constancy: zip(&a.constancy, &b.constancy, u64::min),
+        range,
+        ..a.clone()
+    }
+}
+
+pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty: &Type) -> AxisInfo {
+    let range = range_of(op, dtype, a, b);
+    let mut info = AxisInfo { range, ..equal_where_all_are(&[a.clone(), b.clone()], ty) };
+    let constant = |x: &AxisInfo| (x.range.0 == x.range.1).then_some(x.range.0);
+    if let (Some(x), Some(y)) = (constant(a), constant(b))
+        && !(y == 0 && matches!(op, BinaryOp::Div | BinaryOp::Rem))
+    {
+        let bits = arith::binary(op, dtype, num::encode_int(dtype, x), num::encode_int(dtype, y));
+        return AxisInfo { constancy: info.constancy, ..AxisInfo::number(ty, num::decode_int(dtype, bits)) };
+    }
+    match op {
+        BinaryOp::Add => return add(a, b, range),
+        BinaryOp::Sub => return combined(a, b, zip(&a.contiguity, &b.constancy, u64::min), range),
+        BinaryOp::Mul => {
+            for (x, y) in [(a, b), (b, a)] {
+                if constant(y) == Some(1) {
+                    return AxisInfo { constancy: info.constancy, ..x.clone() };
+                }
+            }
+            info.divisibility.fill(a.divisor_of_all().saturating_mul(b.divisor_of_all()).min(MAX_DIVISOR));
+        }
+        BinaryOp::Rem => {
+            let contiguity = (0..a.rank()).map(|i| quotient_run(a, b, i)).collect();
+            // What divides a and b divides a − b·q, whatever q is.
+            return combined(a, b, contiguity, range);
+        }
+        BinaryOp::Div => {
+            info.constancy = (0..a.rank()).map(|i| info.constancy[i].max(quotient_run(a, b, i))).collect();
+        }
+        BinaryOp::Min | BinaryOp::Max => {
+            info.divisibility.fill(a.divisor_of_all().min(b.divisor_of_all()));
+        }
+        BinaryOp::Shl => {
+            let shift = constant(b).filter(|s| (0..i128::from(a.bits.min(32))).contains(s)).unwrap_or(0);
+            info.divisibility.fill((a.divisor_of_all() << shift).min(MAX_DIVISOR));
+        }
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shr | BinaryOp::MulHi => {}
+    }
+    info
+}
+
+/// Length of the aligned runs along a dimension in which a / b is one number: consecutive numbers have one quotient up to the next
+/// multiple of the divisor. That holds of numbers that are not negative; −4, −3, −2, −1 by 4 are −1, 0, 0, 0, toward zero.
+fn quotient_run(a: &AxisInfo, b: &AxisInfo, dim: usize) -> u64 {
+    if a.range.0 < 0 {
+        return 1;
+    }
+    let run = a.exact_run(dim).min(b.constancy[dim]);
+    run.min(b.divisor_at(dim, run))
+}
+
+/// Smallest and largest result; those of the type where it may wrap.
+fn range_of(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo) -> (i128, i128) {
+    let full = full_range(Some(dtype.into()));
+    let ((a0, a1), (b0, b1)) = (a.range, b.range);
+    match op {
+        BinaryOp::Add => within((a0 + b0, a1 + b1), dtype),
+        BinaryOp::Sub => within((a0 - b1, a1 - b0), dtype),
+        BinaryOp::Mul => {
+            let corners = [(a0, b0), (a0, b1), (a1, b0), (a1, b1)].map(|(x, y)| x.checked_mul(y));
+            match corners {
+                [Some(p), Some(q), Some(r), Some(s)] => within((p.min(q).min(r).min(s), p.max(q).max(r).max(s)), dtype),
+                _ => full,
+            }
+        }
+        // Division by zero gives anything: it counts as masked, where nobody looks.
+        BinaryOp::Rem if a0 >= 0 => (0, a1.min((b0.abs().max(b1.abs()) - 1).max(0))),
+        BinaryOp::Div if a0 >= 0 && b0 >= 0 => (0, a1),
+        BinaryOp::Min => (a0.min(b0), a1.min(b1)),
+        BinaryOp::Max => (a0.max(b0), a1.max(b1)),
+        BinaryOp::And if a0 >= 0 && b0 >= 0 => (0, a1.min(b1)),
+        BinaryOp::And if a0 >= 0 => (0, a1),
+        BinaryOp::And if b0 >= 0 => (0, b1),
+        BinaryOp::Shr if a0 >= 0 => (0, a1),
+        _ => full,
+    }
+}
+
+/// A comparison of consecutive numbers with a constant changes only at multiples of what divides both.
+pub(super) fn compare(op: CmpOp, a: &AxisInfo, b: &AxisInfo, ty: &Type) -> AxisInfo {
+    let mut info = equal_where_all_are(&[a.clone(), b.clone()], ty);
+    for i in 0..info.rank() {
+        let step = |run: &AxisInfo, fixed: &AxisInfo| {
+            let length = run.exact_run(i).min(fixed.constancy[i]);
+            length.min(fixed.divisor_at(i, length) / fixed.unit).max(1)
+        };
+        let stepped = match op {
+            // `x < n` and `x ≥ n` keep their value from one multiple to the next; `n > x` and `n ≤ x` likewise.
+            CmpOp::Lt | CmpOp::Ge => step(a, b),
+            CmpOp::Gt | CmpOp::Le => step(b, a),
+            CmpOp::Eq | CmpOp::Ne => 1,
+        };
+        info.constancy[i] = info.constancy[i].max(stepped);
+    }
+    info
+}

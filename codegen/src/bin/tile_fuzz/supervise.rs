@@ -1,0 +1,127 @@
+//! Hands seeds to worker processes and sums up what they say.
+
+use super::Cli;
+use std::io::{BufRead, BufReader};
+use std::ops::Range;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+/// Seeds that a worker gets at a time.
+const PORTION: u64 = 100;
+
+#[derive(Default)]
+struct Sums {
+    programs: u64,
+    counts: [u64; 5],
+    failures: Vec<String>,
+}
+
+/// Gives whether all seeds passed.
+pub fn run(cli: &Cli) -> Result<bool, String> {
+    let next = Mutex::new(cli.seeds.start);
+    let sums = Mutex::new(Sums::default());
+    let started = Instant::now();
+    let portion = || {
+        let mut next = next.lock().unwrap_or_else(|e| e.into_inner());
+        let range = *next..(*next + PORTION).min(cli.seeds.end);
+        *next = range.end;
+        (!range.is_empty()).then_some(range)
+    };
+    let work = || -> Result<(), String> {
+        while let Some(mut seeds) = portion() {
+            while !seeds.is_empty() {
+                seeds = some(cli, seeds, &sums)?;
+            }
+            let sums = sums.lock().unwrap_or_else(|e| e.into_inner());
+            eprintln!("{} programs, {} failed, {:?}", sums.programs, sums.failures.len(), started.elapsed());
+        }
+        Ok(())
+    };
+    let results: Vec<Result<(), String>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..cli.jobs.max(1)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().map(|w| w.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+    });
+    results.into_iter().collect::<Result<(), String>>()?;
+    let sums = sums.into_inner().unwrap_or_else(|e| e.into_inner());
+    let [host, simulated, compiled, assembled, refused] = sums.counts;
+    println!(
+        "seeds {:?}: {} programs, {host} native runs, {simulated} simulated runs, {compiled} PTX files, {assembled} assembled, \
+         {refused} refused, {} failed, in {:.0?}",
+        cli.seeds,
+        sums.programs,
+        sums.failures.len(),
+        started.elapsed()
+    );
+    Ok(sums.failures.is_empty())
+}
+
+/// Lets one process check seeds; gives those that are left because it came to an end.
+fn some(cli: &Cli, seeds: Range<u64>, sums: &Mutex<Sums>) -> Result<Range<u64>, String> {
+    let mut child = start(cli, &seeds)?;
+    let lines = BufReader::new(child.stdout.take().ok_or("a worker without an output")?).lines();
+    let (sender, receiver) = mpsc::channel();
+    let reader = std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+    let mut current = None;
+    let failed = |seed: u64, what: &str| {
+        let mut sums = sums.lock().unwrap_or_else(|e| e.into_inner());
+        println!("seed {seed}: {what}");
+        sums.programs += 1;
+        sums.failures.push(what.into());
+    };
+    let ended = loop {
+        match receiver.recv_timeout(Duration::from_secs(cli.timeout)) {
+            Ok(line) => {
+                let mut words = line.splitn(3, ' ');
+                let (verb, seed) = (words.next(), words.next().and_then(|s| s.parse::<u64>().ok()));
+                let rest = words.next().unwrap_or("");
+                match (verb, seed) {
+                    (Some("start"), seed) => current = seed,
+                    (Some("done"), Some(_)) => {
+                        let mut sums = sums.lock().unwrap_or_else(|e| e.into_inner());
+                        sums.programs += 1;
+                        for (sum, n) in
+                            sums.counts.iter_mut().zip(rest.split(' ').filter_map(|n| n.parse::<u64>().ok()))
+                        {
+                            *sum += n;
+                        }
+                        current = None;
+                    }
+                    (Some("fail"), Some(seed)) => {
+                        failed(seed, &rest.replace("\\n", "\n"));
+                        current = None;
+                    }
+                    _ => println!("{line}"),
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => break "ended its process",
+            Err(mpsc::RecvTimeoutError::Timeout) => break "did not end in time",
+        }
+    };
+    let _ = child.kill();
+    let status = child.wait().map_err(|e| e.to_string())?;
+    let _ = reader.join();
+    let Some(seed) = current else { return Ok(seeds.end..seeds.end) };
+    failed(seed, &format!("the program {ended} ({status})"));
+    Ok(seed + 1..seeds.end)
+}
+
+fn start(cli: &Cli, seeds: &Range<u64>) -> Result<Child, String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let mut command = Command::new(program);
+    command.arg("--here").args(["--seeds", &format!("{}..{}", seeds.start, seeds.end)]);
+    command.args(["--targets", &cli.targets.join(",")]);
+    if !cli.ptx.is_empty() {
+        command.args(["--ptx", &cli.ptx.join(",")]);
+    }
+    if let Some(ptxas) = &cli.ptxas {
+        command.arg("--ptxas").arg(ptxas);
+    }
+    for (wanted, flag) in [(cli.each_pass, "--each-pass"), (cli.no_claims, "--no-claims"), (cli.reduce, "--reduce")] {
+        if wanted {
+            command.arg(flag);
+        }
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.spawn().map_err(|e| e.to_string())
+}

@@ -1,0 +1,338 @@
+//! Everything that a generated program can be checked against, in one function: the interpreter says what it means; facts that
+//! analyses claim, the passes, native code and the simulated GPU have to agree, and PTX has to assemble.
+
+use super::{Argument, Case, Program, difference};
+use crate::ir::{Elem, Func, Stage};
+use crate::llvm::JitModule;
+use crate::lower::nvptx;
+use crate::num;
+use crate::passes::PASSES;
+use crate::pipeline::{self, CompileError, Observer, compile_gpu, compile_host};
+use crate::sim;
+use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, HostHooks};
+use crate::text::print;
+use crate::verify::verify;
+use std::ffi::{c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Takes PTX for an architecture; says what is wrong with it.
+pub type Assembler<'a> = &'a (dyn Fn(&str, GpuArch) -> Result<(), String> + Sync);
+
+/// What to check.
+#[derive(Clone, Copy, Default)]
+pub struct Checks<'a> {
+    /// What analyses claim, of the program and of what becomes of it on each architecture.
+    pub claims: bool,
+    /// Each pass alone, and the function after each pass of the pipelines; else that after the last alone.
+    pub each_pass: bool,
+    /// Native code for these machines, which this one has to be able to run.
+    pub hosts: &'a [HostCpu],
+    /// GPUs to simulate.
+    pub simulated: &'a [GpuArch],
+    /// GPUs to generate PTX for.
+    pub compiled: &'a [GpuArch],
+    pub assemble: Option<Assembler<'a>>,
+}
+
+/// How much was checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub programs: u64,
+    /// Runs of native code.
+    pub host: u64,
+    /// Runs on a simulated GPU.
+    pub simulated: u64,
+    /// PTX files that were made, and those that were assembled.
+    pub compiled: u64,
+    pub assembled: u64,
+    /// Compilations that were refused as more than the target has.
+    pub refused: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.programs += other.programs;
+        self.host += other.host;
+        self.simulated += other.simulated;
+        self.compiled += other.compiled;
+        self.assembled += other.assembled;
+        self.refused += other.refused;
+    }
+}
+
+/// What went wrong, and where.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Which check found it, the same for all programs that fail alike: `host`, `simulated sm_80`.
+    pub check: String,
+    pub message: String,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.check, self.message)
+    }
+}
+
+/// Checks a case. A panic is a failure too.
+///
+/// # Errors
+/// The first check that fails.
+pub fn check(case: &Case, checks: &Checks) -> Result<Counts, Failure> {
+    check_function(case, &case.program.func, checks)
+}
+
+/// As [`check`], for another function of the case's arguments.
+///
+/// # Errors
+/// The first check that fails.
+pub fn check_function(case: &Case, func: &Func, checks: &Checks) -> Result<Counts, Failure> {
+    let mut run =
+        Run { program: &case.program, func, options: &case.options, expected: Vec::new(), counts: Counts::default() };
+    run.counts.programs = 1;
+    run.expected = guarded("interpreter", || run.program.interpret_as(func).map_err(|e| e.to_string()))?;
+    if checks.claims {
+        guarded("claims", || super::check_claims(run.program, func))?;
+    }
+    if checks.each_pass {
+        guarded("passes", || run.passes())?;
+    }
+    for cpu in checks.hosts {
+        guarded("host", || run.host(cpu))?;
+    }
+    for &arch in checks.simulated {
+        guarded(&format!("simulated {}", arch.name()), || run.simulated(arch, checks))?;
+    }
+    for &arch in checks.compiled {
+        guarded(&format!("compiled {}", arch.name()), || run.compiled(arch, checks))?;
+    }
+    Ok(run.counts)
+}
+
+/// Runs a check; a panic in it is its failure.
+fn guarded<T>(check: &str, run: impl FnOnce() -> Result<T, String>) -> Result<T, Failure> {
+    let failure = |message| Failure { check: check.into(), message };
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(failure),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            Err(failure(format!("panic: {text}")))
+        }
+    }
+}
+
+struct Run<'c> {
+    program: &'c Program,
+    func: &'c Func,
+    options: &'c CompileOptions,
+    expected: Vec<Vec<u8>>,
+    counts: Counts,
+}
+
+/// Keeps functions as passes leave them.
+#[derive(Default)]
+struct AfterPasses {
+    /// All of them, not the last alone.
+    each: bool,
+    functions: Vec<(&'static str, Func)>,
+}
+
+impl Observer for AfterPasses {
+    fn after(&mut self, pass: &'static str, _: Stage, func: &Func) {
+        if !self.each {
+            self.functions.clear();
+        }
+        if self.functions.last().is_none_or(|(_, last)| print(last) != print(func)) {
+            self.functions.push((pass, func.clone()));
+        }
+    }
+    fn llvm_ir(&mut self, _: &str) {}
+}
+
+impl Run<'_> {
+    fn compare(&self, found: &[Vec<u8>]) -> Result<(), String> {
+        difference(&self.program.output_dtypes(), &self.expected, found).map_or(Ok(()), Err)
+    }
+
+    fn same_in_interpreter(&self, func: &Func) -> Result<(), String> {
+        self.compare(&self.program.interpret_as(func).map_err(|e| e.to_string())?)
+    }
+
+    /// The passes of the table, one after the other.
+    fn passes(&self) -> Result<(), String> {
+        let mut func = self.func.clone();
+        for pass in PASSES {
+            (pass.run)(&mut func);
+            let after = |e: String| format!("after {}: {e}", pass.name);
+            verify(&func, Stage::Tile).map_err(|e| after(e[0].to_string()))?;
+            self.same_in_interpreter(&func).map_err(after)?;
+        }
+        Ok(())
+    }
+
+    fn host(&mut self, cpu: &HostCpu) -> Result<(), String> {
+        match compile_host(self.func, cpu, self.options, &mut ()) {
+            Ok(artifact) => {
+                self.counts.host += 1;
+                self.compare(&run_native(self.program, self.func, &artifact)?)
+            }
+            Err(CompileError::Unsupported(_)) => {
+                self.counts.refused += 1;
+                Ok(())
+            }
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    fn simulated(&mut self, arch: GpuArch, checks: &Checks) -> Result<(), String> {
+        let mut after = AfterPasses { each: checks.each_pass, ..AfterPasses::default() };
+        if pipeline::check(self.func, self.options).is_err() {
+            self.counts.refused += 1;
+            return Ok(());
+        }
+        let laid = pipeline::gpu_ir(self.func, arch, self.options, &mut after);
+        for (pass, func) in &after.functions {
+            self.same_in_interpreter(func).map_err(|e| format!("after {pass}: {e}"))?;
+        }
+        if checks.claims {
+            super::check_claims(self.program, &laid).map_err(|e| format!("claims: {e}"))?;
+        }
+        match nvptx::lower(&laid, arch, self.options) {
+            Ok(module) => {
+                self.counts.simulated += 1;
+                let seed = self.expected.iter().flatten().map(|&b| u64::from(b)).sum();
+                self.compare(&simulate(self.program, self.func, &module, seed)?)
+            }
+            Err(_) => {
+                self.counts.refused += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn compiled(&mut self, arch: GpuArch, checks: &Checks) -> Result<(), String> {
+        match compile_gpu(self.func, arch, self.options, &mut ()) {
+            Ok(Artifact { code: Code::Ptx(ptx), .. }) => {
+                self.counts.compiled += 1;
+                if let Some(assemble) = checks.assemble {
+                    self.counts.assembled += 1;
+                    assemble(&ptx, arch)?;
+                }
+                Ok(())
+            }
+            Ok(_) => Err("an object file instead of PTX".into()),
+            Err(CompileError::Unsupported(_)) => {
+                self.counts.refused += 1;
+                Ok(())
+            }
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}
+
+/// Bits of the scalar arguments, by position; `buffer` gives those of the others.
+fn slots(program: &Program, func: &Func, mut buffer: impl FnMut(&[u8]) -> u64) -> Vec<u64> {
+    let params = &func.block(func.body).params;
+    let number = |i: usize| match func.ty(params[i]).elem() {
+        Some(Elem::Num(d)) => d,
+        _ => panic!("a number for a parameter that is none"),
+    };
+    let slot = |(i, arg): (usize, &Argument)| match arg {
+        Argument::Input { bytes, .. } | Argument::Output { bytes, .. } => buffer(bytes),
+        Argument::Int(n) => num::encode_int(number(i), (*n).into()),
+        Argument::Float(x) => num::encode(number(i), *x),
+    };
+    program.args.iter().enumerate().map(slot).collect()
+}
+
+fn is_output(arg: &Argument) -> bool {
+    matches!(arg, Argument::Output { .. })
+}
+
+/// Runs a lowered module on the simulated GPU; gives the outputs. The order of threads follows the seed.
+///
+/// # Errors
+/// What the simulator reports: races, accesses outside, waiting for ever.
+pub fn simulate(program: &Program, func: &Func, module: &nvptx::GpuModule, seed: u64) -> Result<Vec<Vec<u8>>, String> {
+    let mut global = sim::Global::default();
+    let args = slots(program, func, |bytes| global.add(bytes.to_vec()));
+    let launch = sim::Launch {
+        llvm_ir: &module.llvm_ir,
+        grid: program.grid,
+        threads: module.threads,
+        shared_bytes: module.shared_bytes,
+        args: &args,
+        tensor_maps: &module.tensor_maps,
+        seed,
+    };
+    sim::run(&launch, &mut global)?;
+    let outputs = program.args.iter().zip(&args).filter(|(arg, _)| is_output(arg));
+    Ok(outputs.map(|(_, &address)| global.bytes(address).to_vec()).collect())
+}
+
+unsafe extern "C" fn ignore_print(_: *const c_char, _: *const f64, _: u64, _: *const [i32; 3]) {}
+
+unsafe extern "C" fn ignore_failure(_: *const c_char, _: *const [i32; 3]) {}
+
+/// A cache line of the arena, which native code wants aligned.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line([u8; 64]);
+
+/// Runs native code for the whole grid; gives the outputs. The interpreter has to have run the same program before, without an
+/// access outside its buffers.
+///
+/// # Errors
+/// Code that does not link, a failed assertion, and a write behind the arena.
+pub fn run_native(program: &Program, func: &Func, artifact: &Artifact) -> Result<Vec<Vec<u8>>, String> {
+    let Code::Object(object) = &artifact.code else { return Err("PTX instead of an object file".into()) };
+    let module = JitModule::load(object, &artifact.manifest.entry).map_err(|e| e.to_string())?;
+    // Words, so that every element is aligned.
+    let mut memory: Vec<Vec<u64>> = Vec::new();
+    let args = slots(program, func, |bytes| {
+        let mut words = vec![0u64; bytes.len().div_ceil(8) + 32];
+        // Buffers begin at multiples of 256 bytes, as the interpreter's do: arguments promise it.
+        let first = (words.as_ptr() as usize).next_multiple_of(256) - words.as_ptr() as usize;
+        for (i, &byte) in bytes.iter().enumerate() {
+            let (word, shift) = ((first + i) / 8, 8 * (i % 8));
+            words[word] |= u64::from(byte) << shift;
+        }
+        let address = words.as_mut_ptr() as u64 + first as u64;
+        // The words stay where they are when the list of buffers grows.
+        memory.push(words);
+        address
+    });
+    let pointers: Vec<*const c_void> = args.iter().map(|a| std::ptr::from_ref(a).cast()).collect();
+    let guard = Line([0xa5; 64]);
+    let mut arena = vec![guard; artifact.manifest.arena_bytes.div_ceil(64) as usize + 1];
+    let hooks = HostHooks { print: ignore_print, assert_failed: ignore_failure };
+    let extents = program.grid.map(|n| n as i32);
+    for z in 0..extents[2] {
+        for y in 0..extents[1] {
+            for x in 0..extents[0] {
+                // SAFETY: arguments are those of the program, whose buffers live in `memory`; the interpreter has shown that
+                // accesses stay inside them.
+                let status = unsafe {
+                    (module.entry())(pointers.as_ptr(), &[x, y, z], &extents, arena.as_mut_ptr().cast(), &hooks)
+                };
+                if status != 0 {
+                    return Err(format!("program ({x}, {y}, {z}) gives status {status}"));
+                }
+            }
+        }
+    }
+    if arena.last().is_some_and(|line| line.0 != guard.0) {
+        return Err("the code wrote behind its arena".into());
+    }
+    let of_output = |(arg, &address): (&Argument, &u64)| match arg {
+        // SAFETY: the address and the length are those of a buffer in `memory`, which is alive.
+        Argument::Output { bytes, .. } => {
+            Some(unsafe { std::slice::from_raw_parts(address as *const u8, bytes.len()) }.to_vec())
+        }
+        _ => None,
+    };
+    let outputs = program.args.iter().zip(&args).filter_map(of_output).collect();
+    drop(memory);
+    Ok(outputs)
+}

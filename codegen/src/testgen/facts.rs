@@ -1,0 +1,115 @@
+//! What analyses claim against what the interpreter computes.
+
+use super::{Argument, Program};
+use crate::analysis::axis::{AxisAnalysis, AxisInfo};
+use crate::analysis::lattice::Lattice;
+use crate::analysis::{padding, reach, written};
+use crate::interp::{self, Memory, Tile, Trace};
+use crate::ir::{Func, Stage, Value};
+use crate::verify::stage_of;
+
+/// Compares every value of a run with what is claimed of it.
+struct Claims {
+    axis: Vec<AxisInfo>,
+    /// Per value: the dimension and the index from which on it is zero.
+    zero_from: Vec<Vec<(usize, usize)>>,
+    broken: Option<String>,
+}
+
+impl Claims {
+    fn new(func: &Func) -> Claims {
+        let analysis = AxisAnalysis::new(func);
+        let values = || (0..func.num_values() as u32).map(Value);
+        let zero_from = |v: Value| {
+            // Views stand where they are used from the stage of layouts on.
+            let rank = if stage_of(func) == Stage::Tile { 0 } else { func.ty(v).shape().len() };
+            let known = |dim| Some((dim, padding::zero_from(func, &analysis, v, dim)?));
+            (0..rank).filter_map(known).collect()
+        };
+        Claims {
+            axis: values().map(|v| analysis.get(func, v)).collect(),
+            zero_from: values().map(zero_from).collect(),
+            broken: None,
+        }
+    }
+
+    fn check(&self, v: Value, tile: &Tile) -> Result<(), String> {
+        let info = &self.axis[v.0 as usize];
+        info.check(tile).map_err(|e| format!("{e}, against {info:?}"))?;
+        for &(dim, from) in &self.zero_from[v.0 as usize] {
+            let inner: usize = tile.shape[dim + 1..].iter().product();
+            let zero = |(i, &bits): (usize, &u64)| i / inner % tile.shape[dim] < from || bits == 0;
+            if let Some(i) = tile.bits.iter().enumerate().position(|element| !zero(element)) {
+                return Err(format!("element {i} is not zero, although dimension {dim} ends at {from}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Trace for Claims {
+    fn value(&mut self, v: Value, tile: &Tile) {
+        if self.broken.is_none()
+            && let Err(e) = self.check(v, tile)
+        {
+            self.broken = Some(format!("value %{}: {e}", v.0));
+        }
+    }
+}
+
+/// The numbers of a run, with these sizes of memory.
+struct Sizes<'p> {
+    args: &'p [Argument],
+    bytes: Vec<u64>,
+}
+
+impl reach::Launch for Sizes<'_> {
+    fn integer(&self, arg: usize) -> i128 {
+        match self.args[arg] {
+            Argument::Int(n) => n.into(),
+            Argument::Input { .. } | Argument::Output { .. } | Argument::Float(_) => 0,
+        }
+    }
+
+    fn bytes(&self, arg: usize) -> u64 {
+        self.bytes[arg]
+    }
+}
+
+/// Runs a function of the program's arguments and compares what analyses claim with what happens: contiguity, divisibility,
+/// constancy and ranges of every value, zeros behind the end of padded tiles, which arguments are read and written, and how far.
+///
+/// # Errors
+/// Says which claim is wrong, or why the function does not run.
+pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
+    let mut memory = Memory::new();
+    let (values, buffers) = program.arguments(&mut memory);
+    let mut claims = Claims::new(func);
+    let limits = interp::Limits::default();
+    interp::run_traced(func, &values, program.grid, &mut memory, limits, &mut claims).map_err(|e| e.to_string())?;
+    if let Some(broken) = claims.broken {
+        return Err(broken);
+    }
+    let params = &func.block(func.body).params;
+    let (writes, reads) = (written::through(func), written::read_through(func));
+    let reach = (stage_of(func) == Stage::Tile).then(|| reach::Reach::of(func));
+    for (arg, id) in buffers.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?))) {
+        let [read, wrote] = memory.accessed(id);
+        let name = &func.args[arg].name;
+        for (end, through, what) in [(read, &reads, "read"), (wrote, &writes, "written")] {
+            if end > 0 && !through.contains(&params[arg]) {
+                return Err(format!("argument `{name}` is {what}, although nothing seems to"));
+            }
+        }
+        let end = read.max(wrote) as u64;
+        if let Some(reach) = reach.as_ref().filter(|_| end > 0) {
+            // With a byte less, somebody has to object.
+            let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
+            let sizes = Sizes { args: &program.args, bytes };
+            if reach.check(&sizes, program.grid).is_ok() {
+                return Err(format!("argument `{name}` is accessed up to byte {end}, beyond its reach"));
+            }
+        }
+    }
+    Ok(())
+}
