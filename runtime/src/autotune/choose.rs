@@ -264,7 +264,7 @@ impl Search<'_> {
         let def = self.autotune.def;
         let attempt = attempt(&self.default)?;
         // Not this launch's facts about alignment, which the key does not have.
-        let recorded = def.record(self.problem.dtypes, &attempt.constants, &Specialization::aligned(def));
+        let recorded = def.record(self.problem.dtypes, &attempt.constants, &Specialization::aligned_memory(def));
         let func = recorded.map_err(|d| Error::Kernel(explain(&d)))?;
         let ir = blake3::hash(text::print(&func).as_bytes()).to_hex()[..16].to_string();
         let compiler = tilewright_codegen::VERSION.to_string();
