@@ -22,6 +22,7 @@ pub mod env;
 mod error;
 pub mod kernel;
 mod launch;
+mod owned;
 pub mod prelude;
 pub mod probe;
 mod stream;
