@@ -22,7 +22,6 @@ pub mod env;
 mod error;
 pub mod kernel;
 mod launch;
-mod owned;
 pub mod prelude;
 pub mod probe;
 mod stream;

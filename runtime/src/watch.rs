@@ -10,6 +10,7 @@ use tilewright_codegen::pipeline::{self, CompileError, Observer};
 use tilewright_codegen::target::{Artifact, Code, CompileOptions, Target};
 use tilewright_codegen::text;
 
+use crate::cache::owned;
 use crate::env::Env;
 
 /// As [`pipeline::compile`], with the dumps and the reproducer that the environment asks for. Dumps go to standard error.
@@ -140,15 +141,8 @@ impl<'a> Repro<'a> {
         let _ = writeln!(text, "// {}", self.options);
         let _ = writeln!(text, "// the function after: {}", self.last_pass);
         text.push_str(&self.text);
-        // A file beside it that takes its name: a link or FIFO of that name is replaced, not written through.
-        let write = || -> std::io::Result<()> {
-            std::fs::create_dir_all(self.dir)?;
-            let mut file = tempfile::NamedTempFile::new_in(self.dir)?;
-            file.write_all(text.as_bytes())?;
-            file.persist(&path)?;
-            Ok(())
-        };
-        match write() {
+        let outcome = replace(&path, &text);
+        match outcome {
             Ok(()) => eprintln!("a reproducer is in {}", path.display()),
             Err(error) => eprintln!("no reproducer can be written to {}: {error}", path.display()),
         }
@@ -157,6 +151,17 @@ impl<'a> Repro<'a> {
     fn path(&self) -> PathBuf {
         self.dir.join(format!("{}.{}.tile", self.kernel, self.target))
     }
+}
+
+/// Writes a file beside `path` that takes its name: a link or FIFO of that name is replaced, not written through.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    owned::check_file_size(text.len() as u64)?;
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir)?;
+    let mut file = tempfile::NamedTempFile::new_in(dir)?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
 }
 
 impl Drop for Repro<'_> {

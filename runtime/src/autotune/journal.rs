@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::owned::{self, Unusable};
+use crate::cache::owned::{self, Unusable};
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,9 +9,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::table::{Entry, Table};
-use crate::cache::Cache;
+use crate::cache::{Cache, owned};
 use crate::device::Device;
-use crate::owned;
 
 /// A kind of device: choices are the same for all of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +55,7 @@ pub(super) fn remember(cache: &Cache, device: &DeviceId, entry: &Entry) {
     let name = name(device, entry) + EXTENSION;
     let table = Table::new(device.clone(), vec![entry.clone()]).text();
     if let Err(error) = folder.write(&name, table.as_bytes()) {
-        tracing::warn!("the tuned configuration cannot be kept in {}: {error}", folder.path().join(name).display());
+        cache.warn_unwritable(&folder.path().display().to_string(), &error);
     }
 }
 

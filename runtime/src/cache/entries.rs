@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::FileType;
 
-use crate::owned::{Folder, TEMPORARY, Unusable};
+use super::owned::{Folder, TEMPORARY, Unusable};
 
 /// File name extension of entries.
 pub(super) const EXTENSION: &str = ".tile";

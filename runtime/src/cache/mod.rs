@@ -14,6 +14,7 @@
 mod entries;
 mod format;
 mod key;
+pub(crate) mod owned;
 #[cfg(test)]
 mod tests;
 
@@ -25,9 +26,9 @@ use tilewright_codegen::target::Artifact;
 
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::owned::{self, Folder, Unusable};
 use entries::{EXTENSION, Entries};
 pub use key::Key;
+use owned::{Folder, Unusable};
 
 /// How much room entries take unless the environment says otherwise: some thousands of kernels.
 const DEFAULT_MAX_BYTES: u64 = 1 << 30;
@@ -95,7 +96,7 @@ impl Cache {
         }
     }
 
-    /// Lets the entries take at most so many bytes; `u64::MAX` is no limit. Each further process that writes at the same time
+    /// Lets the entries take at most so many bytes whenever one is kept; `u64::MAX` is no limit. Each further process that writes at the same time
     /// may add a sixteenth of it, or one entry, before one of them looks again.
     pub fn max_bytes(mut self, max_bytes: u64) -> Cache {
         self.max_bytes = max_bytes;
@@ -270,11 +271,11 @@ impl Cache {
         true
     }
 
-    fn warn_unwritable(&self, path: &str, error: &std::io::Error) {
+    pub(crate) fn warn_unwritable(&self, path: &str, error: &std::io::Error) {
         self.warn(
             About::Write,
             format!(
-                "compiled kernels cannot be kept in {path}: {error}; going on without (TILEWRIGHT_CACHE names another folder, or \
+                "compiled and tuned kernels cannot be kept in {path}: {error}; going on without (TILEWRIGHT_CACHE names another folder, or \
                  `off`)"
             ),
         );

@@ -316,7 +316,7 @@ pub(crate) fn read(file: &File, limit: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Refuses files beyond the limit of the process (`ulimit -f`): writing there would end it with SIGXFSZ.
-fn check_file_size(bytes: u64) -> io::Result<()> {
+pub(crate) fn check_file_size(bytes: u64) -> io::Result<()> {
     match rustix::process::getrlimit(Resource::Fsize).current {
         Some(limit) if bytes > limit => Err(Errno::FBIG.into()),
         Some(_) | None => Ok(()),
