@@ -217,7 +217,7 @@ fn a_kernel_compiles_ahead_of_time() {
     use tilewright::codegen::lang::kernel::Specialization;
     use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
     let target = Target::Nvptx(GpuArch::Sm90a);
-    let spec = Specialization::aligned(&AXPY);
+    let spec = Specialization::aligned_memory(&AXPY);
     let artifact =
         tilewright::kernel::compile(&AXPY, &[DType::BF16], &[], &spec, &target, &CompileOptions::default()).unwrap();
     let names: Vec<&str> = artifact.manifest.args.iter().map(|a| a.name.as_str()).collect();

@@ -269,7 +269,7 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 
 /// What the code may assume: memory aligned to 16 bytes, and what `--assume` adds.
 pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
-    let mut specialization = Specialization::aligned(def);
+    let mut specialization = Specialization::aligned_memory(def);
     let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
     let parts = words.iter().flat_map(|word| word.split(',')).map(str::trim).filter(|part| !part.is_empty());
     for part in parts {

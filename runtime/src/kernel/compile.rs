@@ -2,7 +2,6 @@
 //! line.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use tilewright_codegen::analysis::reach;
 use tilewright_codegen::diag::Diagnostic;
@@ -10,7 +9,6 @@ use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
 use tilewright_codegen::pipeline::CompileError;
 use tilewright_codegen::target::{Artifact, CompileOptions, Target};
-use tilewright_codegen::text;
 
 use crate::cache::{Cache, Key};
 use crate::env::Env;
@@ -54,14 +52,15 @@ pub(crate) fn record(
 /// # Errors
 /// What the target does not have.
 pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
-    static CACHE: OnceLock<Result<Cache>> = OnceLock::new();
-    let cache = CACHE.get_or_init(Cache::from_env).as_ref().map_err(Clone::clone)?;
+    let cache = Cache::shared()?;
     let env = Env::get()?;
-    let key = Key::new(&text::print(func), target, options, tilewright_codegen::VERSION);
+    let key = Key::new(func, target, options);
     // What somebody wants to see must be compiled.
     if !env.watches(&func.name)
-        && let Some(artifact) = cache.get(&key)
+        && let Some(mut artifact) = cache.get(&key)
     {
+        // The kernel may have moved in its file since.
+        artifact.manifest.source = func.loc.to_string();
         return Ok(artifact);
     }
     let artifact = watch::compile(func, target, options, env, &mut ()).map_err(|error| explain_failure(func, error))?;

@@ -43,7 +43,7 @@ fn open(path: &std::path::Path) -> Result<Checkpoint> {
 
 /// Where tokenizers and tokens are kept: beside compiled kernels, for all runs.
 fn data_folder(arguments: &Arguments) -> Result<PathBuf> {
-    Ok(Cache::from_env()?.dir().unwrap_or(&arguments.out).join("data"))
+    Ok(Cache::from_env()?.folder(&["data"]).unwrap_or_else(|| arguments.out.join("data")))
 }
 
 fn text(arguments: &Arguments, name: Option<&str>) -> Result<Text> {

@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tilewright::Cache;
 use tilewright::autotune::{DeviceId, Entry, Table as Choices};
 use tilewright::codegen::lang::Precision;
-use tilewright::env::Env;
 
 use self::supervise::{Watch, is_stopped, supervise};
 use self::worker::{Answer, Problem};
@@ -271,8 +271,8 @@ impl Arguments {
     /// Where the log of a problem is; with a folder to keep as long as the log is needed, where nothing is cached.
     fn log(&self, problem: &Problem) -> Result<(Option<tempfile::TempDir>, PathBuf)> {
         let name = format!("{}.log.jsonl", problem.title().replace(|c: char| !c.is_alphanumeric(), "-"));
-        match &Env::get()?.cache_dir {
-            Some(dir) => Ok((None, dir.join("tuned").join("logs").join(name))),
+        match Cache::from_env()?.folder(&["tuned", "logs"]) {
+            Some(dir) => Ok((None, dir.join(name))),
             None => {
                 let dir = tempfile::tempdir()
                     .map_err(|error| CliError::Failure(format!("cannot make a folder for the log: {error}")))?;
@@ -357,7 +357,7 @@ impl Answer {
             key: self.key.clone(),
             config: self.config.clone(),
             median_ms: self.median_ms,
-            compiler: Some(tilewright::codegen::VERSION.to_string()),
+            compiler: Some(tilewright::codegen::compiler_id().to_string()),
             ir: None,
         }
     }
