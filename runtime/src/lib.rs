@@ -12,6 +12,8 @@
 //!
 //! Environment variables are read once, in [`mod@env`], which lists them all.
 
+#![warn(clippy::print_stderr, reason = "it panics where standard error is full: see `terminal::say`")]
+
 pub mod autotune;
 pub mod bench;
 mod buffer;
@@ -22,9 +24,11 @@ pub mod env;
 mod error;
 pub mod kernel;
 mod launch;
+pub mod pool;
 pub mod prelude;
 pub mod probe;
 mod stream;
+pub mod terminal;
 pub mod trace;
 pub mod watch;
 

@@ -10,6 +10,7 @@ use tilewright_codegen::target::{Artifact, Code, CompileOptions, Target};
 use tilewright_codegen::text;
 
 use crate::env::Env;
+use crate::terminal;
 
 /// As [`pipeline::compile`], with the dumps and the reproducer that the environment asks for. Dumps go to standard error.
 ///
@@ -62,7 +63,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn dump(&self, what: &str, text: impl FnOnce() -> String) {
         if self.env.dumps(what, &self.kernel) {
-            eprintln!("// {}, {what}\n{}", self.kernel, text());
+            terminal::say(format_args!("// {}, {what}\n{}", self.kernel, text()));
         }
     }
 
@@ -141,8 +142,8 @@ impl<'a> Repro<'a> {
         text.push_str(&self.text);
         let outcome = std::fs::create_dir_all(self.dir).and_then(|()| std::fs::write(&path, text));
         match outcome {
-            Ok(()) => eprintln!("a reproducer is in {}", path.display()),
-            Err(error) => eprintln!("no reproducer can be written to {}: {error}", path.display()),
+            Ok(()) => terminal::say(format_args!("a reproducer is in {}", path.display())),
+            Err(error) => terminal::say(format_args!("no reproducer can be written to {}: {error}", path.display())),
         }
     }
 

@@ -1,6 +1,5 @@
 //! `tilewright compile`: a kernel ahead of time, as text and as code, with a manifest for whoever launches it.
 
-use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use tilewright::codegen::target::{self, Artifact, Code, CompileOptions, GpuArch,
 use tilewright::codegen::text;
 use tilewright::env::Env;
 use tilewright::kernel::{explain, explain_failure};
-use tilewright::{Error, watch};
+use tilewright::{Error, terminal, watch};
 
 use super::manifest;
 use super::{CliError, Result, choose};
@@ -394,11 +393,9 @@ pub fn compile_artifact(request: &Request) -> Result<Artifact> {
 fn compile(request: &Request) -> Result<Compiled> {
     let Request { def, dtypes, constants, specialization, target, options } = request;
     let recording = def.record_full(dtypes, constants, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
-    let mut prints = String::new();
     for line in &recording.prints {
-        let _ = writeln!(prints, "{}: {line}", def.name);
+        terminal::say(format_args!("{}: {line}", def.name));
     }
-    eprint!("{prints}");
     let mut texts = Texts { tile: text::print(&recording.func), ..Texts::default() };
     let artifact = watch::compile(&recording.func, target, options, Env::get()?, &mut texts)
         .map_err(|error| explain_failure(&recording.func, error))?;

@@ -187,7 +187,7 @@ fn typed<T: Element>(device: &Device, contents: Contents<'_>) -> tilewright::Res
         Contents::Bytes(bytes) => {
             let values = T::from_bytes(bytes.len() / size_of::<T>(), |memory| {
                 memory.copy_from_slice(bytes);
-                Ok::<_, tilewright::Error>(())
+                Ok(())
             })?;
             Buffer::from_slice(device, &values)?
         }

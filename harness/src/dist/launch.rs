@@ -177,14 +177,19 @@ fn start(
     }
     let mut child = command.spawn()?;
     let last = Arc::new(Mutex::new(VecDeque::new()));
-    let mut readers = Vec::new();
-    if let Some(stream) = child.stdout.take() {
-        readers.push(forward(number, stream, out, last.clone()));
+    let out = child.stdout.take().map(|stream| forward(number, stream, out, last.clone())).transpose();
+    let err = child.stderr.take().map(|stream| forward(number, stream, err, last.clone())).transpose();
+    match (out, err) {
+        (Ok(out), Ok(err)) => {
+            let readers = out.into_iter().chain(err).collect();
+            Ok(Rank { number, child, last, readers, end: None, stopped: false })
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error)
+        }
     }
-    if let Some(stream) = child.stderr.take() {
-        readers.push(forward(number, stream, err, last.clone()));
-    }
-    Ok(Rank { number, child, last, readers, end: None, stopped: false })
 }
 
 /// Copies lines with the rank before them.
@@ -193,8 +198,8 @@ fn forward(
     stream: impl Read + Send + 'static,
     mut to: impl Write + Send + 'static,
     last: Arc<Mutex<VecDeque<String>>>,
-) -> JoinHandle<()> {
-    std::thread::spawn(move || {
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().spawn(move || {
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
         while stream.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {

@@ -16,16 +16,13 @@ mod tests;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 pub use arguments::{Arguments, seconds};
 
 use crate::cli::{Result, program};
 
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    program(|out| run(&arguments, out))
+    program(|arguments: Arguments, out| run(&arguments, out))
 }
 
 /// Measures what the arguments say; prints and writes it.

@@ -12,6 +12,7 @@ pub(crate) struct Cpu {
 
 impl Cpu {
     pub(super) fn new() -> Cpu {
+        crate::pool::start();
         let info = DeviceInfo {
             name: format!("CPU ({})", std::env::consts::ARCH),
             compute_capability: None,

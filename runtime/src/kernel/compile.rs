@@ -14,7 +14,7 @@ use tilewright_codegen::text;
 use crate::cache::{Cache, Key};
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::watch;
+use crate::{terminal, watch};
 
 /// Records a kernel and compiles it, or takes the artifact from the cache on disk. Lines of `static_print` go to standard
 /// error.
@@ -41,7 +41,7 @@ pub(crate) fn record(
 ) -> Result<Func> {
     let recording = def.record_full(dtypes, consts, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
     for line in &recording.prints {
-        eprintln!("{}: {line}", def.name);
+        terminal::say(format_args!("{}: {line}", def.name));
     }
     Ok(recording.func)
 }

@@ -203,7 +203,7 @@ fn watch_for_ctrl_c() -> Result<Arc<AtomicBool>> {
         if heard.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("stopping after this step; Ctrl-C again ends at once");
+        tilewright::terminal::say("stopping after this step; Ctrl-C again ends at once");
     });
     watching.map_err(|error| CliError::Failure(format!("cannot watch for Ctrl-C: {error}")))?;
     Ok(stop)

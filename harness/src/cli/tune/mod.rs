@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             Ok(answer) => answers.push(answer),
             // The others may fare better.
             Err(error) if problems.len() > 1 && !is_stopped() => {
-                eprintln!("{error}");
+                tilewright::terminal::say(&error);
                 failures.push(problem.title());
                 continue;
             }
