@@ -66,6 +66,12 @@ impl From<io::Error> for CliError {
     }
 }
 
+impl From<crate::files::Clash> for CliError {
+    fn from(clash: crate::files::Clash) -> CliError {
+        CliError::usage(clash.to_string(), "name another file")
+    }
+}
+
 impl From<tilewright::Error> for CliError {
     fn from(error: tilewright::Error) -> CliError {
         CliError::Failure(error.to_string())
@@ -76,6 +82,7 @@ impl From<crate::report::Error> for CliError {
     fn from(error: crate::report::Error) -> CliError {
         match error {
             crate::report::Error::Print(error) => error.into(),
+            crate::report::Error::Clash(clash) => clash.into(),
             error => CliError::Failure(error.to_string()),
         }
     }

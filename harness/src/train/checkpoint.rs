@@ -12,7 +12,6 @@
 //! scale and the sampler's state are all that a step depends on.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -158,7 +157,7 @@ impl Checkpoint {
     /// A file that cannot be read, was cut short, or is something else.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let damaged = |reason: String| Error::Damaged { path: path.to_path_buf(), reason };
-        let file = File::open(path).map_err(Error::file("read", path))?;
+        let file = crate::files::open_to_map(path).map_err(Error::file("read", path))?;
         // SAFETY: the map is only read, as bytes; a checkpoint is replaced by renaming, which leaves this file as it is.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::file("read", path))?;
         if let Some((expected, found)) = cut_short(&map) {

@@ -263,7 +263,7 @@ fn usual_constants(
         });
         let value = match name {
             "d" | "q_tile" => ConstValue::Int(64),
-            "d_tile" => ConstValue::Int(d.map_or(1024, |d| d.next_power_of_two().max(16)) as i64),
+            "d_tile" => ConstValue::Int(d.map_or(1024, |d| d.min(1 << 62).next_power_of_two().max(16)) as i64),
             "ids_tile" => ConstValue::Int(512),
             "rows_tile" | "heads_tile" => ConstValue::Int(8),
             "tokens_tile" => ConstValue::Int(32),
@@ -282,7 +282,7 @@ fn usual_config(constants: &[(&str, ConstValue)]) -> Config {
         .iter()
         .filter(|(name, _)| name.ends_with("tile"))
         .map(|(_, value)| if let ConstValue::Int(n) = value { *n } else { 1 })
-        .product();
+        .fold(1, i64::saturating_mul);
     let warps = u32::try_from(tile / 1024).unwrap_or(4).clamp(4, 16);
     Config::default().num_warps(warps.next_power_of_two())
 }
