@@ -114,7 +114,9 @@ impl Write for Terminal {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             // The lock of our own writer is held by whoever runs the command.
-            Terminal::Out(failed) => raw(1, bytes).inspect_err(|error| drop(failed.set(error.kind()))),
+            Terminal::Out(failed) => raw(1, bytes).inspect_err(|error| {
+                failed.get_or_init(|| error.kind());
+            }),
             Terminal::Err => raw(2, bytes),
         }
     }
