@@ -99,6 +99,9 @@ pub fn main() -> ExitCode {
 /// A broken pipe ends the program quietly; output that cannot be written for another reason is an error. What cannot be written to
 /// standard error is lost, and ends nothing.
 pub fn program<A: Parser>(run: impl FnOnce(A, &mut dyn Write) -> Result<()>) -> ExitCode {
+    // A file beyond the limit of `ulimit -f` is then an error of the write, and not the end of the process.
+    // SAFETY: no handler runs.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let filter = EnvFilter::try_from_env("TILEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -167,11 +167,13 @@ fn start(
     ];
     command.envs(variables);
     #[cfg(target_os = "linux")]
-    // SAFETY: prctl is safe to call between fork and exec.
+    // SAFETY: prctl and signal are safe to call between fork and exec.
     unsafe {
         command.pre_exec(|| {
             // Ranks must not outlive us, however we end.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            // We ignore it ourselves; their program decides for itself.
+            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
             Ok(())
         });
     }

@@ -171,6 +171,10 @@ impl Checkpoint {
         if header.format != FORMAT {
             return Err(damaged(format!("expected the format `{FORMAT}`, found `{}`", header.format)));
         }
+        if header.optimizer_steps > header.step {
+            let (made, all) = (header.optimizer_steps, header.step);
+            return Err(damaged(format!("its optimizer has made {made} of {all} steps")));
+        }
         let tokenizer = entries.get("tokenizer").ok_or_else(no_run)?.clone();
         SafeTensors::deserialize(&map).map_err(|error| damaged(error.to_string()))?;
         Ok(Checkpoint { path: path.to_path_buf(), map, header, tokenizer })
@@ -287,7 +291,7 @@ fn cut_short(bytes: &[u8]) -> Option<(usize, usize)> {
             let header: Value = serde_json::from_slice(&bytes[8..8 + len as usize]).ok()?;
             let end_of = |tensor: &Value| tensor["data_offsets"][1].as_u64().unwrap_or(0);
             let end = header.as_object()?.values().map(end_of).max().unwrap_or(0);
-            let expected = 8 + (len + end) as usize;
+            let expected = (8 + len).saturating_add(end) as usize;
             (found < expected).then_some((expected, found))
         }
     }

@@ -188,8 +188,12 @@ fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
                 format!("`{}` can be {}", generic.name, members.join(", "))
             });
             let takes = takes.collect::<Vec<_>>().join("; ");
-            let help = if takes.is_empty() { "leave it out: its signature says all element types".into() } else { takes };
-            Err(CliError::usage(format!("--dtype {word} is unused: no type parameter of `{}` takes it", def.name), help))
+            let help =
+                if takes.is_empty() { "leave it out: its signature says all element types".into() } else { takes };
+            Err(CliError::usage(
+                format!("--dtype {word} is unused: no type parameter of `{}` takes it", def.name),
+                help,
+            ))
         }
     }
 }
