@@ -12,6 +12,7 @@ use tilewright_codegen::text;
 
 use crate::cache::owned;
 use crate::env::Env;
+use crate::terminal;
 
 /// As [`pipeline::compile`], with the dumps and the reproducer that the environment asks for. Dumps go to standard error.
 ///
@@ -64,7 +65,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn dump(&self, what: &str, text: impl FnOnce() -> String) {
         if self.env.dumps(what, &self.kernel) {
-            eprintln!("// {}, {what}\n{}", self.kernel, text());
+            terminal::say(format_args!("// {}, {what}\n{}", self.kernel, text()));
         }
     }
 
@@ -143,8 +144,8 @@ impl<'a> Repro<'a> {
         text.push_str(&self.text);
         let outcome = replace(&path, &text);
         match outcome {
-            Ok(()) => eprintln!("a reproducer is in {}", path.display()),
-            Err(error) => eprintln!("no reproducer can be written to {}: {error}", path.display()),
+            Ok(()) => terminal::say(format_args!("a reproducer is in {}", path.display())),
+            Err(error) => terminal::say(format_args!("no reproducer can be written to {}: {error}", path.display())),
         }
     }
 

@@ -13,7 +13,7 @@ use tilewright_codegen::target::{Artifact, CompileOptions, Target};
 use crate::cache::{Cache, Key};
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::watch;
+use crate::{terminal, watch};
 
 /// Records a kernel and compiles it, or takes the artifact from the cache on disk. Lines of `static_print` go to standard
 /// error.
@@ -40,7 +40,7 @@ pub(crate) fn record(
 ) -> Result<Func> {
     let recording = def.record_full(dtypes, consts, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
     for line in &recording.prints {
-        eprintln!("{}: {line}", def.name);
+        terminal::say(format_args!("{}: {line}", def.name));
     }
     let mut func = recording.func;
     reach::drop_unchecked_hints(&mut func);
