@@ -61,6 +61,7 @@ impl Trace for Claims {
 struct Sizes<'p> {
     args: &'p [Argument],
     bytes: Vec<u64>,
+    addresses: &'p [u64],
 }
 
 impl reach::Launch for Sizes<'_> {
@@ -73,6 +74,10 @@ impl reach::Launch for Sizes<'_> {
 
     fn bytes(&self, arg: usize) -> u64 {
         self.bytes[arg]
+    }
+
+    fn address(&self, arg: usize) -> u64 {
+        self.addresses[arg]
     }
 }
 
@@ -93,6 +98,7 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     let params = &func.block(func.body).params;
     let (writes, reads) = (written::through(func), written::read_through(func));
     let reach = (stage_of(func) == Stage::Tile).then(|| reach::Reach::of(func));
+    let addresses: Vec<u64> = buffers.iter().map(|id| id.map_or(0, |id| memory.address(id))).collect();
     for (arg, id) in buffers.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?))) {
         let [read, wrote] = memory.accessed(id);
         let name = &func.args[arg].name;
@@ -105,7 +111,7 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
         if let Some(reach) = reach.as_ref().filter(|_| end > 0) {
             // With a byte less, somebody has to object.
             let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
-            let sizes = Sizes { args: &program.args, bytes };
+            let sizes = Sizes { args: &program.args, bytes, addresses: &addresses };
             if reach.check(&sizes, program.grid).is_ok() {
                 return Err(format!("argument `{name}` is accessed up to byte {end}, beyond its reach"));
             }
