@@ -81,7 +81,7 @@ fn uniform(seed: u64, offset: u32) -> f32 {
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     let word = counter[0] as i32;
-    (if word < 0 { !word } else { word }) as f32 * 4.6566127342e-10
+    (if word < 0 { !word } else { word }) as f32 * 4.656_612_7e-10
 }
 
 /// Fails unless all elements are the expected ones up to a rounding; gives the largest relative difference.

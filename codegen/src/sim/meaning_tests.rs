@@ -167,7 +167,7 @@ fn eight_bit_floats_round_and_saturate_as_the_interpreter_says() {
 #[test]
 fn sine_and_cosine_of_numbers_of_all_magnitudes() {
     let mut rng = Rng::new(3);
-    let mut x: Vec<f32> = vec![1e18, -1e18, f32::MAX, f32::MIN, 0.0, 1.073_741_8e9, 1.073_741_95e9, 1e-40];
+    let mut x: Vec<f32> = vec![1e18, -1e18, f32::MAX, f32::MIN, 0.0, 1.073_741_8e9, 1.073_742e9, 1e-40];
     x.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
     x.extend((0..4000).map(|_| f32::from_bits(rng.next_u64() as u32)));
     x.extend((0..4000).map(|_| ((rng.next_u64() % (1 << 40)) as f64 * std::f64::consts::FRAC_PI_2) as f32));
