@@ -16,7 +16,6 @@ pub mod num;
 pub mod passes;
 pub mod pipeline;
 pub mod reduce;
-#[cfg(any(test, feature = "testgen"))]
 pub mod sim;
 pub mod target;
 #[cfg(any(test, feature = "testgen"))]

@@ -251,19 +251,21 @@ fn check_specialization(func: &Func, arch: GpuArch, options: &CompileOptions) ->
     })
 }
 
-/// Compiles for an NVIDIA GPU.
-pub fn compile_gpu(
+/// Compiles for an NVIDIA GPU as far as LLVM IR goes: what the simulated GPU runs.
+///
+/// # Errors
+/// What the target does not have.
+pub fn lower_gpu(
     func: &Func,
     arch: GpuArch,
     options: &CompileOptions,
     observer: &mut dyn Observer,
-) -> Result<Artifact, CompileError> {
+) -> Result<(Manifest, String), Unsupported> {
     check(func, options)?;
     check_specialization(func, arch, options)?;
     let laid = gpu_ir(func, arch, options, observer);
     let module = lower::nvptx::lower(&laid, arch, options)?;
     observer.llvm_ir(&module.llvm_ir);
-    let ptx = llvm::ptx(&module.llvm_ir, arch, options.ptx_version, &Opt::gpu())?;
     let manifest = Manifest {
         kernel: func.name.clone(),
         entry: module.entry,
@@ -275,6 +277,18 @@ pub fn compile_gpu(
         tensor_maps: module.tensor_maps,
         source: func.loc.to_string(),
     };
+    Ok((manifest, module.llvm_ir))
+}
+
+/// Compiles for an NVIDIA GPU.
+pub fn compile_gpu(
+    func: &Func,
+    arch: GpuArch,
+    options: &CompileOptions,
+    observer: &mut dyn Observer,
+) -> Result<Artifact, CompileError> {
+    let (manifest, llvm_ir) = lower_gpu(func, arch, options, observer)?;
+    let ptx = llvm::ptx(&llvm_ir, arch, options.ptx_version, &Opt::gpu())?;
     Ok(Artifact { manifest, code: Code::Ptx(ptx.code) })
 }
 

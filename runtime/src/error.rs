@@ -42,6 +42,9 @@ pub enum Error {
     #[error("out of memory on {device}: {requested} bytes were asked for, {free} of {total} are free")]
     OutOfMemory { device: String, requested: u64, free: u64, total: u64 },
 
+    #[error("kernel {kernel} on the simulated GPU: {error}")]
+    Simulated { kernel: String, error: String },
+
     #[error("out of memory on the CPU: {requested} bytes were asked for")]
     HostMemory { requested: u64 },
 

@@ -29,7 +29,7 @@ enum Point {
 impl Stream {
     pub(crate) fn default_of(device: &Device) -> Stream {
         let cuda = match device.inner() {
-            Inner::Cpu(_) => None,
+            Inner::Cpu(_) | Inner::Simulated(_) => None,
             Inner::Cuda(cuda) => Some(cuda.stream.clone()),
         };
         Stream { device: device.clone(), cuda }
@@ -37,7 +37,7 @@ impl Stream {
 
     pub(crate) fn new(device: &Device) -> Result<Stream> {
         let cuda = match device.inner() {
-            Inner::Cpu(_) => None,
+            Inner::Cpu(_) | Inner::Simulated(_) => None,
             Inner::Cuda(cuda) => Some(cuda.context.new_stream().doing(&format!("making a stream on {}", cuda.label))?),
         };
         Ok(Stream { device: device.clone(), cuda })
@@ -92,7 +92,7 @@ impl Stream {
     fn parts(&self) -> Option<(&Cuda, &Arc<CudaStream>)> {
         match (self.device.inner(), &self.cuda) {
             (Inner::Cuda(cuda), Some(stream)) => Some((cuda, stream)),
-            (Inner::Cuda(_) | Inner::Cpu(_), _) => None,
+            (Inner::Cuda(_) | Inner::Cpu(_) | Inner::Simulated(_), _) => None,
         }
     }
 }

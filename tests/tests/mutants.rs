@@ -142,9 +142,8 @@ fn specialized(pingpong: bool) -> Schedule {
 fn product(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOptions) -> Case {
     let (m, n, k) = (64, 64, 4 * k_tile + 32);
     let mut random = Random::new(1);
-    let mut matrix = |rows: usize, columns: usize| {
-        HostTensor::random(DType::BF16, &[rows, columns], &[columns, 1], &mut random)
-    };
+    let mut matrix =
+        |rows: usize, columns: usize| HostTensor::random(DType::BF16, &[rows, columns], &[columns, 1], &mut random);
     let (a, b) = (matrix(m, k), matrix(k, n));
     let unused = HostTensor::random(DType::BF16, &[16], &[1], &mut Random::new(2));
     let c = HostTensor::poisoned(DType::BF16, &[m, n], &[n, 1]);
@@ -246,7 +245,8 @@ fn layer_norm(name: &'static str, stages: usize) -> Case {
     let sums = || Arg::Out(HostTensor::poisoned(DType::F32, &[2, d], &[d, 1]));
     let grad_x = Arg::Out(HostTensor::poisoned(DType::F32, &[rows, d], &[d, 1]));
     let numbers = [d, 1, 1, 1, 1, d, 1, d, 1, rows, d, 10].map(|n| Arg::Int(n as i64));
-    let args = [Arg::In(x), w, mean, rstd, Arg::In(grad_y), grad_x, sums(), sums()].into_iter().chain(numbers).collect();
+    let args =
+        [Arg::In(x), w, mean, rstd, Arg::In(grad_y), grad_x, sums(), sums()].into_iter().chain(numbers).collect();
     let consts = consts! { rows_tile = 2usize, d_tile = 256usize, whole_rows = true, stages = stages };
     let options = options(4, 1, Schedule::default());
     Case::new(name, &LAYER_NORM_BWD, &[DType::F32], consts, [2, 1, 1], args, GpuArch::Sm90a, &options)
@@ -373,7 +373,11 @@ fn planted_faults_are_caught() {
             for seed in 1..SEEDS {
                 let again = case.simulate(&case.module.llvm_ir, seed);
                 if again.as_ref() != Ok(&expected) {
-                    wrong.lock().unwrap().push(format!("{} without a fault, seed {seed}: {:?}", case.name, again.err()));
+                    wrong.lock().unwrap().push(format!(
+                        "{} without a fault, seed {seed}: {:?}",
+                        case.name,
+                        again.err()
+                    ));
                 }
             }
             let mut all = mutants(&case.module.llvm_ir);

@@ -343,8 +343,7 @@ impl<'a> Block<'a> {
                 }
                 let at = self.text(alive[0]);
                 if let Some(&t) = alive.iter().find(|&&t| self.text(t) != at) {
-                    let message =
-                        format!("threads of one {kind:?} meet at different instructions, one of them `{at}`");
+                    let message = format!("threads of one {kind:?} meet at different instructions, one of them `{at}`");
                     return Err(self.error(Some(t), message));
                 }
                 self.together(&alive, global).map_err(|e| self.error(Some(alive[0]), e))?;

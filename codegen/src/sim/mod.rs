@@ -31,6 +31,7 @@ mod matrix;
 #[cfg(test)]
 mod meaning_tests;
 mod memory;
+#[cfg(any(test, feature = "testgen"))]
 pub mod mutate;
 #[cfg(test)]
 mod padding_tests;

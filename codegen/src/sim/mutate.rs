@@ -123,9 +123,15 @@ fn accesses_shared(line: &str) -> bool {
     let has = |text: &str| line.contains(text);
     let direct = has("ptr addrspace(3)") && (has("= load ") || line.trim_start().starts_with("store "));
     direct
-        || ["wgmma.mma_async", "cp.async.bulk.tensor", "cp.async.ca.shared", "cp.async.cg.shared", "cp.reduce.async.bulk"]
-            .iter()
-            .any(|op| has(op))
+        || [
+            "wgmma.mma_async",
+            "cp.async.bulk.tensor",
+            "cp.async.ca.shared",
+            "cp.async.cg.shared",
+            "cp.reduce.async.bulk",
+        ]
+        .iter()
+        .any(|op| has(op))
 }
 
 /// All mutants of a module, in the order of its lines.
@@ -385,7 +391,8 @@ fn access_moved_down(lines: &[&str], access: usize, (first, last): (usize, usize
         if registers(lines[i]).is_disjoint(&values) {
             continue;
         }
-        let pure = ["extractelement", "insertelement", "bitcast", "extractvalue"].iter().any(|op| lines[i].contains(op));
+        let pure =
+            ["extractelement", "insertelement", "bitcast", "extractvalue"].iter().any(|op| lines[i].contains(op));
         if !pure || i >= first {
             return None;
         }

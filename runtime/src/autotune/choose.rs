@@ -111,6 +111,7 @@ fn place(autotune: &'static Autotune, device: &Device, dtypes: &[DType], key: &[
     place.push(std::ptr::from_ref(autotune) as u64);
     place.push(match device.inner() {
         Inner::Cpu(_) => 0,
+        Inner::Simulated(simulated) => std::ptr::from_ref(simulated) as u64,
         // GPUs are told apart by their context, which lives as long as the driver.
         Inner::Cuda(cuda) => cuda.context.cu_ctx() as u64,
     });

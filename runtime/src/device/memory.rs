@@ -79,7 +79,7 @@ impl Memory {
     /// `bytes` bytes: zeros on the CPU, anything on a GPU.
     pub(crate) fn new(device: &Device, bytes: usize) -> Result<Memory> {
         let (address, host) = match device.inner() {
-            Inner::Cpu(_) => {
+            Inner::Cpu(_) | Inner::Simulated(_) => {
                 let host = HostMemory::zeroed(bytes)?;
                 (host.as_mut_ptr().expose_provenance() as u64, Some(host))
             }
@@ -124,7 +124,7 @@ impl Device {
             return Ok(());
         }
         match self.inner() {
-            Inner::Cpu(_) => {
+            Inner::Cpu(_) | Inner::Simulated(_) => {
                 // SAFETY: the caller's promise.
                 unsafe { host(address).write_bytes(value, bytes) };
                 Ok(())
@@ -147,7 +147,7 @@ impl Device {
             return Ok(());
         }
         match self.inner() {
-            Inner::Cpu(_) => {
+            Inner::Cpu(_) | Inner::Simulated(_) => {
                 // SAFETY: the caller's promise; `source` is a live borrow, so it does not overlap.
                 unsafe { host(address).copy_from_nonoverlapping(source.as_ptr(), source.len()) };
                 Ok(())
@@ -171,7 +171,7 @@ impl Device {
             return Ok(());
         }
         match self.inner() {
-            Inner::Cpu(_) => {
+            Inner::Cpu(_) | Inner::Simulated(_) => {
                 // SAFETY: the caller's promise; `target` is an exclusive borrow, so it does not overlap.
                 unsafe { target.as_mut_ptr().copy_from_nonoverlapping(host(address), target.len()) };
                 Ok(())
@@ -195,7 +195,7 @@ impl Device {
             return Ok(());
         }
         match self.inner() {
-            Inner::Cpu(_) => {
+            Inner::Cpu(_) | Inner::Simulated(_) => {
                 // SAFETY: the caller's promise.
                 unsafe { host(target).copy_from_nonoverlapping(host(source), bytes) };
                 Ok(())

@@ -1,9 +1,10 @@
-//! A place where kernels run: one GPU, or the CPU.
+//! A place where kernels run: one GPU, the CPU, or a GPU that the CPU simulates.
 
 mod cpu;
 mod cuda;
 mod driver;
 mod memory;
+mod simulated;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,12 +16,13 @@ pub use cpu::expect_host_memory;
 pub(crate) use cuda::Cuda;
 pub(crate) use driver::{driver_version, gpu_count};
 pub(crate) use memory::{HostMemory, Memory};
+pub(crate) use simulated::Simulated;
 
 use crate::env::{DeviceChoice, Env};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 
-/// A GPU or the CPU. Cloning is cheap and gives the same device, with the same stream.
+/// A GPU, the CPU, or a simulated GPU. Cloning is cheap and gives the same device, with the same stream.
 ///
 /// Work on a GPU is asynchronous: launches and fills queue on the device's own stream, in order; reading a buffer waits
 /// for what it needs. Work on the CPU is done when the call returns.
@@ -30,6 +32,7 @@ pub struct Device(Arc<Inner>);
 pub(crate) enum Inner {
     Cpu(Cpu),
     Cuda(Cuda),
+    Simulated(Simulated),
 }
 
 /// What a device is and has.
@@ -76,6 +79,28 @@ impl Device {
         Device(Arc::new(Inner::Cpu(Cpu::new())))
     }
 
+    /// A GPU of this architecture, simulated thread by thread on the CPU: for tests of kernels where there is no GPU.
+    ///
+    /// Kernels are compiled as for the real one. A launch reports, with the line of the kernel, what a GPU would only sometimes show:
+    /// data races in shared memory and between programs, accesses that are misaligned or outside of a buffer, copies that nobody waited
+    /// for, and threads that wait for each other for ever. It is some thousand times slower than a GPU: use small shapes. Buffers are
+    /// host memory; what a kernel prints is dropped.
+    ///
+    /// ```no_run
+    /// use tilewright_codegen::target::GpuArch;
+    /// use tilewright_runtime::Device;
+    ///
+    /// let device = Device::simulated(GpuArch::Sm90a);
+    /// ```
+    pub fn simulated(arch: GpuArch) -> Device {
+        Device::simulated_by(arch, 1)
+    }
+
+    /// As [`Device::simulated`]: programs and threads run in the order that `seed` draws. Every order is one that a GPU might choose.
+    pub fn simulated_by(arch: GpuArch, seed: u64) -> Device {
+        Device(Arc::new(Inner::Simulated(Simulated::new(arch, seed))))
+    }
+
     /// The device that `TILEWRIGHT_DEVICE` names; without it, GPU 0 where a driver answers and there is one that can run
     /// our kernels, else the CPU.
     ///
@@ -103,6 +128,7 @@ impl Device {
         match &*self.0 {
             Inner::Cpu(cpu) => &cpu.info,
             Inner::Cuda(cuda) => &cuda.info,
+            Inner::Simulated(simulated) => &simulated.info,
         }
     }
 
@@ -111,6 +137,7 @@ impl Device {
         match &*self.0 {
             Inner::Cpu(cpu) => Target::Host(cpu.host_cpu().clone()),
             Inner::Cuda(cuda) => Target::Nvptx(cuda.arch),
+            Inner::Simulated(simulated) => Target::Nvptx(simulated.arch),
         }
     }
 
@@ -119,6 +146,7 @@ impl Device {
         match &*self.0 {
             Inner::Cpu(_) => None,
             Inner::Cuda(cuda) => Some(cuda.arch),
+            Inner::Simulated(simulated) => Some(simulated.arch),
         }
     }
 
@@ -126,7 +154,7 @@ impl Device {
     pub fn host_cpu(&self) -> Option<&HostCpu> {
         match &*self.0 {
             Inner::Cpu(cpu) => Some(cpu.host_cpu()),
-            Inner::Cuda(_) => None,
+            Inner::Cuda(_) | Inner::Simulated(_) => None,
         }
     }
 
@@ -151,7 +179,7 @@ impl Device {
     /// further work in this process.
     pub fn synchronize(&self) -> Result<()> {
         match &*self.0 {
-            Inner::Cpu(_) => Ok(()),
+            Inner::Cpu(_) | Inner::Simulated(_) => Ok(()),
             Inner::Cuda(cuda) => cuda.synchronize(&cuda.stream),
         }
     }
@@ -169,7 +197,7 @@ impl Device {
     /// Gives memory that freed buffers and graphs left in the device's pools back to the system.
     pub fn release_unused_memory(&self) -> Result<()> {
         match &*self.0 {
-            Inner::Cpu(_) => Ok(()),
+            Inner::Cpu(_) | Inner::Simulated(_) => Ok(()),
             Inner::Cuda(cuda) => cuda.trim_pool(),
         }
     }
@@ -185,7 +213,7 @@ impl Device {
     /// Free and total memory in bytes, now; `None` on the CPU.
     pub fn memory_in_use(&self) -> Result<Option<(u64, u64)>> {
         match &*self.0 {
-            Inner::Cpu(_) => Ok(None),
+            Inner::Cpu(_) | Inner::Simulated(_) => Ok(None),
             Inner::Cuda(cuda) => cuda.free_and_total().map(Some),
         }
     }
@@ -193,7 +221,7 @@ impl Device {
     /// Begins to count the peak of [`Device::peak_memory`] anew; gives the bytes that are allocated now, `None` on the CPU.
     pub fn restart_peak_memory(&self) -> Result<Option<u64>> {
         match &*self.0 {
-            Inner::Cpu(_) => Ok(None),
+            Inner::Cpu(_) | Inner::Simulated(_) => Ok(None),
             Inner::Cuda(cuda) => cuda.restart_pool_peak().map(Some),
         }
     }
@@ -203,7 +231,7 @@ impl Device {
     /// [`Device::release_unused_memory`]. What the pool keeps for later, the driver's own memory and that of other processes do not count.
     pub fn peak_memory(&self) -> Result<Option<u64>> {
         match &*self.0 {
-            Inner::Cpu(_) => Ok(None),
+            Inner::Cpu(_) | Inner::Simulated(_) => Ok(None),
             Inner::Cuda(cuda) => cuda.pool_peak().map(Some),
         }
     }
@@ -219,6 +247,7 @@ impl fmt::Display for Device {
         match &*self.0 {
             Inner::Cpu(_) => f.write_str("the CPU"),
             Inner::Cuda(cuda) => f.write_str(&cuda.label),
+            Inner::Simulated(simulated) => write!(f, "a {} GPU", simulated.info.name),
         }
     }
 }
@@ -229,7 +258,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Two handles are equal if they reach the same memory in the same order: the CPU, or the same stream of the same GPU.
+/// Two handles are equal if they reach the same memory in the same order: the CPU, the same stream of the same GPU, or one simulated GPU.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         match (&*self.0, &*other.0) {
@@ -237,7 +266,8 @@ impl PartialEq for Device {
             (Inner::Cuda(a), Inner::Cuda(b)) => {
                 a.stream.cu_stream() == b.stream.cu_stream() && a.context.cu_ctx() == b.context.cu_ctx()
             }
-            (Inner::Cpu(_), Inner::Cuda(_)) | (Inner::Cuda(_), Inner::Cpu(_)) => false,
+            (Inner::Simulated(_), Inner::Simulated(_)) => Arc::ptr_eq(&self.0, &other.0),
+            (Inner::Cpu(_) | Inner::Cuda(_) | Inner::Simulated(_), _) => false,
         }
     }
 }

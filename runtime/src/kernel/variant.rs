@@ -72,6 +72,7 @@ fn key(
     key.push(std::ptr::from_ref(def) as u64);
     match device.inner() {
         Inner::Cpu(_) => key.extend([0, 0]),
+        Inner::Simulated(simulated) => key.extend([1, std::ptr::from_ref(simulated) as u64]),
         Inner::Cuda(cuda) => key.extend([cuda.context.cu_ctx() as u64, cuda.stream.cu_stream() as u64]),
     }
     let LaunchConfig { grid: _, stream: _, reach: _, num_warps, num_stages, debug_asserts, max_registers, schedule } =
@@ -115,15 +116,21 @@ pub(super) fn find_or_compile(
     // Two threads may compile the same variant: both get it right, and the second one's is kept.
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
-    let (func, artifact) = {
-        let _span = trace::span("kernel from cache or compiler");
-        let func = compile::record(def, dtypes, &values, &specialization(def, args))?;
-        let artifact = compile_func(&func, &device.target(), &device.fit_options(&config.options()))?;
-        (func, artifact)
+    let options = device.fit_options(&config.options());
+    let func = {
+        let _span = trace::span("kernel recorded");
+        compile::record(def, dtypes, &values, &specialization(def, args))?
     };
-    let kernel = {
-        let _span = trace::span("kernel to device");
-        device.load(&artifact)?
+    let kernel = match device.inner() {
+        Inner::Simulated(simulated) => device.simulate(simulated, &func, &options)?,
+        Inner::Cpu(_) | Inner::Cuda(_) => {
+            let artifact = {
+                let _span = trace::span("kernel from cache or compiler");
+                compile_func(&func, &device.target(), &options)?
+            };
+            let _span = trace::span("kernel to device");
+            device.load(&artifact)?
+        }
     };
     let variant = Variant { kernel, reach: Arc::new(Reach::of(&func)) };
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());

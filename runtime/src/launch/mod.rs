@@ -4,6 +4,7 @@ mod arg;
 mod check;
 mod cuda;
 mod host;
+mod simulated;
 mod tensor_map;
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,8 @@ struct Kernel {
 enum Loaded {
     Host(JitModule),
     Cuda(cuda::Function),
+    /// LLVM IR.
+    Simulated(String),
 }
 
 impl Device {
@@ -55,11 +58,11 @@ impl Device {
     /// shared memory or registers than the device has.
     pub fn load(&self, artifact: &Artifact) -> Result<CompiledKernel> {
         let manifest = artifact.manifest.clone();
-        let label = format!("`{}` ({})", manifest.kernel, manifest.source);
+        let label = label(&manifest);
         let code = match (&artifact.code, self.inner()) {
             (Code::Object(object), Inner::Cpu(_)) => Loaded::Host(JitModule::load(object, &manifest.entry)?),
             (Code::Ptx(ptx), Inner::Cuda(cuda)) => Loaded::Cuda(cuda::Function::load(cuda, &manifest, &label, ptx)?),
-            (Code::Object(_), Inner::Cuda(_)) | (Code::Ptx(_), Inner::Cpu(_)) => {
+            (Code::Object(_), Inner::Cuda(_)) | (Code::Ptx(_), Inner::Cpu(_)) | (_, Inner::Simulated(_)) => {
                 return Err(Error::WrongTarget {
                     kernel: label,
                     device: self.to_string(),
@@ -68,9 +71,19 @@ impl Device {
                 });
             }
         };
-        let passed = check::passed_arguments(&manifest);
-        Ok(CompiledKernel(Arc::new(Kernel { manifest, label: label.into(), passed, code, device: self.clone() })))
+        Ok(self.loaded(manifest, code))
     }
+
+    fn loaded(&self, manifest: Manifest, code: Loaded) -> CompiledKernel {
+        let passed = check::passed_arguments(&manifest);
+        let label = label(&manifest).into();
+        CompiledKernel(Arc::new(Kernel { manifest, label, passed, code, device: self.clone() }))
+    }
+}
+
+/// The kernel and where its source is, for messages.
+fn label(manifest: &Manifest) -> String {
+    format!("`{}` ({})", manifest.kernel, manifest.source)
 }
 
 impl CompiledKernel {
@@ -126,8 +139,13 @@ impl CompiledKernel {
                 // SAFETY: as above.
                 unsafe { function.launch(cuda, stream, kernel, grid, &slots) }
             }
-            (Loaded::Cuda(_), Inner::Cpu(_)) => {
-                unreachable!("internal compiler error: GPU code was loaded on the CPU; please report")
+            (Loaded::Simulated(llvm_ir), Inner::Simulated(simulated)) => {
+                // SAFETY: as above.
+                unsafe { simulated::run_grid(simulated, llvm_ir, kernel, grid, args, &slots) }
+            }
+            (Loaded::Cuda(_), Inner::Cpu(_) | Inner::Simulated(_))
+            | (Loaded::Simulated(_), Inner::Cpu(_) | Inner::Cuda(_)) => {
+                unreachable!("internal compiler error: code was loaded on another kind of device; please report")
             }
         }
     }
@@ -145,7 +163,7 @@ impl CompiledKernel {
     /// Registers, spills and occupancy, as the driver sees them; `None` on the CPU.
     pub fn resources(&self) -> Option<&Resources> {
         match &self.0.code {
-            Loaded::Host(_) => None,
+            Loaded::Host(_) | Loaded::Simulated(_) => None,
             Loaded::Cuda(function) => Some(function.resources()),
         }
     }
@@ -153,7 +171,7 @@ impl CompiledKernel {
     /// What the driver's PTX compiler said; empty on the CPU.
     pub fn jit_log(&self) -> &str {
         match &self.0.code {
-            Loaded::Host(_) => "",
+            Loaded::Host(_) | Loaded::Simulated(_) => "",
             Loaded::Cuda(function) => function.log(),
         }
     }

@@ -43,20 +43,11 @@ impl TensorMaps {
     /// The map of the manifest's description `index` for these arguments.
     pub(super) fn get(&mut self, manifest: &Manifest, index: usize, slots: &Slots, label: &str) -> Result<TensorMap> {
         let description = &manifest.tensor_maps[index];
-        let fail = |reason: String| Error::TensorMap {
-            kernel: label.to_string(),
-            tensor: manifest.args[description.base].name.clone(),
-            reason,
-        };
-        let evaluate = |expr: &HostExpr| match *expr {
-            HostExpr::Const(value) => value,
-            HostExpr::Arg(arg) => integer_of(manifest, arg, slots),
-        };
-        let key = key_of(index, description, slots[description.base], evaluate).map_err(fail)?;
+        let key = checked(manifest, index, slots, label)?;
         if let Some((_, map)) = self.entries.iter().find(|(known, _)| *known == key) {
             return Ok(*map);
         }
-        let map = encode(&key, description).map_err(fail)?;
+        let map = encode(&key, description).map_err(|reason| refused(manifest, index, label, reason))?;
         match self.entries.get_mut(self.next) {
             Some(oldest) => *oldest = (key, map),
             None => self.entries.push((key, map)),
@@ -64,6 +55,30 @@ impl TensorMaps {
         self.next = (self.next + 1) % REMEMBERED;
         Ok(map)
     }
+}
+
+/// What the map of the manifest's description `index` is made of, for these arguments.
+fn checked(manifest: &Manifest, index: usize, slots: &Slots, label: &str) -> Result<Key> {
+    let description = &manifest.tensor_maps[index];
+    let evaluate = |expr: &HostExpr| match *expr {
+        HostExpr::Const(value) => value,
+        HostExpr::Arg(arg) => integer_of(manifest, arg, slots),
+    };
+    let key = key_of(index, description, slots[description.base], evaluate);
+    key.map_err(|reason| refused(manifest, index, label, reason))
+}
+
+fn refused(manifest: &Manifest, index: usize, label: &str, reason: String) -> Error {
+    let tensor = manifest.args[manifest.tensor_maps[index].base].name.clone();
+    Error::TensorMap { kernel: label.to_string(), tensor, reason }
+}
+
+/// Whether the engine could fetch what the kernel's maps describe, without a driver.
+///
+/// # Errors
+/// Which tensor it could not, and why.
+pub(super) fn check(manifest: &Manifest, slots: &Slots, label: &str) -> Result<()> {
+    (0..manifest.tensor_maps.len()).try_for_each(|index| checked(manifest, index, slots, label).map(drop))
 }
 
 /// An integer argument's value, sign-extended from its size.

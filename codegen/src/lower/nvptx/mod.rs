@@ -26,7 +26,6 @@ mod tests;
 mod threads;
 mod tma;
 
-#[cfg(any(test, feature = "testgen"))]
 pub(crate) use self::emit::PLACE;
 use self::emit::{Emitter, Val};
 use self::exchange::Exchange;

@@ -1,0 +1,81 @@
+//! A launch on the simulated GPU.
+
+use tilewright_codegen::ir::Func;
+use tilewright_codegen::pipeline;
+use tilewright_codegen::sim::{self, Global, Launch};
+use tilewright_codegen::target::CompileOptions;
+
+use super::{CompiledKernel, Kernel, LaunchArg, Loaded, Slots, tensor_map};
+use crate::device::{Device, Simulated};
+use crate::error::{Error, Result};
+use crate::kernel::explain_failure;
+
+/// The widest alignment that code may assume of an address, in bytes.
+const ALIGN: u64 = 256;
+
+impl Device {
+    /// Compiles for the architecture that is simulated.
+    pub(crate) fn simulate(
+        &self,
+        simulated: &Simulated,
+        func: &Func,
+        options: &CompileOptions,
+    ) -> Result<CompiledKernel> {
+        let lowered = pipeline::lower_gpu(func, simulated.arch, options, &mut ());
+        let (manifest, llvm_ir) = lowered.map_err(|error| explain_failure(func, error.into()))?;
+        Ok(self.loaded(manifest, Loaded::Simulated(llvm_ir)))
+    }
+}
+
+/// Copies what the arguments point to, runs the grid, and copies back what has changed.
+///
+/// # Safety
+/// [`launch_on`](super::CompiledKernel::launch_on)'s contract.
+pub(super) unsafe fn run_grid(
+    simulated: &Simulated,
+    llvm_ir: &str,
+    kernel: &Kernel,
+    grid: [u32; 3],
+    args: &[LaunchArg],
+    slots: &Slots,
+) -> Result<()> {
+    let manifest = &kernel.manifest;
+    tensor_map::check(manifest, slots, &kernel.label)?;
+    let mut global = Global::default();
+    let mut memory = Vec::new();
+    let mut bits = slots.to_vec();
+    for (arg, &index) in args.iter().zip(&kernel.passed) {
+        let LaunchArg::Ptr { addr, bytes } = *arg else { continue };
+        // Bytes in front keep the alignment of the address.
+        let before = (addr % ALIGN) as usize;
+        let pointer = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
+        // SAFETY: the caller's promise; nobody writes the memory during the launch.
+        let old = match bytes {
+            0 => Vec::new(),
+            _ => unsafe { std::slice::from_raw_parts(pointer, bytes as usize) }.to_vec(),
+        };
+        let address = global.add([vec![0; before], old.clone()].concat());
+        bits[index] = address + before as u64;
+        memory.push((pointer, address, before, old));
+    }
+    bits.truncate(manifest.args.len() - manifest.tensor_maps.len());
+    let launch = Launch {
+        llvm_ir,
+        grid,
+        threads: manifest.threads,
+        shared_bytes: manifest.shared_bytes,
+        args: &bits,
+        tensor_maps: &manifest.tensor_maps,
+        seed: simulated.seed,
+    };
+    sim::run(&launch, &mut global)
+        .map_err(|error| Error::Simulated { kernel: kernel.label.to_string(), error: error.to_string() })?;
+    for (pointer, address, before, old) in memory {
+        let new = &global.bytes(address)[before..];
+        if new != old {
+            // SAFETY: the kernel writes through this argument, so the caller has lent it exclusively; it has as many bytes.
+            unsafe { pointer.copy_from_nonoverlapping(new.as_ptr(), new.len()) };
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! `Device::simulated` as a user's test tool: kernels of one's own run on it, and what is wrong with them is told with their line.
+
+use tilewright::codegen::target::GpuArch;
+use tilewright::prelude::*;
+
+const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
+
+/// y = softmax(x · w), a program a block of rows.
+#[kernel]
+fn scores(x: In<f16>, w: In<f16>, y: Out<f32>, rows: i32, #[constexpr] tile: usize, #[constexpr] d: usize) {
+    let first = program_id(0) * tile;
+    let x_block = make_block_ptr(
+        x,
+        shape = [rows, d],
+        strides = [d, 1],
+        offsets = [first, 0],
+        block_shape = [tile, d],
+        order = [1, 0],
+    );
+    let w_block =
+        make_block_ptr(w, shape = [d, d], strides = [d, 1], offsets = [0, 0], block_shape = [d, d], order = [1, 0]);
+    let s = dot(load(x_block, boundary_check = [0], padding = zero), load(w_block));
+    let e = exp(s - max(s, axis = 1, keep_dims = true));
+    let y_block = make_block_ptr(
+        y,
+        shape = [rows, d],
+        strides = [d, 1],
+        offsets = [first, 0],
+        block_shape = [tile, d],
+        order = [1, 0],
+    );
+    store(y_block, e / sum(e, axis = 1, keep_dims = true), boundary_check = [0]);
+}
+
+#[test]
+fn kernels_give_what_they_give_elsewhere() {
+    let (rows, d, tile) = (100usize, 32usize, 64usize);
+    let wave = |len: usize, f: f32| -> Vec<f16> { (0..len).map(|i| f16::from_f32((i as f32 * f).sin())).collect() };
+    let (x, w) = (wave(rows * d, 0.7), wave(d * d, 0.3));
+    let mut want = Vec::new();
+    for row in x.chunks(d) {
+        let s: Vec<f64> =
+            (0..d).map(|j| row.iter().enumerate().map(|(k, x)| x.to_f64() * w[k * d + j].to_f64()).sum()).collect();
+        let total: f64 = s.iter().map(|s| s.exp()).sum();
+        want.extend(s.iter().map(|s| s.exp() / total));
+    }
+    for arch in ARCHS {
+        for seed in [1, 2] {
+            let device = Device::simulated_by(arch, seed);
+            let (x, w) = (Buffer::from_slice(&device, &x).unwrap(), Buffer::from_slice(&device, &w).unwrap());
+            let mut y = Buffer::<f32>::poisoned(&device, rows * d).unwrap();
+            let kernel = Scores { x: &x, w: &w, y: &mut y, rows: rows as i32, tile, d };
+            kernel.launch(&device, rows.div_ceil(tile)).unwrap();
+            for (i, (got, want)) in y.to_vec().unwrap().into_iter().zip(&want).enumerate() {
+                assert!((f64::from(got) - want).abs() < 1e-5, "{arch:?}: element {i} is {got}, expected {want}");
+            }
+        }
+    }
+    assert_eq!(Device::simulated(GpuArch::Sm90a).to_string(), "a simulated sm_90a GPU");
+    assert_ne!(Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm80), "each has its own memory");
+}
+
+/// Every program writes its number to the same place.
+#[kernel]
+fn last_one_wins(y: Out<i32>) {
+    store(y + 0, program_id(0));
+}
+
+/// Beyond the end of what there is, if `n` says so.
+#[kernel]
+fn fill(y: Out<f32>, n: i32, #[constexpr] tile: usize) {
+    let i = program_id(0) * tile + arange(0, tile);
+    store(y + i, zeros::<f32>([tile]), mask = i < n);
+}
+
+/// Waits for a flag that nobody sets.
+#[kernel]
+fn waits(flag: InOut<i32>) {
+    let mut seen = atomic_add(flag + 0, 0);
+    while seen == 0 {
+        seen = atomic_add(flag + 0, 0);
+    }
+}
+
+#[kernel]
+fn asserts(x: In<i32>, y: Out<i32>) {
+    let v = load(x + 0);
+    device_assert!(v > 0, "v is positive");
+    store(y + 0, v);
+}
+
+#[test]
+fn what_is_wrong_is_told_with_the_kernels_line() {
+    let this_file = file!().rsplit('/').next().unwrap();
+    let expect = |error: tilewright::Error, parts: &[&str]| {
+        let message = error.to_string();
+        for part in parts {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+    };
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        let device = Device::simulated(arch);
+        let mut y = Buffer::<i32>::zeros(&device, 4).unwrap();
+        // SAFETY: the simulated GPU checks every access.
+        let unchecked = |grid: u32| unsafe { LaunchConfig::new(grid).unchecked() };
+        expect(LastOneWins { y: &mut y }.launch_with(&device, &unchecked(3)).unwrap_err(), &["race", this_file]);
+        LastOneWins { y: &mut y }.launch(&device, 1).unwrap();
+
+        let mut z = Buffer::<f32>::zeros(&device, 100).unwrap();
+        Fill { y: &mut z, n: 100, tile: 64 }.launch(&device, 2).unwrap();
+        expect(
+            Fill { y: &mut z, n: 101, tile: 64 }.launch_with(&device, &unchecked(2)).unwrap_err(),
+            &["offset 400 of buffer", this_file],
+        );
+        let mut flag = Buffer::<i32>::zeros(&device, 1).unwrap();
+        expect(Waits { flag: &mut flag }.launch(&device, 2).unwrap_err(), &["simulated GPU"]);
+        let x = Buffer::from_slice(&device, &[-1]).unwrap();
+        expect(Asserts { x: &x, y: &mut y }.launch(&device, 1).unwrap_err(), &["assert"]);
+    }
+}
+
+#[test]
+fn memory_of_a_simulated_gpu_is_its_own() {
+    let (one, other) = (Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm80));
+    let mut y = Buffer::<i32>::zeros(&one, 4).unwrap();
+    assert!(LastOneWins { y: &mut y }.launch(&other, 1).is_err());
+}
