@@ -49,7 +49,7 @@ fn kernels_give_what_they_give_elsewhere() {
             let device = Device::simulated_by(arch, seed);
             let (x, w) = (Buffer::from_slice(&device, &x).unwrap(), Buffer::from_slice(&device, &w).unwrap());
             let mut y = Buffer::<f32>::poisoned(&device, rows * d).unwrap();
-            let kernel = Scores { x: &x, w: &w, y: &mut y, rows: rows as i32, tile, d };
+            let mut kernel = Scores { x: &x, w: &w, y: &mut y, rows: rows as i32, tile, d };
             kernel.launch(&device, rows.div_ceil(tile)).unwrap();
             for (i, (got, want)) in y.to_vec().unwrap().into_iter().zip(&want).enumerate() {
                 assert!((f64::from(got) - want).abs() < 1e-5, "{arch:?}: element {i} is {got}, expected {want}");
@@ -85,7 +85,7 @@ fn waits(flag: InOut<i32>) {
 #[kernel]
 fn asserts(x: In<i32>, y: Out<i32>) {
     let v = load(x + 0);
-    device_assert!(v > 0, "v is positive");
+    device_assert(v > 0, "v is positive");
     store(y + 0, v);
 }
 

@@ -45,12 +45,12 @@ impl View {
     }
 
     /// Reads the block, with the padding where [`View::addresses`] has none.
-    pub fn load(&self, memory: &Memory, boundary: &[usize], padding: Padding) -> Result<Tile, String> {
+    pub fn load(&self, memory: &mut Memory, boundary: &[usize], padding: Padding) -> Result<Tile, String> {
         let pad = match padding {
             Padding::Zero => 0,
             Padding::Nan => num::encode(self.elem, f64::NAN),
         };
-        let read = |address: Option<u64>| address.map_or(Ok(pad), |a| memory.read(a, self.elem.bytes()));
+        let read = |address: Option<u64>| address.map_or(Ok(pad), |a| memory.load(a, self.elem.bytes()));
         let bits = self.addresses(boundary)?.into_iter().map(read).collect::<Result<_, _>>()?;
         Ok(Tile { shape: self.block.clone(), elem: self.elem.into(), bits })
     }
@@ -58,7 +58,7 @@ impl View {
     pub fn store(&self, memory: &mut Memory, tile: &Tile, boundary: &[usize]) -> Result<(), String> {
         for (address, &bits) in self.addresses(boundary)?.into_iter().zip(&tile.bits) {
             if let Some(address) = address {
-                memory.write(address, self.elem.bytes(), bits)?;
+                memory.store(address, self.elem.bytes(), bits)?;
             }
         }
         Ok(())
@@ -67,18 +67,11 @@ impl View {
     pub fn atomic(&self, memory: &mut Memory, op: AtomicOp, tile: &Tile, boundary: &[usize]) -> Result<(), String> {
         for (address, &bits) in self.addresses(boundary)?.into_iter().zip(&tile.bits) {
             if let Some(address) = address {
-                update(memory, address, self.elem, |old| arith::atomic(op, self.elem, old, bits))?;
+                memory.update(address, self.elem.bytes(), |old| arith::atomic(op, self.elem, old, bits))?;
             }
         }
         Ok(())
     }
-}
-
-/// Replaces an element by a function of it; gives the old one.
-fn update(memory: &mut Memory, address: u64, elem: DType, f: impl Fn(u64) -> u64) -> Result<u64, String> {
-    let old = memory.read(address, elem.bytes())?;
-    memory.write(address, elem.bytes(), f(old))?;
-    Ok(old)
 }
 
 /// Element that pointers point to.
@@ -99,7 +92,7 @@ fn enabled(mask: Option<&Tile>, i: usize) -> bool {
 }
 
 pub(super) fn load(
-    memory: &Memory,
+    memory: &mut Memory,
     pointers: &Tile,
     mask: Option<&Tile>,
     other: Option<&Tile>,
@@ -108,7 +101,7 @@ pub(super) fn load(
     let mut bits = Vec::with_capacity(pointers.bits.len());
     for (i, &address) in pointers.bits.iter().enumerate() {
         bits.push(if enabled(mask, i) {
-            memory.read(address, elem.bytes())?
+            memory.load(address, elem.bytes())?
         } else {
             other.map_or(0, |tile| tile.bits[i])
         });
@@ -120,7 +113,7 @@ pub(super) fn store(memory: &mut Memory, pointers: &Tile, value: &Tile, mask: Op
     let elem = pointee(pointers);
     for (i, &address) in pointers.bits.iter().enumerate() {
         if enabled(mask, i) {
-            memory.write(address, elem.bytes(), value.bits[i])?;
+            memory.store(address, elem.bytes(), value.bits[i])?;
         }
     }
     Ok(())
@@ -137,7 +130,7 @@ pub(super) fn atomic_rmw(
     let mut bits = vec![0; value.bits.len()];
     for (i, &address) in pointers.bits.iter().enumerate() {
         if enabled(mask, i) {
-            bits[i] = update(memory, address, elem, |old| arith::atomic(op, elem, old, value.bits[i]))?;
+            bits[i] = memory.update(address, elem.bytes(), |old| arith::atomic(op, elem, old, value.bits[i]))?;
         }
     }
     Ok(Tile { bits, ..value.clone() })
@@ -148,7 +141,9 @@ pub(super) fn atomic_cas(memory: &mut Memory, pointers: &Tile, expected: &Tile, 
     let elem = pointee(pointers);
     let mut bits = Vec::with_capacity(new.bits.len());
     for (i, &address) in pointers.bits.iter().enumerate() {
-        bits.push(update(memory, address, elem, |old| if old == expected.bits[i] { new.bits[i] } else { old })?);
+        let swap = |old| if old == expected.bits[i] { new.bits[i] } else { old };
+        bits.push(memory.update(address, elem.bytes(), swap)?);
+        memory.synchronize(address);
     }
     Ok(Tile { bits, ..new.clone() })
 }

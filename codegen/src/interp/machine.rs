@@ -4,10 +4,12 @@ use super::barriers::BarrierTable;
 use super::contract::{self, Row};
 use super::memory::Memory;
 use super::shared::SharedMemory;
+use super::strand::{Flow, Stop};
 use super::value::{Tile, Val};
 use super::{InterpError, Outcome, Trace, access, elementwise, literal_bits, shape};
 use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Padding, Precision, Type, Value};
 use crate::text::print_op;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Where a run gives up.
@@ -24,6 +26,46 @@ impl Default for Limits {
     }
 }
 
+/// In which order programs run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// One after the other, except where one waits for a later one.
+    OneByOne,
+    /// Interleaved at accesses of global memory, as the seed has it.
+    Interleaved(u64),
+}
+
+/// Programs that are under way at a time, unless more have to start for others to go on: a bound on memory.
+const RESIDENT: usize = 4;
+/// Atomics in a row, or loads of one place, that change nothing: a program that does so many waits for others.
+const POLLS: u32 = 1000;
+/// One in so many plain accesses of global memory lets others go on.
+const SWITCH: usize = 4;
+
+/// A program under way, while others run.
+struct Program {
+    number: usize,
+    place: [u32; 3],
+    values: Vec<Option<Val>>,
+    shared: SharedMemory,
+    barriers: BarrierTable,
+    prints: Vec<String>,
+    polls: Polls,
+    flow: Flow,
+}
+
+/// Accesses in a row that told a program nothing new.
+#[derive(Clone, Copy, Default)]
+struct Polls {
+    count: u32,
+    /// The state of memory meanwhile.
+    changes: u64,
+    /// The last load of one element: the op and the address.
+    loaded: Option<(OpId, u64)>,
+    /// The op that polls.
+    at: Option<OpId>,
+}
+
 /// Runs a verified function.
 pub(super) fn run(
     func: &Func,
@@ -31,8 +73,11 @@ pub(super) fn run(
     grid: [u32; 3],
     memory: &mut Memory,
     limits: Limits,
+    order: Order,
     trace: &mut dyn Trace,
 ) -> Result<Outcome, InterpError> {
+    let total = grid.iter().map(|&n| n as usize).product();
+    memory.begin(total);
     let mut machine = Machine {
         func,
         memory,
@@ -40,22 +85,19 @@ pub(super) fn run(
         limits,
         grid,
         program: [0; 3],
-        values: vec![None; func.num_values()],
+        values: Vec::new(),
         shared: SharedMemory::default(),
         barriers: BarrierTable::default(),
         outcome: Outcome::default(),
+        polls: Polls::default(),
+        random: match order {
+            Order::OneByOne => None,
+            Order::Interleaved(seed) => Some(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
+        },
     };
-    for z in 0..grid[2] {
-        for y in 0..grid[1] {
-            for x in 0..grid[0] {
-                machine.program = [x, y, z];
-                machine.shared = SharedMemory::default();
-                machine.barriers = BarrierTable::default();
-                machine.run_body(args.iter().cloned().map(Val::from).collect())?;
-            }
-        }
-    }
-    Ok(machine.outcome)
+    let outcome = machine.run_grid(args, total);
+    memory.end();
+    outcome
 }
 
 pub(super) struct Machine<'a> {
@@ -64,11 +106,135 @@ pub(super) struct Machine<'a> {
     trace: &'a mut dyn Trace,
     limits: Limits,
     grid: [u32; 3],
+    /// Of the program that runs: its coordinates, and what is its own.
     program: [u32; 3],
     values: Vec<Option<Val>>,
     pub shared: SharedMemory,
     pub barriers: BarrierTable,
     pub outcome: Outcome,
+    polls: Polls,
+    /// State of Marsaglia's xorshift; `None` where programs run one by one.
+    random: Option<u64>,
+}
+
+impl Machine<'_> {
+    fn draw(&mut self, n: usize) -> usize {
+        let Some(x) = &mut self.random else { return 0 };
+        *x ^= *x << 13;
+        *x ^= *x >> 7;
+        *x ^= *x << 17;
+        (*x % n as u64) as usize
+    }
+
+    fn start(&mut self, number: usize, args: &[Tile]) -> Program {
+        let [x, y, _] = self.grid.map(|n| n as usize);
+        let place = [number % x, number / x % y, number / (x * y)].map(|n| n as u32);
+        let mut values = vec![None; self.func.num_values()];
+        for (&v, arg) in self.func.block(self.func.body).params.iter().zip(args) {
+            values[v.0 as usize] = Some(Val::from(arg.clone()));
+        }
+        Program {
+            number,
+            place,
+            values,
+            shared: SharedMemory::default(),
+            barriers: BarrierTable::default(),
+            prints: Vec::new(),
+            polls: Polls::default(),
+            flow: Flow::new(self.func.body),
+        }
+    }
+
+    /// Puts a program in the machine's place, or takes it out again.
+    fn exchange(&mut self, program: &mut Program) {
+        std::mem::swap(&mut self.values, &mut program.values);
+        std::mem::swap(&mut self.shared, &mut program.shared);
+        std::mem::swap(&mut self.barriers, &mut program.barriers);
+        std::mem::swap(&mut self.outcome.prints, &mut program.prints);
+        std::mem::swap(&mut self.polls, &mut program.polls);
+    }
+
+    fn run_grid(&mut self, args: &[Tile], total: usize) -> Result<Outcome, InterpError> {
+        let mut limit = if self.random.is_some() { RESIDENT } else { 1 };
+        let mut resident: Vec<Program> = Vec::new();
+        let mut prints = BTreeMap::new();
+        let mut started = 0;
+        loop {
+            while resident.len() < limit && started < total {
+                resident.push(self.start(started, args));
+                started += 1;
+            }
+            if resident.is_empty() {
+                self.outcome.prints = prints.into_values().flatten().collect();
+                return Ok(std::mem::take(&mut self.outcome));
+            }
+            // Where programs run one by one, the first that is not only waiting.
+            let changes = self.memory.changes();
+            let waits = |p: &Program| p.polls.count >= POLLS && p.polls.changes == changes;
+            let at = match self.random {
+                Some(_) => self.draw(resident.len()),
+                None => resident.iter().position(|p| !waits(p)).unwrap_or(0),
+            };
+            let mut program = resident.swap_remove(at);
+            self.program = program.place;
+            self.memory.set_program(program.number);
+            self.exchange(&mut program);
+            let stop = self.resume(&mut program.flow);
+            self.exchange(&mut program);
+            match stop? {
+                Stop::Ended => {
+                    prints.insert(program.number, program.prints);
+                    continue;
+                }
+                Stop::Switch => resident.push(program),
+            }
+            let changes = self.memory.changes();
+            let waits = |p: &Program| p.polls.count >= POLLS && p.polls.changes == changes;
+            if !resident.iter().all(waits) {
+                continue;
+            }
+            if started < total {
+                // The one that they wait for may not have started.
+                limit = resident.len() + 1;
+                continue;
+            }
+            let first = &resident[0];
+            self.program = first.place;
+            let at = first.polls.at.expect("internal compiler error: a program that polls at no op, please report");
+            let message = format!(
+                "lost progress: each of the {} programs that have not ended repeats accesses of global memory that change nothing",
+                resident.len()
+            );
+            return Err(self.error(at, message));
+        }
+    }
+
+    /// Whether others go on behind this op, which has been executed; keeps account of what told the program nothing new.
+    pub(super) fn lets_others_go_on(&mut self, id: OpId) -> bool {
+        let func = self.func;
+        let data = func.op(id);
+        let changes = self.memory.changes();
+        let (atomic, same) = match data.op {
+            Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. } => (true, true),
+            Op::Load { .. } => {
+                let pointer = self.operands(id)[0].tile().bits.first().copied();
+                let single = func.ty(data.operands[0]).numel() == 1;
+                let here = pointer.filter(|_| single).map(|p| (id, p));
+                let same = here.is_some() && here == self.polls.loaded;
+                self.polls.loaded = here;
+                (false, same)
+            }
+            Op::Store { .. }
+            | Op::LoadView { .. }
+            | Op::StoreView { .. }
+            | Op::AsyncCopy { .. }
+            | Op::TmaLoad { .. } => (false, false),
+            _ => return false,
+        };
+        let count = if same && self.polls.changes == changes { self.polls.count + 1 } else { 0 };
+        self.polls = Polls { count, changes, at: Some(id), ..self.polls };
+        atomic || count > 0 || (self.random.is_some() && self.draw(SWITCH) == 0)
+    }
 }
 
 /// Why an op failed: by itself, or in an op of its regions, which is named already.

@@ -1,5 +1,6 @@
 //! Global memory of the interpreter: buffers with addresses, every access checked.
 
+use super::races::{Kind, Races};
 use std::cell::Cell;
 
 /// A buffer of a [`Memory`].
@@ -11,6 +12,7 @@ pub struct BufferId(usize);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     buffers: Vec<Buffer>,
+    races: Races,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -103,6 +105,64 @@ impl Memory {
             written[offset..offset + len].fill(true);
         }
         Ok(())
+    }
+
+    /// [`Memory::read`] by the program that runs.
+    pub(super) fn load(&mut self, address: u64, len: usize) -> Result<u64, String> {
+        let value = self.read(address, len)?;
+        self.touch(address, len, Kind::Plain, false)?;
+        Ok(value)
+    }
+
+    /// [`Memory::write`] by the program that runs.
+    pub(super) fn store(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
+        self.find(address, len)?;
+        self.touch(address, len, Kind::Plain, true)?;
+        self.change(address, len, value)
+    }
+
+    /// Replaces an element by a function of it, atomically; gives the old one.
+    pub(super) fn update(&mut self, address: u64, len: usize, f: impl Fn(u64) -> u64) -> Result<u64, String> {
+        let old = self.read(address, len)?;
+        self.touch(address, len, Kind::Atomic, true)?;
+        self.change(address, len, f(old))?;
+        Ok(old)
+    }
+
+    fn change(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
+        if self.read(address, len) != Ok(value) {
+            self.races.changes += 1;
+        }
+        self.write(address, len, value)
+    }
+
+    fn touch(&mut self, address: u64, len: usize, kind: Kind, writes: bool) -> Result<(), String> {
+        let (buffer, offset) = self.find(address, len)?;
+        let size = self.buffers[buffer].bytes.len();
+        self.races.touch(buffer, size, offset..offset + len, kind, writes)
+    }
+
+    /// The program that runs releases what it has done at an address, and acquires what others have.
+    pub(super) fn synchronize(&mut self, address: u64) {
+        self.races.synchronize(address);
+    }
+
+    /// A launch of so many programs begins.
+    pub(super) fn begin(&mut self, programs: usize) {
+        self.races = Races::new(programs, self.buffers.len());
+    }
+
+    pub(super) fn end(&mut self) {
+        self.races = Races::default();
+    }
+
+    pub(super) fn set_program(&mut self, number: usize) {
+        self.races.program = number as u32;
+    }
+
+    /// How often an element has changed.
+    pub(super) fn changes(&self) -> u64 {
+        self.races.changes
     }
 
     /// Buffer and offset of an access.

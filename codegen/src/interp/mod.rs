@@ -2,7 +2,11 @@
 //!
 //! It is slow and obvious. Host code and GPU code are compared with it, and constant folding calls its [`arith`].
 //!
-//! - Program instances run one after another, in the order of the grid's first axis, then second, then third.
+//! - Programs of a grid run interleaved: they switch at accesses of global memory, in an order drawn from a seed ([`Order`]). An op is never
+//!   interrupted; an atomic is atomic. What may be expected of other programs is what the simulated GPU expects too: atomics on one address
+//!   happen one after the other; they are relaxed, and `atomic_cas` alone releases and acquires; what another program stores may be loaded only
+//!   if an `atomic_cas` orders the two, everything else is a data race, which is an error. A program that waits for another one lets it
+//!   go on. Where all only wait, that is an error: lost progress.
 //! - Numbers keep their type: every op rounds its result to the element type, with one rounding
 //!   ([`crate::num`] has the formats). NaNs have one bit pattern per type.
 //! - A `reduce` folds the upper half of the axis onto the lower half until one element is left; a `scan` goes element
@@ -25,6 +29,7 @@ mod contract;
 mod elementwise;
 mod machine;
 pub mod memory;
+mod races;
 mod shape;
 mod shared;
 mod strand;
@@ -32,7 +37,7 @@ mod strand;
 mod tests;
 pub mod value;
 
-pub use machine::Limits;
+pub use machine::{Limits, Order};
 pub use memory::{BufferId, Memory};
 pub use value::Tile;
 
@@ -62,7 +67,7 @@ impl From<BufferId> for ArgValue {
 /// What a run gives besides what it wrote to memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// What each `device_print` printed, in order.
+    /// What each `device_print` printed, program by program.
     pub prints: Vec<String>,
     /// Number of ops executed.
     pub ops: u64,
@@ -120,16 +125,29 @@ pub fn run_limited(
     memory: &mut Memory,
     limits: Limits,
 ) -> Result<Outcome, InterpError> {
-    run_traced(func, args, grid, memory, limits, &mut ())
+    run_ordered(func, args, grid, memory, limits, Order::Interleaved(0))
 }
 
-/// As [`run_limited`], and shows every value to `trace`.
+/// As [`run_limited`], with programs in that order.
+pub fn run_ordered(
+    func: &Func,
+    args: &[ArgValue],
+    grid: [u32; 3],
+    memory: &mut Memory,
+    limits: Limits,
+    order: Order,
+) -> Result<Outcome, InterpError> {
+    run_traced(func, args, grid, memory, limits, order, &mut ())
+}
+
+/// As [`run_ordered`], and shows every value to `trace`.
 pub fn run_traced(
     func: &Func,
     args: &[ArgValue],
     grid: [u32; 3],
     memory: &mut Memory,
     limits: Limits,
+    order: Order,
     trace: &mut dyn Trace,
 ) -> Result<Outcome, InterpError> {
     let before = |message: String| InterpError {
@@ -140,7 +158,7 @@ pub fn run_traced(
     };
     verify::verify(func, verify::stage_of(func)).map_err(|errors| before(errors[0].to_string()))?;
     let args = arguments(func, args, memory).map_err(before)?;
-    machine::run(func, &args, grid, memory, limits, trace)
+    machine::run(func, &args, grid, memory, limits, order, trace)
 }
 
 /// The arguments as scalars, checked against types and promises.

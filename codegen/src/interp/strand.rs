@@ -32,9 +32,23 @@ enum Kind {
     After,
 }
 
+/// Where a program is: in its body, or in the roles that its body has come to.
+pub(super) struct Flow {
+    body: Strand,
+    roles: Vec<Option<Strand>>,
+}
+
+/// Why a program stands still.
+pub(super) enum Stop {
+    Ended,
+    /// Behind an access of global memory: another program may go on.
+    Switch,
+}
+
 /// Why a strand stands still.
 enum Pause {
     End,
+    Switch,
     /// At a wait for a phase that is not complete.
     Blocked(OpId),
     /// At an op whose regions run side by side.
@@ -51,16 +65,29 @@ impl Strand {
     }
 }
 
+impl Flow {
+    pub fn new(body: BlockId) -> Flow {
+        Flow { body: Strand::new(body), roles: Vec::new() }
+    }
+}
+
 impl Machine<'_> {
-    /// Runs the kernel's body.
-    pub(super) fn run_body(&mut self, args: Vec<Val>) -> Result<(), InterpError> {
-        self.set_params(self.func.body, args);
-        let mut strand = Strand::new(self.func.body);
+    /// Runs a program until it ends or lets others go on.
+    pub(super) fn resume(&mut self, flow: &mut Flow) -> Result<Stop, InterpError> {
         loop {
-            match self.advance(&mut strand)? {
-                Pause::End => return Ok(()),
+            if !flow.roles.is_empty() {
+                match self.take_turns(&mut flow.roles)? {
+                    Stop::Ended => flow.roles.clear(),
+                    Stop::Switch => return Ok(Stop::Switch),
+                }
+            }
+            match self.advance(&mut flow.body)? {
+                Pause::End => return Ok(Stop::Ended),
+                Pause::Switch => return Ok(Stop::Switch),
                 Pause::Blocked(id) => return Err(self.stuck(&[id])),
-                Pause::Roles(id) => self.roles(id)?,
+                Pause::Roles(id) => {
+                    flow.roles = self.func.op(id).regions.iter().map(|&r| Some(Strand::new(r))).collect();
+                }
             }
         }
     }
@@ -77,21 +104,24 @@ impl Machine<'_> {
     }
 
     /// Runs the regions of a `roles` in turns, each as far as it comes.
-    fn roles(&mut self, id: OpId) -> Result<(), InterpError> {
-        let mut strands: Vec<Option<Strand>> = self.func.op(id).regions.iter().map(|&r| Some(Strand::new(r))).collect();
+    fn take_turns(&mut self, strands: &mut [Option<Strand>]) -> Result<Stop, InterpError> {
         loop {
             let before = self.outcome.ops;
-            let mut blocked = Vec::new();
-            for slot in &mut strands {
+            let (mut blocked, mut switch) = (Vec::new(), false);
+            for slot in strands.iter_mut() {
                 let Some(strand) = slot else { continue };
                 match self.advance(strand)? {
                     Pause::End => *slot = None,
+                    Pause::Switch => switch = true,
                     Pause::Blocked(at) => blocked.push(at),
                     Pause::Roles(at) => return Err(self.error(at, "roles inside a role".into())),
                 }
             }
-            if blocked.is_empty() {
-                return Ok(());
+            if strands.iter().all(Option::is_none) {
+                return Ok(Stop::Ended);
+            }
+            if switch {
+                return Ok(Stop::Switch);
             }
             if self.outcome.ops == before {
                 return Err(self.stuck(&blocked));
@@ -138,7 +168,12 @@ impl Machine<'_> {
                     self.set_params(block, carried);
                     strand.push(block, Kind::Before);
                 }
-                _ => self.execute(id)?,
+                _ => {
+                    self.execute(id)?;
+                    if self.lets_others_go_on(id) {
+                        return Ok(Pause::Switch);
+                    }
+                }
             }
         }
     }

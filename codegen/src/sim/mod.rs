@@ -26,6 +26,10 @@ mod clock;
 mod error;
 mod global;
 mod grid;
+#[cfg(test)]
+mod grid_tests;
+#[cfg(test)]
+mod hazard_tests;
 mod machine;
 mod matrix;
 #[cfg(test)]

@@ -6,6 +6,8 @@
 
 mod float;
 mod integer;
+#[cfg(test)]
+mod tests;
 
 use super::parse::Ty;
 use super::value::{Value, mask};

@@ -91,7 +91,8 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     let (values, buffers) = program.arguments(&mut memory);
     let mut claims = Claims::new(func);
     let limits = interp::Limits::default();
-    interp::run_traced(func, &values, program.grid, &mut memory, limits, &mut claims).map_err(|e| e.to_string())?;
+    interp::run_traced(func, &values, program.grid, &mut memory, limits, interp::Order::Interleaved(0), &mut claims)
+        .map_err(|e| e.to_string())?;
     if let Some(broken) = claims.broken {
         return Err(broken);
     }

@@ -1,0 +1,201 @@
+//! Programs of one grid: what one may expect of another, in the interpreter and on the simulated GPU.
+
+use super::{Global, Launch, run, run_in_order};
+use crate::interp::{self, Limits, Memory, Order};
+use crate::lower::nvptx::lower;
+use crate::pipeline::gpu_ir;
+use crate::target::{CompileOptions, GpuArch};
+use crate::text::parse;
+
+/// How programs are put in an order.
+#[derive(Clone, Copy, Debug)]
+enum On {
+    Interpreter(Order),
+    Simulator { seed: Option<u64>, num_warps: u32 },
+}
+
+const EVERYWHERE: [On; 8] = [
+    On::Interpreter(Order::OneByOne),
+    On::Interpreter(Order::Interleaved(0)),
+    On::Interpreter(Order::Interleaved(1)),
+    On::Interpreter(Order::Interleaved(2)),
+    On::Simulator { seed: None, num_warps: 1 },
+    On::Simulator { seed: Some(0), num_warps: 1 },
+    On::Simulator { seed: Some(1), num_warps: 4 },
+    On::Simulator { seed: Some(2), num_warps: 2 },
+];
+
+/// Runs a kernel of two pointers to i32, and gives their memory.
+fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i32>; 2], String> {
+    let text = format!("kernel @k(%flag: ptr<i32>, %data: ptr<i32>) {{\n{body}\n  return\n}}");
+    let func = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let grid = [programs, 1, 1];
+    let zeros = sizes.map(|n| vec![0u8; 4 * n]);
+    let numbers = |bytes: &[u8]| bytes.chunks(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    match on {
+        On::Interpreter(order) => {
+            let mut memory = Memory::new();
+            let ids = zeros.map(|bytes| memory.add(bytes));
+            let args = ids.map(Into::into);
+            interp::run_ordered(&func, &args, grid, &mut memory, Limits::default(), order)
+                .map_err(|e| e.to_string())?;
+            Ok(ids.map(|id| numbers(memory.bytes(id))))
+        }
+        On::Simulator { seed, num_warps } => {
+            let options = CompileOptions { num_warps, ..CompileOptions::default() };
+            let module = lower(&gpu_ir(&func, GpuArch::Sm90a, &options, &mut ()), GpuArch::Sm90a, &options).unwrap();
+            let mut global = Global::default();
+            let args = zeros.map(|bytes| global.add(bytes));
+            let launch = Launch {
+                llvm_ir: &module.llvm_ir,
+                grid,
+                threads: module.threads,
+                shared_bytes: module.shared_bytes,
+                args: &args,
+                tensor_maps: &module.tensor_maps,
+                seed: seed.unwrap_or(0),
+            };
+            match seed {
+                Some(_) => run(&launch, &mut global)?,
+                None => run_in_order(&launch, &mut global)?,
+            }
+            Ok(args.map(|address| numbers(global.bytes(address))))
+        }
+    }
+}
+
+/// Each program waits until the flag is its turn, changes the number, and sets the flag to the next turn.
+fn turns(turn: &str, wait: &str, pass: &str) -> String {
+    format!(
+        "  %pid = program_id {{axis = 0}} : i32
+           %n = num_programs {{axis = 0}} : i32
+           %zero = constant {{value = 0}} : i32
+           %one = constant {{value = 1}} : i32
+           %three = constant {{value = 3}} : i32
+           %last = sub %n, %one : i32
+           %other = sub %last, %pid : i32
+           while () {{
+             %seen = {wait}
+             %go = cmp_ne %seen, {turn} : bool
+             condition %go
+           }} () {{ yield }}
+           %old = load %data {{eviction = normal}} : i32
+           %scaled = mul %old, %three : i32
+           %new = add %scaled, %pid : i32
+           store %data, %new {{eviction = normal}}
+           %next = add {turn}, %one : i32
+           %done = {pass}"
+    )
+}
+
+#[test]
+fn a_program_waits_for_the_flag_of_another() {
+    const PROGRAMS: i32 = 12;
+    let cas = |turn: &str| {
+        turns(
+            turn,
+            &format!("atomic_cas %flag, {turn}, {turn} : i32"),
+            &format!("atomic_cas %flag, {turn}, %next : i32"),
+        )
+    };
+    for on in EVERYWHERE {
+        let up = (0..PROGRAMS).fold(0i32, |x, pid| x.wrapping_mul(3).wrapping_add(pid));
+        let found = launch(&cas("%pid"), PROGRAMS as u32, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
+        assert_eq!(found, [vec![PROGRAMS], vec![up]], "{on:?}");
+        // Programs wait for such as start later.
+        let down = (0..PROGRAMS).rev().fold(0i32, |x, pid| x.wrapping_mul(3).wrapping_add(pid));
+        let found = launch(&cas("%other"), PROGRAMS as u32, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
+        assert_eq!(found, [vec![PROGRAMS], vec![down]], "{on:?}");
+    }
+}
+
+#[test]
+fn a_relaxed_flag_orders_nothing() {
+    let relaxed = turns("%pid", "atomic_rmw %flag, %zero {op = add} : i32", "atomic_rmw %flag, %one {op = add} : i32");
+    for on in EVERYWHERE {
+        let error = launch(&relaxed, 3, [1, 1], on).expect_err("the flag is not released");
+        assert!(error.contains("data race") && error.contains("only `atomic_cas` does"), "{on:?}: {error}");
+    }
+}
+
+#[test]
+fn lost_progress_is_reported() {
+    let never = "  %one = constant {value = 1} : i32
+      while () {
+        %seen = atomic_cas %flag, %one, %one : i32
+        %go = cmp_ne %seen, %one : bool
+        condition %go
+      } () { yield }";
+    for on in EVERYWHERE {
+        for programs in [1, 5] {
+            let error = launch(never, programs, [1, 1], on).expect_err("nobody sets the flag");
+            assert!(
+                error.contains("lost progress") && error.contains(&format!("{programs} programs")),
+                "{on:?}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn stores_to_one_place_by_two_programs_are_a_race() {
+    let store = "  %pid = program_id {axis = 0} : i32
+      store %data, %pid {eviction = normal}";
+    let store_and_load = "  %pid = program_id {axis = 0} : i32
+      %one = constant {value = 1} : i32
+      %own = ptr_add %data, %pid : ptr<i32>
+      %next = ptr_add %own, %one : ptr<i32>
+      store %own, %pid {eviction = normal}
+      %x = load %next {eviction = normal} : i32
+      %y = atomic_rmw %flag, %x {op = max} : i32";
+    for on in EVERYWHERE {
+        for body in [store, store_and_load] {
+            let error = launch(body, 4, [1, 8], on).expect_err("a race");
+            assert!(error.contains("data race"), "{on:?}: {error}");
+            // One program alone is none.
+            launch(body, 1, [1, 8], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
+        }
+    }
+}
+
+#[test]
+fn atomics_of_all_programs_add_up() {
+    let count = "  %pid = program_id {axis = 0} : i32
+      %one = constant {value = 1} : i32
+      %ticket = atomic_rmw %flag, %one {op = add} : i32
+      %own = ptr_add %data, %ticket : ptr<i32>
+      store %own, %pid {eviction = normal}";
+    let mut orders = Vec::new();
+    for on in EVERYWHERE {
+        let [flag, mut tickets] = launch(count, 20, [1, 20], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
+        assert_eq!(flag, [20], "{on:?}");
+        orders.push(tickets.clone());
+        tickets.sort_unstable();
+        assert_eq!(tickets, (0..20).collect::<Vec<i32>>(), "{on:?}");
+    }
+    // Where programs run one by one, in their own order; and others in others.
+    assert_eq!((&orders[0], &orders[4]), (&(0..20).collect(), &(0..20).collect()));
+    assert!(orders[1] != orders[0] && orders[2] != orders[1] && orders[5] != orders[4] && orders[6] != orders[5]);
+}
+
+#[test]
+fn errors_say_where() {
+    let llvm_ir = "define ptx_kernel void @k(ptr addrspace(1) %x) #0 {
+entry:
+  %tid = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  ;@ src/kernel.rs:12:9
+  %p = getelementptr i8, ptr addrspace(1) %x, i32 %tid
+  %v = load i32, ptr addrspace(1) %p, align 4
+  ret void
+}";
+    let mut global = Global::default();
+    let args = [global.add(vec![0; 64])];
+    let launch =
+        Launch { llvm_ir, grid: [1, 2, 1], threads: 32, shared_bytes: 0, args: &args, tensor_maps: &[], seed: 0 };
+    let error = run(&launch, &mut global).expect_err("a misaligned load");
+    assert_eq!(error.place, "src/kernel.rs:12:9");
+    assert!(error.thread.is_some_and(|t| t % 4 != 0) && error.block[0] == 0);
+    assert_eq!(error.instruction, "%v = load i32, ptr addrspace(1) %p, align 4");
+    assert!(error.message.contains("misaligned global access of 4 bytes"), "{error}");
+    assert!(error.to_string().starts_with("src/kernel.rs:12:9: block (0, "), "{error}");
+}
