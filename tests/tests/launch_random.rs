@@ -19,11 +19,13 @@ use tilewright::kernels::KERNELS;
 use tilewright::{Dtype, Error, LaunchArg};
 use tilewright_codegen::testgen::Rng;
 
-/// Launches in CI, and of each variant of a kernel: compiling one takes as long as hundreds of launches.
+/// Launches in CI, and of each variant of a kernel at least: compiling one takes as long as hundreds of launches.
 const LAUNCHES: u64 = 2480;
 const PER_VARIANT: u64 = 80;
+/// Variants at most.
+const VARIANTS: u64 = 310;
 /// Legal launches may loop for hours over rows that a stride of 0 makes one; they are stopped.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of each argument's memory at most.
 const MOST_BYTES: usize = 1 << 16;
 /// What tells the process that launches which of them.
@@ -371,14 +373,16 @@ fn check_surroundings(memories: &[Guarded], regions: &[Region], name: &str) {
 fn launches_in_a_process_of_their_own() {
     let Ok(range) = std::env::var(RANGE) else { return };
     let numbers: Vec<u64> = range.split(' ').map(|n| n.parse().expect("a number")).collect();
-    let [seed, first, last] = numbers[..] else { panic!("a seed, the first and the last launch") };
+    let [seed, each, first, last] = numbers[..] else {
+        panic!("a seed, launches of a variant, the first and the last")
+    };
     let device = Device::cpu();
     let regions: Vec<Region> = (0..24).map(|_| Region::new()).collect();
     let mut tally = Tally::default();
-    let mut variant = Variant::new(seed, first / PER_VARIANT);
+    let mut variant = Variant::new(seed, first / each);
     for number in first..last {
-        if number % PER_VARIANT == 0 {
-            variant = Variant::new(seed, number / PER_VARIANT);
+        if number % each == 0 {
+            variant = Variant::new(seed, number / each);
         }
         let mut rng = Rng::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
         launch(&variant, &device, &regions, &mut rng, &mut tally, &number.to_string());
@@ -391,10 +395,10 @@ fn number_of(variable: &str, default: u64) -> u64 {
 }
 
 /// The process's lines, until it ends or says nothing for too long.
-fn watch(seed: u64, first: u64, last: u64, cache: &std::path::Path) -> (Vec<String>, Option<std::process::ExitStatus>) {
+fn watch(range: &str, cache: &std::path::Path) -> (Vec<String>, Option<std::process::ExitStatus>) {
     let mut child = Command::new(std::env::current_exe().expect("this program"))
         .args(["launches_in_a_process_of_their_own", "--exact", "--nocapture", "--test-threads=1"])
-        .env(RANGE, format!("{seed} {first} {last}"))
+        .env(RANGE, range)
         .env("TILEWRIGHT_CACHE", cache)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -432,12 +436,13 @@ fn launches_stay_inside_their_memory() {
         return;
     }
     let (launches, seed) = (number_of("TILEWRIGHT_TEST_LAUNCHES", LAUNCHES), number_of("TILEWRIGHT_TEST_SEED", 1));
+    let each = PER_VARIANT.max(launches / VARIANTS);
     let cache = tempfile::tempdir().expect("a folder");
     let mut tally = Tally::default();
     let (mut next, mut endless) = (0, Vec::new());
     let mut failures = Vec::new();
     while next < launches {
-        let (said, status) = watch(seed, next, launches, cache.path());
+        let (said, status) = watch(&format!("{seed} {each} {next} {launches}"), cache.path());
         let done = said.iter().rev().find_map(|line| {
             let numbers: Vec<u64> = line.strip_prefix("done ")?.split(' ').filter_map(|n| n.parse().ok()).collect();
             <[u64; 4]>::try_from(numbers).ok()
