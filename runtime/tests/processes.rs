@@ -118,6 +118,91 @@ fn a_read_only_directory_serves_what_it_has() {
     assert_eq!(cache.get(&key(1)), None);
 }
 
+/// Kernels that stand twice in this file, on different lines.
+mod here {
+    use tilewright_runtime::prelude::*;
+
+    #[kernel]
+    pub fn copy(x: In<f32>, y: Out<f32>, n: i32) {
+        let i = arange(0, 32);
+        store(y + i, load(x + i, mask = i < n), mask = i < n);
+    }
+
+    #[kernel]
+    pub fn guarded(x: In<f32>, y: Out<f32>, n: i32) {
+        let i = arange(0, 32);
+        device_assert(n < 0, "n is negative");
+        store(y + i, load(x + i, mask = i < n), mask = i < n);
+    }
+}
+
+mod there {
+    use tilewright_runtime::prelude::*;
+
+    #[kernel]
+    pub fn copy(x: In<f32>, y: Out<f32>, n: i32) {
+        let i = arange(0, 32);
+        store(y + i, load(x + i, mask = i < n), mask = i < n);
+    }
+
+    #[kernel]
+    pub fn guarded(x: In<f32>, y: Out<f32>, n: i32) {
+        let i = arange(0, 32);
+        device_assert(n < 0, "n is negative");
+        store(y + i, load(x + i, mask = i < n), mask = i < n);
+    }
+}
+
+/// Both have the same text, and the cache finds them by it; what they say of their place is nevertheless their own.
+#[test]
+fn equal_kernels_say_where_they_stand() {
+    let dir = TempDir::new().unwrap();
+    let cache = [("TILEWRIGHT_CACHE", dir.path().to_str().unwrap())];
+    let places = |role: &str| {
+        let output = String::from_utf8_lossy(&run("child_says_where", role, &cache).stdout).into_owned();
+        ["copy at ", "guarded at "].map(|what| {
+            let line = output.lines().find_map(|line| Some(line.split_once(what)?.1.to_string()));
+            line.unwrap_or_else(|| panic!("{what}: {output}"))
+        })
+    };
+    let (here, there) = (places("here"), places("there"));
+    assert_eq!(places("here"), here, "from the cache");
+    let lines = |[copy, guarded]: [String; 2]| {
+        [copy, guarded].map(|place| place.split(':').nth(1).unwrap().parse::<u32>().unwrap())
+    };
+    let (here, there) = (lines(here), lines(there));
+    assert!(here.iter().all(|&line| (here::COPY.line..there::COPY.line).contains(&line)), "{here:?}");
+    assert!(there.iter().all(|&line| line >= there::COPY.line), "{there:?}: what the cache said of the others");
+    let entries = Cache::at(dir.path()).usage().unwrap().0;
+    assert_eq!(entries, 3, "one for both copies, one for each assertion");
+}
+
+#[test]
+fn child_says_where() {
+    use tilewright_runtime::prelude::*;
+    let Some(role) = role() else { return };
+    let device = Device::cpu();
+    let x = Buffer::from_slice(&device, &[1.0f32; 32]).unwrap();
+    let mut y = Buffer::<f32>::poisoned(&device, 32).unwrap();
+    let config = LaunchConfig::new(1);
+    let (kernel, outcome) = match role.as_str() {
+        "here" => (
+            here::Copy { x: &x, y: &mut y, n: 32 }.compile(&device, &config),
+            here::Guarded { x: &x, y: &mut y, n: 32 }.launch(&device, 1),
+        ),
+        _ => (
+            there::Copy { x: &x, y: &mut y, n: 32 }.compile(&device, &config),
+            there::Guarded { x: &x, y: &mut y, n: 32 }.launch(&device, 1),
+        ),
+    };
+    println!("copy at {}", kernel.unwrap().manifest().source);
+    let message = match outcome.and_then(|()| device.synchronize()) {
+        Err(Error::DeviceAssert { message, .. }) => message,
+        other => panic!("the assertion holds: {other:?}"),
+    };
+    println!("guarded at {message}");
+}
+
 #[test]
 fn device_print_reaches_standard_output() {
     let output = run("child_prints", "print", &[]);

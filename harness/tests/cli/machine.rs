@@ -31,6 +31,24 @@ fn doctor_finds_what_is_broken_and_still_succeeds() {
     assert!(text.contains("- ptxas"), "{text}");
 }
 
+/// Those that compute go on without it: `runtime/tests/hostile_cache.rs`.
+#[test]
+fn a_cache_that_others_can_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("open");
+    std::fs::create_dir(&cache).unwrap();
+    std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let open = [("TILEWRIGHT_CACHE", cache.to_str().unwrap())];
+    for arguments in [&["cache"][..], &["cache", "clear"]] {
+        let message = tilewright_with(dir.path(), arguments, &open).fails(1);
+        assert!(message.contains("can be written by others (mode 0777)") && message.contains("chmod 700"), "{message}");
+    }
+    let text = tilewright_with(dir.path(), &["doctor"], &open).ok();
+    assert!(text.contains("- cache folder") && text.contains("chmod 700"), "{text}");
+    assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0, "nothing is written there");
+}
+
 #[test]
 fn doctor_fails_where_kernels_run_nowhere() {
     let dir = tempfile::tempdir().unwrap();

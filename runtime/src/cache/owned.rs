@@ -117,8 +117,10 @@ impl Folder {
     /// As [`open`](Folder::open); makes what is missing, folders above `root` too. Never [`Unusable::Missing`].
     pub fn make(root: &Path, below: &[&str], user: u32) -> Result<Folder, Unusable> {
         // Some file systems, such as /proc, say so of what they cannot make.
-        let is_there = |why| if matches!(why, Unusable::Missing) { Unusable::Failed(Errno::NOENT.into()) } else { why };
-        Folder::make_or_open(root, below, user).map_err(is_there)
+        Folder::make_or_open(root, below, user).map_err(|why| match why {
+            Unusable::Missing => Unusable::Failed(Errno::NOENT.into()),
+            other => other,
+        })
     }
 
     fn make_or_open(root: &Path, below: &[&str], user: u32) -> Result<Folder, Unusable> {

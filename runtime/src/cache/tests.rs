@@ -388,6 +388,44 @@ fn links_are_not_followed() {
     assert_eq!(Cache::at(link.join("kernels")).get(&key("a")), Some(ptx()));
 }
 
+/// The check and the read are of one open file: exchanging what is in its place in between changes nothing.
+#[test]
+fn what_is_exchanged_while_it_is_read_is_not_used() {
+    let (dir, cache) = fresh();
+    let key = key("a");
+    cache.put(&key, &ptx());
+    let entry = path_of(&cache, &key);
+    let honest = fs::read(&entry).unwrap();
+    let forged = format::encode(&artifact(Code::Ptx("forged".to_string())), &key);
+    let (own, strange) = (dir.path().join("own"), dir.path().join("strange"));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let place = |bytes: &[u8], from: &Path, mode| {
+                fs::write(from, bytes).unwrap();
+                fs::set_permissions(from, Permissions::from_mode(mode)).unwrap();
+                fs::rename(from, &entry).unwrap();
+            };
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                place(&forged, &strange, 0o666);
+                place(&honest, &own, 0o600);
+                fs::write(&strange, &forged).unwrap();
+                symlink(&strange, &own).unwrap();
+                fs::rename(&own, &entry).unwrap();
+            }
+        });
+        let (mut hits, start) = (0, std::time::Instant::now());
+        while hits < 200 && start.elapsed() < Duration::from_secs(20) {
+            if let Some(found) = cache.get(&key) {
+                assert_eq!(found, ptx(), "somebody else's code");
+                hits += 1;
+            }
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(hits > 0, "the honest entry was never seen");
+    });
+}
+
 #[test]
 fn a_huge_file_is_not_read() {
     let (_dir, cache) = fresh();
