@@ -232,7 +232,7 @@ impl<'f> Lowering<'f> {
         fill: &Fill,
         eviction: Eviction,
     ) -> Vec<Val> {
-        let word = Word::of(elem.bytes() * n);
+        let word = Word::of(elem.bytes() * n, elem);
         let per_word = (word.bytes / elem.bytes()).max(1);
         let result = word.result_type();
         let fills: Vec<Val> = (0..word.count)
@@ -337,7 +337,7 @@ impl<'f> Lowering<'f> {
             self.e.void(format!("store {ty} {v}, ptr addrspace(1) {address}, align {bytes}"));
             return;
         }
-        let word = Word::of(bytes);
+        let word = Word::of(bytes, elem);
         let per_word = (word.bytes / elem.bytes()).max(1);
         let words: Vec<Val> = values.chunks(per_word).map(|group| self.pack_word(group, ty, &word)).collect();
         let inputs: Vec<String> = (1..=word.count).map(|i| format!("${i}")).collect();
@@ -442,8 +442,10 @@ struct Word {
 }
 
 impl Word {
-    fn of(bytes: usize) -> Word {
+    /// Words for so many bytes, none of which holds less than an element.
+    fn of(bytes: usize, elem: DType) -> Word {
         match bytes {
+            16 if elem.bytes() == 8 => Word { bytes: 8, count: 2, ty: "i64", constraint: "l" },
             1 => Word { bytes: 1, count: 1, ty: "i16", constraint: "h" },
             2 => Word { bytes: 2, count: 1, ty: "i16", constraint: "h" },
             4 => Word { bytes: 4, count: 1, ty: "i32", constraint: "r" },
