@@ -13,7 +13,7 @@ help:
 	@echo 'make test-mpi  run the tests of ranks over MPI'
 	@echo 'make test-dist-often  run all tests of ranks, as threads, processes and over MPI, 20 times'
 	@echo 'make lint      check formatting, lints and documentation'
-	@echo 'make fuzz      fuzz the parser and the passes for a minute each (needs nightly Rust and cargo-fuzz)'
+	@echo 'make fuzz      fuzz the parser and the compiler for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
 	@echo 'make gpu-package  build build/gpu, the GPU tests and benchmarks to carry to a GPU machine (docs/gpu-testing.md)'
 	@echo 'make gpu-train-package  build build/gpu-train, the program with models on GPUs to carry to a GPU machine (docs/gpu-testing.md)'
@@ -60,7 +60,7 @@ lint: setup
 # FUZZ_SECONDS=3600 fuzzes longer.
 fuzz: setup
 	cd codegen && cargo +nightly fuzz run parse -- -max_total_time=$(or $(FUZZ_SECONDS),60)
-	cd codegen && cargo +nightly fuzz run passes -- -max_total_time=$(or $(FUZZ_SECONDS),60)
+	cd codegen && cargo +nightly fuzz run programs -- -max_total_time=$(or $(FUZZ_SECONDS),60)
 
 gpu-test: setup
 	@scripts/gpu-test.sh

@@ -1,18 +1,20 @@
 //! Random programs on a GPU: each must give what the interpreter gives, to the bit.
 
 use tilewright::{Buffer, Device, LaunchArg};
-use tilewright_codegen::ir::{Elem, Value};
+use tilewright_codegen::ir::Elem;
 use tilewright_codegen::pipeline::{CompileError, compile_gpu};
-use tilewright_codegen::target::{Code, CompileOptions, GpuArch};
-use tilewright_codegen::testgen::{self, Argument, Options, Program};
+use tilewright_codegen::target::{Artifact, CompileOptions, GpuArch};
+use tilewright_codegen::testgen::{self, Argument, Case, Program};
 
-const PROGRAMS: u64 = 300;
+const PROGRAMS: u64 = 2000;
+/// Programs that are compiled at a time, on all cores; they run one after the other.
+const BATCH: u64 = 128;
+const ARCHS: [GpuArch; 2] = [GpuArch::Sm80, GpuArch::Sm90a];
 
 /// An integer argument in the width of its parameter.
 fn scalar(program: &Program, index: usize, value: i64) -> LaunchArg {
     let func = &program.func;
-    let v: Value = func.block(func.body).params[index];
-    match func.ty(v).elem() {
+    match func.ty(func.block(func.body).params[index]).elem() {
         Some(Elem::Num(d)) => match d.bits() {
             8 => LaunchArg::I8(value as i8),
             16 => LaunchArg::I16(value as i16),
@@ -23,47 +25,46 @@ fn scalar(program: &Program, index: usize, value: i64) -> LaunchArg {
     }
 }
 
-fn run(device: &Device, program: &Program, arch: GpuArch, options: &CompileOptions) -> Result<Option<String>, String> {
-    let artifact = match compile_gpu(&program.func, arch, options, &mut ()) {
-        Ok(artifact) => artifact,
-        Err(CompileError::Unsupported(_)) => return Ok(None),
-        Err(e) => return Err(e.to_string()),
-    };
-    assert!(matches!(artifact.code, Code::Ptx(_)));
-    let kernel = device.load(&artifact).map_err(|e| e.to_string())?;
+/// A case with its code for both architectures, and what it should give.
+struct Compiled {
+    seed: u64,
+    case: Case,
+    expected: Result<Vec<Vec<u8>>, String>,
+    code: Vec<(GpuArch, Result<Artifact, CompileError>)>,
+}
+
+fn compile(seed: u64, fit: &dyn Fn(&CompileOptions) -> CompileOptions) -> Compiled {
+    let case = testgen::case(seed);
+    let options = fit(&case.options);
+    let code = ARCHS.map(|arch| (arch, compile_gpu(&case.program.func, arch, &options, &mut ()))).into();
+    let expected = case.program.interpret().map_err(|e| e.to_string());
+    Compiled { seed, case, expected, code }
+}
+
+fn run(device: &Device, program: &Program, artifact: &Artifact) -> Result<Vec<Vec<u8>>, String> {
+    let kernel = device.load(artifact).map_err(|e| e.to_string())?;
     let mut buffers: Vec<Option<Buffer<u8>>> = Vec::new();
     let mut args = Vec::new();
     for (i, arg) in program.args.iter().enumerate() {
-        match arg {
+        let buffer = match arg {
             Argument::Input { bytes, .. } | Argument::Output { bytes, .. } => {
-                let buffer = Buffer::from_slice(device, bytes).map_err(|e| e.to_string())?;
-                args.push(LaunchArg::from(&buffer));
-                buffers.push(Some(buffer));
+                Some(Buffer::from_slice(device, bytes).map_err(|e| e.to_string())?)
             }
-            Argument::Int(n) => {
-                args.push(scalar(program, i, *n));
-                buffers.push(None);
-            }
-            Argument::Float(x) => {
-                args.push(LaunchArg::F32(*x as f32));
-                buffers.push(None);
-            }
-        }
+            Argument::Int(_) | Argument::Float(_) => None,
+        };
+        args.push(match (arg, &buffer) {
+            (_, Some(buffer)) => LaunchArg::from(buffer),
+            (Argument::Int(n), None) => scalar(program, i, *n),
+            (Argument::Float(x), None) => LaunchArg::F32(*x as f32),
+            (Argument::Input { .. } | Argument::Output { .. }, None) => panic!("a buffer was made for it"),
+        });
+        buffers.push(buffer);
     }
-    // SAFETY: the buffers live until after the synchronisation below, and the generator keeps accesses inside them.
+    // SAFETY: the buffers live until after the synchronization below, and the generator keeps accesses inside them.
     unsafe { kernel.launch(program.grid, &args) }.map_err(|e| e.to_string())?;
     device.synchronize().map_err(|e| e.to_string())?;
-    let mut found = Vec::new();
-    for (arg, buffer) in program.args.iter().zip(&buffers) {
-        if let (Argument::Output { .. }, Some(buffer)) = (arg, buffer) {
-            found.push(buffer.to_vec().map_err(|e| e.to_string())?);
-        }
-    }
-    let expected = program.interpret().map_err(|e| e.to_string())?;
-    match testgen::difference(&program.output_dtypes(), &expected, &found) {
-        Some(difference) => Err(difference),
-        None => Ok(Some(String::new())),
-    }
+    let outputs = program.args.iter().zip(&buffers).filter(|(arg, _)| matches!(arg, Argument::Output { .. }));
+    outputs.filter_map(|(_, b)| b.as_ref()).map(|b| b.to_vec().map_err(|e| e.to_string())).collect()
 }
 
 #[test]
@@ -75,23 +76,41 @@ fn random_programs_agree_with_the_interpreter() {
             return;
         }
     };
-    let mut failures = Vec::new();
-    let mut ran = 0;
-    for seed in 0..PROGRAMS {
-        let program = testgen::program(seed, &Options { exact: true, ..Options::default() });
-        let options = device.fit_options(&CompileOptions {
-            num_warps: 1 << (seed % 4),
-            num_stages: 1 + (seed % 3) as u32,
-            ..CompileOptions::default()
+    let (mut failures, mut ran, mut refused) = (Vec::new(), 0, 0);
+    for first in (0..PROGRAMS).step_by(BATCH as usize) {
+        let seeds = std::sync::Mutex::new(first..(first + BATCH).min(PROGRAMS));
+        let batch = std::sync::Mutex::new(Vec::new());
+        let work = || {
+            while let Some(seed) = { seeds.lock().unwrap().next() } {
+                let compiled = compile(seed, &|options| device.fit_options(options));
+                batch.lock().unwrap().push(compiled);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+                scope.spawn(work);
+            }
         });
-        for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-            match run(&device, &program, arch, &options) {
-                Ok(Some(_)) => ran += 1,
-                Ok(None) => {}
-                Err(e) => failures.push(format!("seed {seed}, {}: {e}", arch.name())),
+        for Compiled { seed, case, expected, code } in batch.into_inner().unwrap() {
+            for (arch, artifact) in code {
+                let result = match (&expected, artifact) {
+                    (_, Err(CompileError::Unsupported(_))) => {
+                        refused += 1;
+                        continue;
+                    }
+                    (Err(e), _) => Err(e.clone()),
+                    (_, Err(e)) => Err(e.to_string()),
+                    (Ok(expected), Ok(artifact)) => run(&device, &case.program, &artifact).and_then(|found| {
+                        testgen::difference(&case.program.output_dtypes(), expected, &found).map_or(Ok(()), Err)
+                    }),
+                };
+                match result {
+                    Ok(()) => ran += 1,
+                    Err(e) => failures.push(format!("seed {seed}, {}: {e}", arch.name())),
+                }
             }
         }
     }
-    println!("{ran} programs ran, {} failed", failures.len());
+    println!("{ran} programs ran, {} failed, {refused} refused", failures.len());
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

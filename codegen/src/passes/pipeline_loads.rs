@@ -13,7 +13,7 @@
 //! bytes, padding other than zero), nor loads of memory that the kernel writes: an iteration may need what the one before
 //! has written.
 
-use super::assign_layouts::{view_parts, view_vector};
+use super::assign_layouts::{copied_at_once, copy_layout, view_parts};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{scratch, tensor_map, written};
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};
@@ -22,7 +22,7 @@ use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
 
 /// Fewest bytes that one `cp.async` copies.
-const MIN_COPY_BYTES: u64 = 4;
+const MIN_COPY_BYTES: usize = 4;
 
 /// A load to run ahead.
 pub(super) struct Candidate {
@@ -93,10 +93,9 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
         let Op::LoadView { boundary, padding: Padding::Zero, .. } = &func.op(load).op else { continue };
         let tile = func.result(load);
         let view = func.op(load).operands[0];
-        let Type::View { elem, block } = func.ty(view) else { continue };
-        let (elem, run) = (*elem, block[view_parts(func, view).order[0]] as u64);
-        let wide = view_vector(func, &axis, view, boundary).min(run) * elem.bytes() as u64 >= MIN_COPY_BYTES;
-        if !wide || elem == DType::Bool || !depends_on_scalars(func, region, view) {
+        let Type::View { elem, .. } = func.ty(view) else { continue };
+        let (elem, boundary) = (*elem, boundary.clone());
+        if elem == DType::Bool || !depends_on_scalars(func, region, view) {
             continue;
         }
         if !written.is_disjoint(&written::sources(func, view)) {
@@ -115,6 +114,13 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
                 Type::Shared { shape, elem, layout }
             }
         };
+        let Type::Shared { layout, .. } = buffer else { continue };
+        // As many warps as there are copy the same vectors.
+        let copies = copy_layout(func, &axis, view, &boundary, 1);
+        let inner = view_parts(func, view).order[0];
+        if copied_at_once(&copies, inner, func.layout(layout)) * elem.bytes() < MIN_COPY_BYTES {
+            continue;
+        }
         let held = alloc.is_some_and(|alloc| read_longer(func, region, func.result(alloc)));
         found.push(Candidate { load, alloc, in_registers: users > 0, buffer, held, bulk: false });
     }

@@ -1,10 +1,11 @@
 //! Values at the ends of their ranges, of which host, interpreter and GPU have to make the same.
 
-use super::tests::simulate;
 use crate::ir::DType;
+use crate::lower::nvptx::lower;
 use crate::num;
+use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch};
-use crate::testgen::{Argument, Program, Rng};
+use crate::testgen::{Argument, Program, Rng, check::simulate};
 
 const ARCHS: [GpuArch; 2] = [GpuArch::Sm80, GpuArch::Sm90a];
 
@@ -21,8 +22,11 @@ fn output(text: &str, args: Vec<Argument>, arch: GpuArch) -> Vec<u8> {
     let func = crate::text::parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let program = Program { func, args, grid: [1; 3] };
     let options = CompileOptions { num_warps: 1, ..CompileOptions::default() };
-    let found = simulate(&program, arch, &options, 0).unwrap_or_else(|e| panic!("{}: {e}\n{text}", arch.name()));
-    found.unwrap_or_else(|| panic!("{} does not take\n{text}", arch.name())).remove(0)
+    let laid = gpu_ir(&program.func, arch, &options, &mut ());
+    let module = lower(&laid, arch, &options).unwrap_or_else(|e| panic!("{} does not take\n{text}\n{e}", arch.name()));
+    let found =
+        simulate(&program, &program.func, &module, 0).unwrap_or_else(|e| panic!("{}: {e}\n{text}", arch.name()));
+    found[0].clone()
 }
 
 /// `y[i] = body(x[i])` of 1024 elements at a time.

@@ -6,6 +6,7 @@ use crate::analysis::lattice::Lattice;
 use crate::analysis::{padding, reach, written};
 use crate::interp::{self, Memory, Tile, Trace};
 use crate::ir::{Func, Stage, Value};
+use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
 use crate::verify::stage_of;
 
 /// Compares every value of a run with what is claimed of it.
@@ -87,6 +88,34 @@ impl reach::Launch for Sizes<'_> {
 /// # Errors
 /// Says which claim is wrong, or why the function does not run.
 pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
+    run(program, func)?;
+    if stage_of(func) != Stage::Tile {
+        return Ok(());
+    }
+    // How far a kernel reaches is said of what is left of it: nobody loads what nobody needs.
+    let mut left = func.clone();
+    carried_offsets::run(&mut left);
+    resolve_views::run(&mut left);
+    canonicalize::run(&mut left);
+    cse::run(&mut left);
+    dce::run(&mut left);
+    let accessed = run(program, &left)?;
+    let addresses: Vec<u64> = accessed.iter().map(|&(_, address)| address).collect();
+    let reach = reach::Reach::of(func);
+    for (arg, &(end, _)) in accessed.iter().enumerate().filter(|(_, (end, _))| *end > 0) {
+        // With a byte less, somebody has to object.
+        let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
+        let sizes = Sizes { args: &program.args, bytes, addresses: &addresses };
+        if reach.check(&sizes, program.grid).is_ok() {
+            return Err(format!("argument `{}` is accessed up to byte {end}, beyond its reach", func.args[arg].name));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a function, checks what is claimed of its values and of which memory it accesses, and gives for each argument the end of the
+/// bytes that it accesses of its memory, and where that is.
+fn run(program: &Program, func: &Func) -> Result<Vec<(u64, u64)>, String> {
     let mut memory = Memory::new();
     let (values, buffers) = program.arguments(&mut memory);
     let mut claims = Claims::new(func);
@@ -98,25 +127,15 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     }
     let params = &func.block(func.body).params;
     let (writes, reads) = (written::through(func), written::read_through(func));
-    let reach = (stage_of(func) == Stage::Tile).then(|| reach::Reach::of(func));
-    let addresses: Vec<u64> = buffers.iter().map(|id| id.map_or(0, |id| memory.address(id))).collect();
+    let mut accessed = vec![(0, 0); buffers.len()];
     for (arg, id) in buffers.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?))) {
         let [read, wrote] = memory.accessed(id);
-        let name = &func.args[arg].name;
         for (end, through, what) in [(read, &reads, "read"), (wrote, &writes, "written")] {
             if end > 0 && !through.contains(&params[arg]) {
-                return Err(format!("argument `{name}` is {what}, although nothing seems to"));
+                return Err(format!("argument `{}` is {what}, although nothing seems to", func.args[arg].name));
             }
         }
-        let end = read.max(wrote) as u64;
-        if let Some(reach) = reach.as_ref().filter(|_| end > 0) {
-            // With a byte less, somebody has to object.
-            let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
-            let sizes = Sizes { args: &program.args, bytes, addresses: &addresses };
-            if reach.check(&sizes, program.grid).is_ok() {
-                return Err(format!("argument `{name}` is accessed up to byte {end}, beyond its reach"));
-            }
-        }
+        accessed[arg] = (read.max(wrote) as u64, memory.address(id));
     }
-    Ok(())
+    Ok(accessed)
 }

@@ -68,20 +68,31 @@ struct Gen {
     /// Dots still to make.
     dots: usize,
     depth: usize,
+    /// Everything is as the bulk copy engine wants it, so that loads can be the work of warps of their own.
+    regular: bool,
 }
 
 pub(super) fn case(mut rng: Rng) -> Case {
-    let options = compile_options(&mut rng);
+    let mut options = compile_options(&mut rng);
+    let regular = rng.one_in(3);
+    if regular {
+        options.num_warps = rng.pick(&[4, 8, 8]);
+        options.num_stages = rng.pick(&[2, 3, 4]);
+        options.max_registers = None;
+        options.schedule.bulk_copies = rng.pick(&[None, Some(true)]);
+        options.schedule.warp_specialize = Some(true);
+        options.schedule.take_turns = Some(rng.one_in(2));
+    }
     loop {
-        if let Some(program) = program(&mut rng) {
+        if let Some(program) = program(&mut rng, regular) {
             return Case { program, options };
         }
     }
 }
 
 /// A program, or nothing where it would take too long.
-fn program(rng: &mut Rng) -> Option<Program> {
-    let (operands, acc) = rng.pick(&[
+fn program(rng: &mut Rng, regular: bool) -> Option<Program> {
+    let (mut operands, mut acc) = rng.pick(&[
         (DType::F16, DType::F32),
         (DType::BF16, DType::F32),
         (DType::BF16, DType::F32),
@@ -92,7 +103,12 @@ fn program(rng: &mut Rng) -> Option<Program> {
         (DType::I8, DType::I32),
         (DType::F64, DType::F64),
     ]);
-    let tile = [rng.pick(&[16, 32, 64, 64, 64, 128]), rng.pick(&[8, 16, 32, 64, 64, 128]), rng.pick(&[8, 16, 32, 64])];
+    let mut tile =
+        [rng.pick(&[16, 32, 64, 64, 64, 128]), rng.pick(&[8, 16, 32, 64, 64, 128]), rng.pick(&[8, 16, 32, 64])];
+    if regular {
+        (operands, acc) = (rng.pick(&[DType::BF16, DType::F16]), DType::F32);
+        tile = [rng.pick(&[64, 128, 128]), rng.pick(&[8, 16, 32, 64]), rng.pick(&[16, 32, 64])];
+    }
     let tiles = [rng.range(1, 2) as usize, rng.range(1, 2) as usize];
     let slow = !matches!(operands, DType::F16 | DType::BF16 | DType::F32);
     let work = tile.iter().product::<usize>() * tiles[0] * tiles[1] * if slow { 8 } else { 1 };
@@ -128,6 +144,7 @@ fn program(rng: &mut Rng) -> Option<Program> {
         precision,
         dots: most.min(4),
         depth: 0,
+        regular,
     };
     // What follows draws from a generator of its own.
     rng.next_u64();
@@ -149,7 +166,7 @@ impl Gen {
         if self.rng.one_in(2) {
             return b.int(n, dtype);
         }
-        let divisible_by = if n % 16 == 0 && !self.rng.one_in(3) { 16 } else { 1 };
+        let divisible_by = if n % 16 == 0 && (self.regular || !self.rng.one_in(3)) { 16 } else { 1 };
         let v = self.argument(b, Type::scalar(dtype), divisible_by, Argument::Int(n));
         if self.rng.one_in(8)
             && let Some(arg) = b.func.args.last_mut()
@@ -161,10 +178,14 @@ impl Gen {
 
     /// A matrix of small integers, or one to write to.
     fn matrix(&mut self, b: &mut Builder, dtype: DType, extents: [usize; 2], output: bool) -> Matrix {
-        let inner = if self.rng.one_in(4) { 0 } else { 1 };
+        let inner = if !self.regular && self.rng.one_in(4) { 0 } else { 1 };
         let pad = if self.rng.one_in(3) { self.rng.range(0, 9) as usize } else { 0 };
         // Strides that are multiples of 16 bytes, which bulk copies want, or any.
-        let pitch = if self.rng.one_in(3) { extents[inner] + pad } else { (extents[inner] + pad).next_multiple_of(16) };
+        let pitch = if !self.regular && self.rng.one_in(3) {
+            extents[inner] + pad
+        } else {
+            (extents[inner] + pad).next_multiple_of(16)
+        };
         let count = pitch * extents[1 - inner];
         let mut bytes = Vec::new();
         for _ in 0..count {
@@ -173,7 +194,7 @@ impl Gen {
             bytes.extend_from_slice(&bits.to_le_bytes()[..dtype.bytes()]);
         }
         let value = if output { Argument::Output { dtype, bytes } } else { Argument::Input { dtype, bytes } };
-        let divisible_by = if self.rng.one_in(4) { 1 } else { 16 };
+        let divisible_by = if !self.regular && self.rng.one_in(4) { 1 } else { 16 };
         let pointer = self.argument(b, Type::Scalar(Elem::Ptr(dtype)), divisible_by, value);
         let sizes = extents.map(|n| self.number(b, n as i64, DType::I32));
         let (one, stride) = (b.int(1, DType::I64), self.number(b, pitch as i64, DType::I64));
@@ -279,7 +300,7 @@ impl Gen {
 
     /// The block of this shape that begins at these indices.
     fn read(&mut self, b: &mut Builder, m: &Matrix, shape: [usize; 2], at: [Value; 2]) -> Value {
-        if !self.rng.one_in(3) {
+        if self.regular || !self.rng.one_in(3) {
             let (view, boundary) = self.view(b, m, shape, at);
             return b.load_view(view, &boundary, Padding::Zero, Eviction::Normal);
         }
@@ -300,7 +321,7 @@ impl Gen {
             self.read(b, &m, shape, at)
         };
         let mut tile = b.cast(tile, self.operands);
-        if self.rng.one_in(4) {
+        if self.rng.one_in(if self.regular { 12 } else { 4 }) {
             tile = self.computed(b, tile);
         }
         tile
@@ -388,7 +409,10 @@ impl Gen {
         let results = b.for_loop(zero, upper, one, acc, |b, index, carried| body(self, b, index, carried));
         self.depth -= 1;
         let mut maybe = |n: usize| self.rng.one_in(n).then(|| !self.rng.one_in(4));
-        let (specialize, late) = (maybe(3), maybe(4));
+        let (mut specialize, late) = (maybe(3), maybe(4));
+        if self.regular {
+            specialize = None;
+        }
         let stages = self.rng.one_in(4).then(|| self.rng.range(1, 4) as u32);
         if let Some(id) = b.func.def_op(results[0])
             && let Op::For { num_stages, warp_specialize, overlap, .. } = &mut b.func.op_mut(id).op
@@ -487,7 +511,7 @@ impl Gen {
         for _ in 0..self.rng.range(1, 2) {
             acc = match self.rng.below(8) {
                 0 => self.statements(b, &acc, zero, 1),
-                1 if self.rng.one_in(2) => self.bounded_while(b, &acc),
+                1 if !self.regular && self.rng.one_in(2) => self.bounded_while(b, &acc),
                 _ => self.loop_of(b, &acc),
             };
         }

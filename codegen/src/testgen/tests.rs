@@ -1,8 +1,10 @@
 //! Properties that hold for every program: text, verifier, interpreter and passes agree.
 
-use super::{Options, difference, program};
+use super::check::{Checks, Counts, check};
+use super::{Options, case, difference, program};
 use crate::ir::Stage;
 use crate::passes::PASSES;
+use crate::target::{GpuArch, HostCpu};
 use crate::text::{parse, print};
 use crate::verify::verify;
 use proptest::prelude::*;
@@ -108,4 +110,86 @@ fn most_programs_write_something() {
         outputs[..4].iter().any(|bytes| bytes.iter().any(|&b| b != 0))
     };
     assert!((0..100).filter(|&seed| wrote(seed)).count() > 80);
+}
+
+/// Cases of the test below.
+const CASES: u64 = 160;
+
+/// A share of what `tile-fuzz` checks: facts that analyses claim, native code and two simulated GPUs against the interpreter.
+#[test]
+fn cases_agree_on_every_target() {
+    let hosts = [HostCpu::native()];
+    let simulated = [GpuArch::Sm80, GpuArch::Sm90a];
+    let checks = Checks { claims: true, hosts: &hosts, simulated: &simulated, ..Checks::default() };
+    let seeds = std::sync::Mutex::new(0..CASES);
+    let results = std::sync::Mutex::new((Counts::default(), Vec::new()));
+    let work = || {
+        loop {
+            let Some(seed) = seeds.lock().unwrap().next() else { return };
+            // Every pass is worth more where something went wrong; here one in eight shows that they can be asked for.
+            let result = check(&case(seed), &Checks { each_pass: seed % 8 < 2, ..checks });
+            let mut results = results.lock().unwrap();
+            match result {
+                Ok(counts) => results.0 += counts,
+                Err(failure) => results.1.push(format!("seed {seed}: {failure}")),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let (counts, failures) = results.into_inner().unwrap();
+    assert!(failures.is_empty(), "{} of {CASES} failed\n{}", failures.len(), failures.join("\n"));
+    assert!(counts.simulated + counts.refused >= 2 * CASES && counts.refused < CASES / 4, "{counts:?}");
+}
+
+/// The dots of cases are of every kind that there is.
+#[test]
+fn cases_reach_every_matrix_instruction() {
+    use crate::ir::{Op, Type};
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in (1..600).step_by(2) {
+        let case = case(seed);
+        if crate::pipeline::check(&case.program.func, &case.options).is_err() {
+            continue;
+        }
+        for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+            let func = crate::pipeline::gpu_ir(&case.program.func, arch, &case.options, &mut ());
+            for id in func.walk() {
+                let data = func.op(id);
+                if matches!(data.op, Op::Wgmma { .. } | Op::MmaSync { .. } | Op::FmaDot) {
+                    let place = match func.ty(data.operands[0]) {
+                        Type::Shared { .. } => "shared memory",
+                        _ => "registers",
+                    };
+                    seen.insert(format!("{} from {place}", data.op.mnemonic()));
+                } else {
+                    seen.insert(data.op.mnemonic().to_string());
+                }
+            }
+        }
+    }
+    let wanted = [
+        "wgmma from shared memory",
+        "wgmma from registers",
+        "mma_sync from shared memory",
+        "mma_sync from registers",
+        "fma_dot from shared memory",
+        "async_copy",
+        "tma_load",
+        "roles",
+        "while",
+        "atomic_view",
+        "atomic_rmw",
+        "scan",
+        "reduce",
+        "local_trans",
+        "load",
+        "take_turn",
+    ];
+    for what in wanted {
+        assert!(seen.contains(what), "no {what} in {seen:?}");
+    }
 }

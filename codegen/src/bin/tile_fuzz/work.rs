@@ -28,8 +28,11 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
         compiled: &compiled,
         assemble: ptxas.is_some().then_some(&assemble),
     };
-    // Panics are results here; their messages are in them.
-    std::panic::set_hook(Box::new(|_| {}));
+    // Panics are results here: their messages are in them, their places on standard error.
+    std::panic::set_hook(Box::new(|panic| match panic.location() {
+        Some(place) => eprintln!("panic at {place}"),
+        None => eprintln!("panic"),
+    }));
     let mut passed = true;
     for seed in cli.seeds.clone() {
         say(&format!("start {seed}"));

@@ -6,7 +6,7 @@ use super::threads::offsets;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
-use crate::passes::assign_layouts::view_vector;
+use crate::passes::assign_layouts::{copied_at_once, copy_layout};
 use std::collections::HashMap;
 
 /// Widest access of one thread, in bytes.
@@ -175,19 +175,13 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let Op::AsyncCopy { boundary, .. } = &data.op else { panic!("internal compiler error: not a copy") };
         let view = data.operands[0];
-        let order = crate::passes::assign_layouts::view_parts(self.func, view).order.to_vec();
-        let vector = view_vector(self.func, &self.axis, view, boundary);
-        let extents: Vec<u32> = self.func.ty(view).shape().iter().map(|&n| n as u32).collect();
-        // Wide even where some threads have nothing to copy then: fewer than four bytes cannot be copied.
-        let mut size = vec![1; extents.len()];
-        size[order[0]] = extents[order[0]].min(vector as u32);
-        let layout = LinearLayout::blocked_filling(&extents, &size, self.num_warps, &order);
+        let layout = copy_layout(self.func, &self.axis, view, boundary, self.num_warps);
         let (memory, elem, base) = self.buffer(data.operands[1]);
         let memory = memory.clone();
         let predicate = data.operands.get(2).map(|&p| self.scalar(p));
         let mut place = self.place(view, &layout, boundary);
         let mut access = self.shared_access(&layout, &memory, base, elem);
-        let n = layout.contiguous_run(order[0]).min(vector as usize).min(layout.contiguous_offsets(&memory));
+        let n = copied_at_once(&layout, place.parts.order[0], &memory);
         let bytes = n * elem.bytes();
         if !matches!(bytes, 4 | 8 | 16) {
             panic!("internal compiler error: an asynchronous copy of {bytes} bytes");

@@ -77,6 +77,20 @@ pub fn view_vector(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[us
     vector.max(1)
 }
 
+/// Which thread copies what of a view's block into shared memory (`cp.async`), its vector first. Vectors are wide even where some
+/// threads have nothing to copy then: fewer than four bytes cannot be copied.
+pub fn copy_layout(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], num_warps: u32) -> LinearLayout {
+    let (extents, order) = (extents(func.ty(view).shape()), view_parts(func, view).order);
+    let mut size = vec![1; extents.len()];
+    size[order[0]] = extents[order[0]].min(view_vector(func, axis, view, boundary) as u32);
+    LinearLayout::blocked_filling(&extents, &size, num_warps, order)
+}
+
+/// How many elements one copy of that layout can bring to a buffer: neighbors along `inner` in memory have to be neighbors there.
+pub fn copied_at_once(copies: &LinearLayout, inner: usize, buffer: &LinearLayout) -> usize {
+    copies.contiguous_run(inner).min(copies.contiguous_offsets(buffer))
+}
+
 /// Dimensions of a pointer tile from the fastest-varying in memory to the slowest, and how many neighbours along the
 /// fastest one access may cover.
 pub fn pointer_vector(func: &Func, axis: &AxisAnalysis, pointers: Value, mask: Option<Value>) -> (Vec<usize>, u64) {

@@ -15,7 +15,7 @@ mod homes;
 mod rewrite;
 mod tf32;
 
-pub use choose::{ViewParts, coalesced, pointer_vector, view_parts, view_vector};
+pub use choose::{ViewParts, coalesced, copied_at_once, copy_layout, pointer_vector, view_parts, view_vector};
 pub use dot::{DotPlan, plan_dot};
 
 use crate::ir::Func;

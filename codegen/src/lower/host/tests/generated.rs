@@ -1,30 +1,9 @@
 //! Random programs: interpreter against native code.
 
 use super::*;
-use crate::testgen::{Argument, Options, Program, difference, program};
+use crate::testgen::check::run_native;
+use crate::testgen::{Options, difference, program};
 use proptest::prelude::*;
-
-fn run(p: &Program, artifact: &Artifact) -> Vec<Vec<u8>> {
-    let mut memory: Vec<Vec<u8>> = Vec::new();
-    let mut slots = Vec::new();
-    for (arg, &v) in p.args.iter().zip(&p.func.block(p.func.body).params) {
-        let number = || p.func.ty(v).dtype().expect("scalar arguments are numbers");
-        slots.push(match arg {
-            Argument::Input { bytes, .. } | Argument::Output { bytes, .. } => {
-                let mut copy = bytes.clone();
-                let address = copy.as_mut_ptr() as u64;
-                memory.push(copy);
-                address
-            }
-            Argument::Int(i) => num::encode_int(number(), *i as i128),
-            Argument::Float(x) => num::encode(number(), *x),
-        });
-    }
-    let status = Loaded::new(artifact).run(&slots, p.grid);
-    assert_eq!(status, 0, "{:?}", output());
-    let buffers = p.args.iter().filter(|a| matches!(a, Argument::Input { .. } | Argument::Output { .. }));
-    buffers.zip(memory).filter(|(a, _)| matches!(a, Argument::Output { .. })).map(|(_, bytes)| bytes).collect()
-}
 
 fn check_seed(seed: u64, size: usize) -> Result<(), String> {
     let p = program(seed, &Options { exact: true, size, ..Options::default() });
@@ -32,7 +11,7 @@ fn check_seed(seed: u64, size: usize) -> Result<(), String> {
     let machines = machines();
     let (first, last) = (&machines[0], &machines[machines.len() - 1]);
     for artifact in [compile(&p.func, first), compile_plain(&p.func, last)] {
-        if let Some(d) = difference(&p.output_dtypes(), &expected, &run(&p, &artifact)) {
+        if let Some(d) = difference(&p.output_dtypes(), &expected, &run_native(&p, &p.func, &artifact)?) {
             return Err(format!("seed {seed}, size {size}: {d}\n{}", crate::text::print(&p.func)));
         }
     }
