@@ -110,7 +110,7 @@ fn what_is_wrong_is_told_with_the_kernels_line() {
         Fill { y: &mut z, n: 100, tile: 64 }.launch(&device, 2).unwrap();
         expect(
             Fill { y: &mut z, n: 101, tile: 64 }.launch_with(&device, &unchecked(2)).unwrap_err(),
-            &["offset 400 of buffer", this_file],
+            &["offset 400 of argument `y`, which has 400 bytes", this_file],
         );
         let mut flag = Buffer::<i32>::zeros(&device, 1).unwrap();
         expect(Waits { flag: &mut flag }.launch(&device, 2).unwrap_err(), &["simulated GPU"]);

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 /// Buffers at made-up addresses, far enough apart that no access runs from one into the next.
 #[derive(Clone, Debug, Default)]
 pub struct Global {
-    buffers: Vec<Vec<u8>>,
+    buffers: Vec<Buffer>,
     traces: Vec<Vec<Trace>>,
     /// By program: what it knows of the others.
     programs: Vec<Snapshot>,
@@ -22,6 +22,16 @@ pub struct Global {
     released: HashMap<u64, Snapshot>,
     /// Number of writes that changed something: how lost progress is told from progress.
     pub(super) changes: u64,
+}
+
+/// Memory that one argument points to.
+#[derive(Clone, Debug)]
+struct Buffer {
+    /// For messages.
+    name: String,
+    /// Its address is so many bytes behind a multiple of [`SPACING`].
+    low: u64,
+    bytes: Vec<u8>,
 }
 
 const SPACING: u64 = 1 << 40;
@@ -66,13 +76,18 @@ const UNTOUCHED: Trace = Trace { writer: NO_EVENT, kind: Kind::Plain, readers: [
 impl Global {
     /// Adds a buffer; gives its address.
     pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
-        self.buffers.push(bytes);
-        self.buffers.len() as u64 * SPACING
+        self.add_at(format!("buffer {}", self.buffers.len()), bytes, 0)
+    }
+
+    /// Adds a buffer that messages call by this name; gives its address, which is `low` more than a multiple of 2⁴⁰.
+    pub fn add_at(&mut self, name: String, bytes: Vec<u8>, low: u64) -> u64 {
+        self.buffers.push(Buffer { name, low, bytes });
+        self.buffers.len() as u64 * SPACING + low
     }
 
     /// Contents of the buffer at an address that [`Global::add`] gave.
     pub fn bytes(&self, address: u64) -> &[u8] {
-        &self.buffers[(address / SPACING - 1) as usize]
+        &self.buffers[(address / SPACING - 1) as usize].bytes
     }
 
     /// A launch begins: all that was done before is known.
@@ -84,27 +99,27 @@ impl Global {
 
     fn locate(&self, address: u64, len: usize) -> Result<(usize, usize), String> {
         let index = (address / SPACING) as usize;
-        let offset = (address % SPACING) as usize;
         let Some(b) = index.checked_sub(1).and_then(|i| self.buffers.get(i)) else {
             return Err(format!("global access of {len} bytes at {address:#x}, where no buffer is"));
         };
-        if offset + len > b.len() {
+        let offset = (address % SPACING) as i64 - b.low as i64;
+        if offset < 0 || offset as usize + len > b.bytes.len() {
             return Err(format!(
-                "global access of {len} bytes at offset {offset} of buffer {}, which has {} bytes",
-                index - 1,
-                b.len()
+                "global access of {len} bytes at offset {offset} of {}, which has {} bytes",
+                b.name,
+                b.bytes.len()
             ));
         }
-        if !(offset as u64).is_multiple_of(len.min(16) as u64) {
-            return Err(format!("misaligned global access of {len} bytes at offset {offset} of buffer {}", index - 1));
+        if !address.is_multiple_of(len.min(16) as u64) {
+            return Err(format!("misaligned global access of {len} bytes at offset {offset} of {}", b.name));
         }
-        Ok((index - 1, offset))
+        Ok((index - 1, offset as usize))
     }
 
     pub(super) fn read(&mut self, address: u64, len: usize, who: &Who) -> Result<Vec<u8>, String> {
         let (b, at) = self.locate(address, len)?;
         self.touch(b, at, len, who, Kind::Plain, false)?;
-        Ok(self.buffers[b][at..at + len].to_vec())
+        Ok(self.buffers[b].bytes[at..at + len].to_vec())
     }
 
     pub(super) fn write(&mut self, address: u64, bytes: &[u8], who: &Who) -> Result<(), String> {
@@ -124,7 +139,7 @@ impl Global {
         f: impl FnOnce(&[u8]) -> Result<Option<Vec<u8>>, String>,
     ) -> Result<Vec<u8>, String> {
         let (b, at) = self.locate(address, len)?;
-        let old = self.buffers[b][at..at + len].to_vec();
+        let old = self.buffers[b].bytes[at..at + len].to_vec();
         self.touch(b, at, len, who, kind, true)?;
         if let Some(new) = f(&old)? {
             self.set(b, at, &new);
@@ -133,7 +148,7 @@ impl Global {
     }
 
     fn set(&mut self, b: usize, at: usize, bytes: &[u8]) {
-        let place = &mut self.buffers[b][at..at + bytes.len()];
+        let place = &mut self.buffers[b].bytes[at..at + bytes.len()];
         if place != bytes {
             place.copy_from_slice(bytes);
             self.changes += 1;
@@ -180,14 +195,14 @@ impl Global {
             when: who.clocks.now(who.thread),
         };
         if self.traces[b].is_empty() {
-            self.traces[b] = vec![UNTOUCHED; self.buffers[b].len()];
+            self.traces[b] = vec![UNTOUCHED; self.buffers[b].bytes.len()];
         }
         for i in at..at + len {
             let t = self.traces[b][i];
             let both_atomic = kind != Kind::Plain && t.kind != Kind::Plain;
             if t.writer.program != NOBODY && !both_atomic && (t.kind == Kind::Bulk || !self.before(&t.writer, who)) {
                 return Err(race(
-                    b,
+                    &self.buffers[b].name,
                     i,
                     &now,
                     if writes { "writes" } else { "reads" },
@@ -200,7 +215,7 @@ impl Global {
                 ));
             }
             if writes && let Some(reader) = t.readers.iter().find(|r| !self.before(r, who)) {
-                return Err(race(b, i, &now, "writes", reader, "read"));
+                return Err(race(&self.buffers[b].name, i, &now, "writes", reader, "read"));
             }
             let t = &mut self.traces[b][i];
             if writes {
@@ -214,7 +229,7 @@ impl Global {
     }
 }
 
-fn race(buffer: usize, byte: usize, now: &Event, does: &str, before: &Event, did: &str) -> String {
+fn race(buffer: &str, byte: usize, now: &Event, does: &str, before: &Event, did: &str) -> String {
     let other = match before.program == now.program {
         true => format!("thread {} of this program", before.thread),
         false => format!("program {} (thread {})", before.program, before.thread),
@@ -223,5 +238,5 @@ fn race(buffer: usize, byte: usize, now: &Event, does: &str, before: &Event, did
         true => "no barrier lies in between",
         false => "nothing orders the two (only `atomic_cas` does)",
     };
-    format!("data race: {does} byte {byte} of buffer {buffer}, which {other} {did}: {remedy}")
+    format!("data race: {does} byte {byte} of {buffer}, which {other} {did}: {remedy}")
 }

@@ -46,17 +46,15 @@ pub(super) unsafe fn run_grid(
     let mut bits = slots.to_vec();
     for (arg, &index) in args.iter().zip(&kernel.passed) {
         let LaunchArg::Ptr { addr, bytes } = *arg else { continue };
-        // Bytes in front keep the alignment of the address.
-        let before = (addr % ALIGN) as usize;
         let pointer = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
         // SAFETY: the caller's promise; nobody writes the memory during the launch.
         let old = match bytes {
             0 => Vec::new(),
             _ => unsafe { std::slice::from_raw_parts(pointer, bytes as usize) }.to_vec(),
         };
-        let address = global.add([vec![0; before], old.clone()].concat());
-        bits[index] = address + before as u64;
-        memory.push((pointer, address, before, old));
+        let name = format!("argument `{}`", manifest.args[index].name);
+        bits[index] = global.add_at(name, old.clone(), addr % ALIGN);
+        memory.push((pointer, bits[index], old));
     }
     bits.truncate(manifest.args.len() - manifest.tensor_maps.len());
     let launch = Launch {
@@ -70,8 +68,8 @@ pub(super) unsafe fn run_grid(
     };
     sim::run(&launch, &mut global)
         .map_err(|error| Error::Simulated { kernel: kernel.label.to_string(), error: error.to_string() })?;
-    for (pointer, address, before, old) in memory {
-        let new = &global.bytes(address)[before..];
+    for (pointer, address, old) in memory {
+        let new = global.bytes(address);
         if new != old {
             // SAFETY: the kernel writes through this argument, so the caller has lent it exclusively; it has as many bytes.
             unsafe { pointer.copy_from_nonoverlapping(new.as_ptr(), new.len()) };
