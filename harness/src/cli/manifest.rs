@@ -15,7 +15,7 @@ const FORMAT: u32 = 1;
 #[derive(Serialize)]
 struct Document<'a> {
     format: u32,
-    /// The compiler that made the code.
+    /// The compiler that made the code, and the LLVM in it.
     compiler: &'static str,
     #[serde(flatten)]
     manifest: &'a Manifest,
@@ -59,7 +59,7 @@ pub fn describe(request: &Request, artifact: &Artifact, files: &[(&str, String)]
     let def = request.def;
     to_json(&Document {
         format: FORMAT,
-        compiler: tilewright::codegen::VERSION,
+        compiler: tilewright::codegen::compiler_id(),
         manifest: &artifact.manifest,
         memory: def.params.iter().filter_map(|p| memory(p.kind).map(|m| (p.name, m))).collect(),
         constants: def.params.iter().filter_map(|p| constant(p.name, p.kind)).collect(),

@@ -38,6 +38,7 @@ fn every_stage_of_a_gpu_kernel_is_written() {
         assert!(read(&out.join("weighted_sum_fwd.ptx")).contains(&format!(".target {target}")));
         let manifest = manifest(&out);
         assert_eq!(manifest["target"], target);
+        assert_eq!(manifest["compiler"], tilewright::codegen::compiler_id());
         assert_eq!(manifest["files"]["ptx"], "weighted_sum_fwd.ptx");
     }
 }
