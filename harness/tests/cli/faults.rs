@@ -130,7 +130,7 @@ fn absurd_numbers_are_refused_with_their_option() {
             &["more than 32768 operations"],
         ),
         (
-            "compile layer_norm_bwd --target sm_80 --dtype f32 -o o --set rows_tile=16,d_tile=16,whole_rows=false,stages=4294967295",
+            "compile layer_norm_bwd --target sm_80 --dtype f32 -o o --set rows_tile=16,d_tile=16,whole_rows=true,stages=4294967295",
             &["1 to 16"],
         ),
         ("generate --temperature NaN", &["--temperature is NaN", "a number from 0"]),
