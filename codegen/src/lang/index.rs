@@ -140,16 +140,14 @@ pub(crate) fn check_shape(shape: &[usize]) {
         if !n.is_power_of_two() {
             let diagnostic = mistake(format!("extents of tiles must be powers of two, found {n} in {shape:?}"))
                 .label(format!("dimension {axis} is {n}"));
-            fail(diagnostic.help(match n {
-                0 => "a tile has at least one element in each dimension".to_string(),
-                _ => {
-                    let next = n.next_power_of_two();
-                    format!("use {next} and mask what is beyond {n}: `boundary_check` or `mask`")
-                }
+            fail(diagnostic.help(match (n, n.checked_next_power_of_two()) {
+                (0, _) => "a tile has at least one element in each dimension".to_string(),
+                (_, Some(next)) => format!("use {next} and mask what is beyond {n}: `boundary_check` or `mask`"),
+                (_, None) => "loop over smaller tiles".to_string(),
             }));
         }
     }
-    let elements: usize = shape.iter().product();
+    let elements = shape.iter().fold(1, |product: usize, &n| product.saturating_mul(n));
     if elements > MAX_TILE_ELEMENTS {
         fail(
             mistake(format!("a tile of shape {shape:?} has {elements} elements, the limit is {MAX_TILE_ELEMENTS}"))

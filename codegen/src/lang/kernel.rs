@@ -6,7 +6,8 @@ use super::operand::{Number, constant};
 use super::record::{Recording, add_arg, fail, record_generic};
 use crate::diag::Diagnostic;
 pub use crate::ir::DType;
-use crate::ir::{Arg, Elem, Func, Loc, Precision, Type};
+use crate::ir::{Arg, Elem, Func, Loc, Precision, Stage, Type};
+use crate::verify::{Rule, verify};
 use std::fmt;
 
 /// A kernel as `#[kernel]` found it in the source. One static per kernel.
@@ -360,6 +361,20 @@ impl Inputs<'_> {
     }
 }
 
+/// The first op whose tile is too large, or whose attribute is out of range. The language's functions check what they are given; what
+/// follows from several of them, as the shape that two tiles are broadcast to, is checked here, where the function is whole.
+fn beyond_limits(func: &Func) -> Option<Diagnostic> {
+    let broken = verify(func, Stage::Tile).err()?;
+    let limit = broken.into_iter().find(|error| matches!(error.rule, Rule::Extents | Rule::Attributes))?;
+    let op = format!("it is `{}` of the kernel", limit.op);
+    Some(
+        Diagnostic::new(limit.message, limit.loc)
+            .label("this is out of range")
+            .note(op)
+            .help("smaller constants make smaller tiles"),
+    )
+}
+
 impl KernelDef {
     /// Place of the kernel in its source.
     pub fn loc(&self) -> Loc {
@@ -403,7 +418,10 @@ impl KernelDef {
             d
         })?;
         recording.func.loc = self.loc();
-        Ok(recording)
+        match beyond_limits(&recording.func) {
+            Some(mistake) => Err(mistake),
+            None => Ok(recording),
+        }
     }
 
     fn mistake(&self, message: String) -> Diagnostic {

@@ -14,7 +14,13 @@ struct Recorder {
     prints: Vec<String>,
     /// Whether the open region combines elements: it has no control flow.
     combining: bool,
+    /// Calls of [`emit`].
+    emitted: usize,
 }
+
+/// A function that is recorded has about this many ops at most. Loops over constants are written out, and passes take time and stack by
+/// the length of chains.
+const MOST_OPS: usize = 1 << 15;
 
 thread_local! {
     static CURRENT: RefCell<Option<Recorder>> = const { RefCell::new(None) };
@@ -49,7 +55,7 @@ pub fn record_generic(name: &str, generics: &[DType], body: impl FnOnce()) -> Re
     let mut func = Func::new(name);
     func.loc = Location::caller().into();
     let blocks = vec![func.body];
-    let mine = Recorder { func, blocks, prints: Vec::new(), combining: false };
+    let mine = Recorder { func, blocks, prints: Vec::new(), combining: false, emitted: 0 };
     // A kernel recorded while another is being recorded (a host function called from it) does not disturb it.
     let outer = CURRENT.with(|c| c.borrow_mut().replace(mine));
     let outer_generics = GENERICS.replace(generics.to_vec());
@@ -82,6 +88,18 @@ fn with<R>(f: impl FnOnce(&mut Recorder) -> R) -> R {
 #[track_caller]
 pub(crate) fn emit<R>(f: impl FnOnce(&mut Builder) -> R) -> R {
     let loc = here();
+    let emitted = with(|r| {
+        r.emitted += 1;
+        r.emitted
+    });
+    if emitted > MOST_OPS {
+        let diagnostic = Diagnostic::new(format!("the kernel has more than {MOST_OPS} operations"), loc);
+        fail(
+            diagnostic
+                .label("here they are too many")
+                .help("a Rust loop is written out: let `range` count, or make constants smaller"),
+        );
+    }
     with(|r| {
         let Some(&block) = r.blocks.last() else {
             panic!("internal compiler error: no open region; please report this")

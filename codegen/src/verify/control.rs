@@ -3,9 +3,16 @@
 use super::{Check, OpCx, Rule, same_types};
 use crate::ir::{DType, Type};
 
+/// Most stages of a software pipeline.
+const MOST_STAGES: u32 = 16;
+/// Most iterations that are joined.
+const MOST_UNROLLED: u32 = 256;
+
 pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>) -> Check {
-    for n in [num_stages, unroll].into_iter().flatten() {
-        cx.attribute(n >= 1, || format!("loop hints are at least 1, found {n}"))?;
+    // Code grows with both.
+    for (what, most, n) in [("num_stages", MOST_STAGES, num_stages), ("unroll", MOST_UNROLLED, unroll)] {
+        let n = n.unwrap_or(1);
+        cx.attribute((1..=most).contains(&n), || format!("{what} of a loop is 1 to {most}, found {n}"))?;
     }
     cx.operand_where(0, "the lower bound", "a scalar integer", |ty| {
         ty.is_scalar() && ty.dtype().is_some_and(DType::is_int)

@@ -160,8 +160,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             outputs.check()?;
             Ok(outputs.write(ddp(arguments)?, out)?)
         }
-        Subject::Memory(arguments) => Ok(arguments.outputs.write(memory(arguments), out)?),
-        Subject::Fsdp(arguments) => Ok(arguments.outputs.write(fsdp(arguments), out)?),
+        Subject::Memory(arguments) => {
+            arguments.outputs.check()?;
+            Ok(arguments.outputs.write(memory(arguments), out)?)
+        }
+        Subject::Fsdp(arguments) => {
+            arguments.outputs.check()?;
+            Ok(arguments.outputs.write(fsdp(arguments), out)?)
+        }
     }
 }
 

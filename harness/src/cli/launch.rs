@@ -43,8 +43,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let plan = plan(arguments)?;
     let stop = plan.stop.clone();
-    ctrlc::set_handler(move || stop.store(true, Ordering::Relaxed))
-        .map_err(|error| CliError::Failure(format!("cannot watch for Ctrl-C: {error}")))?;
+    super::on_ctrl_c(move || stop.store(true, Ordering::Relaxed))?;
     // The ranks' lines go past our own buffer, which must not hold older ones.
     out.flush()?;
     let name = plan.program.to_string_lossy().into_owned();

@@ -140,6 +140,20 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut dyn Write) -> Result<()>) -> 
     error.exit_code()
 }
 
+/// Calls `heard` at each Ctrl-C from now on, on a thread of its own.
+///
+/// # Errors
+/// The system has no more threads.
+fn on_ctrl_c(heard: impl FnMut() + Send + 'static) -> Result<()> {
+    ctrlc::set_handler(heard).map_err(|error| {
+        let reason = match error {
+            ctrlc::Error::System(error) => error.to_string(),
+            other => other.to_string(),
+        };
+        CliError::Failure(format!("cannot watch for Ctrl-C: {reason}"))
+    })
+}
+
 fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
     match command {
         Command::Doctor(arguments) => doctor::run(&arguments, out),

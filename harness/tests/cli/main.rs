@@ -3,6 +3,7 @@
 mod ahead;
 mod compile;
 mod explain;
+mod faults;
 mod machine;
 mod run;
 mod tune;

@@ -216,13 +216,12 @@ fn expect_memory(
 fn watch_for_ctrl_c() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let heard = stop.clone();
-    let watching = ctrlc::set_handler(move || {
+    crate::cli::on_ctrl_c(move || {
         if heard.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
         tilewright::terminal::say("stopping after this step; Ctrl-C again ends at once");
-    });
-    watching.map_err(|error| CliError::Failure(format!("cannot watch for Ctrl-C: {error}")))?;
+    })?;
     Ok(stop)
 }
 

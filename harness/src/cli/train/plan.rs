@@ -158,17 +158,18 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     Ok(options)
 }
 
-/// What `--minutes` means; none for more than a clock can count.
+/// What `--minutes` means.
 ///
 /// # Errors
 /// A number that is none, or below 0.
 pub fn time_limit(minutes: f64) -> Result<Duration> {
-    if !(minutes >= 0.0) {
+    if !(minutes.is_finite() && minutes >= 0.0) {
         return Err(CliError::usage(
             format!("--minutes is {minutes}"),
             "a number from 0; without it, all steps are made",
         ));
     }
+    // More than a clock counts is no limit.
     Ok(Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX))
 }
 

@@ -1,0 +1,378 @@
+//! What must end in one message and an exit code, and never in a panic, an abort, a wait or lost data: absurd numbers, odd files, full
+//! streams, a system that gives no threads.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::run::{file, tensor};
+use crate::{Ran, tilewright};
+
+/// Longest time for one command: far more than any of these takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const MOST: &str = "18446744073709551615";
+
+/// A folder with the files that commands read: a kernel's inputs, and a text.
+fn folder() -> tempfile::TempDir {
+    // Not named as temporary files are, which messages must not name.
+    let dir = tempfile::Builder::new().prefix("faults").tempdir().unwrap();
+    fs::write(dir.path().join("in.st"), inputs()).unwrap();
+    fs::write(dir.path().join("text"), "one fish two fish red fish blue fish. ".repeat(400)).unwrap();
+    dir
+}
+
+fn inputs() -> Vec<u8> {
+    let x: Vec<f32> = (0..64 * 16).map(|i| i as f32).collect();
+    file(&[tensor("x", &[64, 16], &x), tensor("w", &[16], &[1.0; 16])])
+}
+
+/// A run that works, in 8 programs: the words of options that follow come on top of these.
+const RUN: &str =
+    "run weighted_sum_fwd -i in.st -o out.st --grid rows/rows_tile --set rows_tile=8,d_tile=16 --shape y=rows";
+
+/// A training that works.
+const TRAIN: &str = "train --data text --out run --steps 1 --layers 1 --width 16 --hidden 16 --heads 1 --vocab 300";
+
+fn words(line: &str) -> Vec<&str> {
+    line.split(' ').filter(|word| !word.is_empty()).collect()
+}
+
+/// A command in `dir`, on the CPU.
+fn command(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.env("TILEWRIGHT_DEVICE", "cpu").env("TILEWRIGHT_CACHE", dir.join("cache")).env_remove("TILEWRIGHT_LOG");
+    command.current_dir(dir).args(words(line)).stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end, which must come by itself and in time.
+#[track_caller]
+fn finish(mut command: Command) -> Ran {
+    let began = Instant::now();
+    let Output { status, stdout, stderr } = command.output().expect("the program starts");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let (out, err) = (text(stdout), text(stderr));
+    assert!(began.elapsed() < PATIENCE, "{command:?} took {:?}", began.elapsed());
+    let code = status.code().unwrap_or_else(|| panic!("{command:?} was ended by a signal: {err}"));
+    for word in ["panicked", "memory allocation of", "internal", ".tmp", ".tilewright-"] {
+        assert!(!err.contains(word), "{command:?} says `{word}`: {err}");
+    }
+    Ran { code, out, err }
+}
+
+/// Runs what must fail with one message that has all of `parts`.
+#[track_caller]
+fn refused(dir: &Path, line: &str, parts: &[&str]) {
+    let ran = finish(command(dir, line));
+    assert!(matches!(ran.code, 1 | 2), "`{line}` ends with {}: {}{}", ran.code, ran.out, ran.err);
+    assert_eq!(
+        ran.err.lines().filter(|line| line.starts_with("error")).count(),
+        1,
+        "`{line}` has one message: {}",
+        ran.err
+    );
+    for part in parts {
+        assert!(ran.err.contains(part), "`{line}` does not say `{part}`: {}", ran.err);
+    }
+}
+
+#[test]
+fn absurd_numbers_are_refused_with_their_option() {
+    let dir = folder();
+    // What comes after `train` and its usual options, and what the message says.
+    let train: &[(&str, &[&str])] = &[
+        ("--minutes inf", &["--minutes is inf", "a number from 0"]),
+        ("--minutes NaN", &["--minutes is NaN"]),
+        (&format!("--batch {MOST}"), &["--batch 18446744073709551615", "--context 128"]),
+        ("--batch 4294967295", &["out of memory", "--micro-batch"]),
+        (&format!("--context {MOST}"), &["context", MOST, "2147483647"]),
+        ("--context 2147483647", &["context 2147483647", "2147483648"]),
+        (&format!("--layers {MOST}"), &[MOST, "parameters", "at most 2.8e14"]),
+        ("--layers 1000000", &["out of memory"]),
+        (&format!("--hidden {MOST}"), &[MOST, "parameters"]),
+        (&format!("--heads {MOST}"), &[MOST]),
+        (&format!("--heads-kv {MOST}"), &[MOST]),
+        ("--steps 0", &["--steps is 0"]),
+        ("--lr inf", &["--lr is inf"]),
+    ];
+    for (more, parts) in train {
+        refused(dir.path(), &format!("train --data text --vocab 300 --out run {more}"), parts);
+    }
+    assert!(!dir.path().join("run/checkpoint.safetensors").exists());
+    let model = "--layers 1 --width 16 --hidden 16 --heads 1";
+    let others: &[(&str, &[&str])] = &[
+        (&format!("memory {model} --context 2147483647 --work forward-backward"), &[]),
+        (&format!("profile {model} --batch 4294967295"), &["out of memory", "--batch"]),
+        (&format!("profile {model} --vocabulary 4294967295"), &["out of memory"]),
+        (&format!("bench ddp {model} --batch 4294967294"), &["out of memory"]),
+        (&format!("bench kernels --only softmax --rows {MOST} --d 16"), &[MOST, "more elements than"]),
+        ("bench kernels --only softmax --rows 1099511627776 --d 16", &["out of memory"]),
+        ("bench kernels --only softmax --rep-ms inf", &["--rep-ms", "`inf`", "milliseconds"]),
+        (&format!("bench attention --batch {MOST}"), &[MOST]),
+        ("bench comm --sizes 1000000 --ranks 8", &["out of memory"]),
+        (&format!("tune softmax_rows --rows {MOST} --d 16 --budget 1"), &[MOST]),
+        ("account fsdp --tokens inf", &["--tokens", "inf", "a number"]),
+        (
+            "compile cross_entropy_fwd --target sm_80 --dtype T=f32,I=i64 -o o --set rows_tile=16,slots=16,d_tile=16,vector=65536",
+            &["1048576"],
+        ),
+        (
+            "compile cross_entropy_fwd --target sm_80 --dtype T=f32,I=i64 -o o --set rows_tile=16,slots=16,d_tile=16,vector=9223372036854775807",
+            &["powers of two"],
+        ),
+        (
+            "compile rank_sum --target host --dtype f32 -o o --set tile=16,rank=0,world=9223372036854775807",
+            &["more than 32768 operations"],
+        ),
+        (
+            "compile layer_norm_bwd --target sm_80 --dtype f32 -o o --set rows_tile=16,d_tile=16,whole_rows=true,stages=4294967295",
+            &["1 to 16"],
+        ),
+        ("generate --temperature NaN", &["--temperature is NaN", "a number from 0"]),
+    ];
+    for (line, parts) in others {
+        // A context that does not fit is a row of the table of `memory`.
+        match line.starts_with("memory") {
+            true => assert!(finish(command(dir.path(), line)).ok().contains("OOM")),
+            false => refused(dir.path(), line, parts),
+        }
+    }
+    // Far beyond what there is to count, and right all the same.
+    let text = finish(command(dir.path(), "account fsdp --limit-gb 1e-300")).ok();
+    assert!(text.contains("No N is enough"), "{text}");
+}
+
+#[test]
+fn what_chooses_nothing_is_refused() {
+    let dir = folder();
+    let cases: &[(&str, &[&str])] = &[
+        ("--dtype zzz", &["`zzz` is no element type", "bf16"]),
+        ("--dtype T=zzz", &["`zzz` is no element type"]),
+        ("--dtype Q=f32", &["no type parameter `Q`"]),
+        ("--dtype bf16", &["--dtype bf16 is unused", "`x`", "f32"]),
+        ("--set zzz=1", &["--set zzz is unused", "the constants are"]),
+        ("--arg zzz=1", &["--arg zzz is unused", "the arguments are"]),
+        ("--shape zzz=1", &["--shape zzz is unused", "its memory is"]),
+        ("--shape x=1,1", &["--shape x is unused", "[64, 16]"]),
+        ("--shape y=64", &["--shape names `y` twice"]),
+        ("--arg rows=8,rows=9", &["--arg names `rows` twice"]),
+        ("--set rows_tile=16", &["--set names `rows_tile` twice"]),
+        ("--arg rows=-9223372036854775809", &["`rows`", "-9223372036854775809", "i32"]),
+    ];
+    for (more, parts) in cases {
+        refused(dir.path(), &format!("{RUN} {more}"), parts);
+    }
+    refused(dir.path(), &RUN.replace("y=rows", "y=-1"), &["--shape y=-1", "no extent"]);
+    refused(dir.path(), &RUN.replace("--grid rows/rows_tile", "--grid=-1"), &["--grid -1", "cannot be -1"]);
+    refused(dir.path(), "compile adamw --target sm_80 --dtype zzz -o o", &["zzz"]);
+    refused(dir.path(), "explain adamw --dtype zzz", &["zzz"]);
+    refused(dir.path(), "explain adamw --dtype G=f32,zzz", &["--dtype zzz is unused"]);
+    finish(command(dir.path(), &format!("{RUN} --dtype f32"))).ok();
+}
+
+#[test]
+fn odd_inputs_are_refused_and_nothing_waits() {
+    let dir = folder();
+    let place = |name: &str| dir.path().join(name);
+    fifo(&place("pipe"));
+    fs::write(place("short"), &inputs()[..50]).unwrap();
+    fs::write(place("long"), [(1_u64 << 63).to_le_bytes().as_slice(), b"{}"].concat()).unwrap();
+    fs::write(place("deep"), "[".repeat(200_000)).unwrap();
+    let empty = r#"{"x":{"dtype":"F32","shape":[9223372036854775807,0],"data_offsets":[0,0]},"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#;
+    fs::write(place("empty"), [(empty.len() as u64).to_le_bytes().as_slice(), empty.as_bytes()].concat()).unwrap();
+    for (input, what) in [
+        ("pipe", "pipe"),
+        ("/dev/zero", "device"),
+        (".", "folder"),
+        ("missing", "missing"),
+        ("short", "safetensors"),
+        ("long", "safetensors"),
+        ("deep", "safetensors"),
+    ] {
+        refused(dir.path(), &RUN.replace("in.st", input), &[input, what]);
+    }
+    refused(dir.path(), "demo -i empty -o o", &["more elements than"]);
+    for (line, input) in [
+        ("train --out run2 --data", "pipe"),
+        ("generate", "pipe"),
+        ("account ddp --records", "pipe"),
+        ("account ddp --records", "deep"),
+        ("report --include", "deep"),
+        ("explain weighted_sum_fwd --record", "pipe"),
+    ] {
+        refused(dir.path(), &format!("{line} {input}"), &[input]);
+    }
+    // What another program writes is an input like others.
+    let (mut piped, child) = (command(dir.path(), &RUN.replace("in.st", "/dev/stdin")), inputs());
+    let (reader, mut writer) = io::pipe().unwrap();
+    piped.stdin(reader);
+    let writing = std::thread::spawn(move || writer.write_all(&child));
+    finish(piped).ok();
+    writing.join().unwrap().unwrap();
+}
+
+fn fifo(path: &Path) {
+    let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the name is a string that ends with a zero.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+}
+
+#[test]
+fn outputs_keep_links_and_permissions_and_are_never_inputs() {
+    let dir = folder();
+    let place = |name: &str| dir.path().join(name);
+    fs::write(place("old"), "old").unwrap();
+    fs::set_permissions(place("old"), Permissions::from_mode(0o640)).unwrap();
+    symlink("old", place("link")).unwrap();
+    finish(command(dir.path(), &RUN.replace("out.st", "link"))).ok();
+    assert!(fs::symlink_metadata(place("link")).unwrap().is_symlink());
+    assert_eq!(fs::metadata(place("old")).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_ne!(fs::read(place("old")).unwrap(), b"old");
+
+    fs::hard_link(place("in.st"), place("hard")).unwrap();
+    symlink("in.st", place("soft")).unwrap();
+    for output in ["in.st", "./in.st", "hard", "soft"] {
+        refused(dir.path(), &RUN.replace("out.st", output), &[output, "is read as in.st"]);
+    }
+    assert_eq!(fs::read(place("in.st")).unwrap(), inputs());
+    fs::create_dir(place("run")).unwrap();
+    fs::rename(place("text"), place("run/log.jsonl")).unwrap();
+    refused(dir.path(), &TRAIN.replace("--data text", "--data ./run/log.jsonl"), &["run/log.jsonl", "is read as"]);
+    refused(dir.path(), "account memory --json a --markdown ./a", &["is written as a too"]);
+    finish(command(dir.path(), "account memory --json r.json")).ok();
+    refused(dir.path(), "report --include r.json --page r.json", &["r.json", "is read as"]);
+
+    fifo(&place("pipe"));
+    for output in ["missing/out.st", ".", "in.st/out.st", "pipe", "/dev/full"] {
+        refused(dir.path(), &RUN.replace("out.st", output), &[output]);
+    }
+    assert!(fs::metadata(place("pipe")).unwrap().file_type().is_fifo());
+    fs::create_dir_all(place("c/softmax_rows.ptx")).unwrap();
+    refused(
+        dir.path(),
+        "compile softmax_rows --target sm_80 --dtype f32 --set rows_tile=8,d_tile=16 -o c",
+        &["c/softmax_rows.ptx"],
+    );
+    let mut without_folder = command(dir.path(), "tune softmax_rows --rows 8 --d 16 --budget 1");
+    without_folder.env("TILEWRIGHT_CACHE", "off").env("TMPDIR", "/missing");
+    let message = finish(without_folder).fails(1);
+    assert!(message.contains("no folder can be made in /missing"), "{message}");
+    let left = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(!left.into_iter().any(|name| name.starts_with(".tilewright-")), "a temporary file was left");
+}
+
+/// `/dev/full` to write to.
+fn full() -> File {
+    OpenOptions::new().write(true).open("/dev/full").unwrap()
+}
+
+#[test]
+fn full_and_closed_streams_change_nothing_but_the_exit_code() {
+    let dir = folder();
+    let lines = [
+        "version",
+        "--help",
+        "train --help",
+        "list",
+        "lists",
+        "list zzz",
+        "account memory",
+        RUN,
+        "launch --nproc 1 -- echo x",
+    ];
+    for line in lines {
+        let usual = finish(command(dir.path(), line));
+        // Standard error: what is said there is lost.
+        let mut silent = command(dir.path(), line);
+        silent.stderr(full()).env("TILEWRIGHT_LOG", "trace");
+        assert_eq!(silent.output().unwrap().status.code(), Some(usual.code), "`{line}` with a full standard error");
+        // Standard output: an error, if there was something to say.
+        let mut lost = command(dir.path(), line);
+        lost.stdout(full());
+        let lost = finish(lost);
+        match usual.out.is_empty() {
+            true => assert_eq!(lost.code, usual.code, "`{line}`"),
+            false => assert!(lost.code == 1 && lost.err.contains("cannot write the output"), "`{line}`: {}", lost.err),
+        }
+        let mut both = command(dir.path(), line);
+        both.stdout(full()).stderr(full());
+        assert_eq!(both.output().unwrap().status.code(), Some(lost.code), "`{line}` with both full");
+        // A reader that has seen enough: a quiet end.
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut unread = command(dir.path(), line);
+        unread.stdout(writer);
+        let unread = finish(unread);
+        assert_eq!((unread.code, unread.err), (usual.code, usual.err), "`{line}` with a closed pipe");
+    }
+}
+
+/// Limits of a child, set between fork and exec.
+fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) {
+    let set = move || {
+        let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+        // SAFETY: passes a struct that lives.
+        if unsafe { libc::setrlimit(resource, &limit) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: setrlimit is safe to call between fork and exec.
+    unsafe { command.pre_exec(set) };
+}
+
+#[test]
+fn a_system_without_threads_is_slower_or_an_error() {
+    let dir = folder();
+    // SAFETY: asks for a number.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let limited = |line: &str| {
+        let mut command = command(dir.path(), line);
+        // Limits on processes do not bind root.
+        if is_root {
+            command.uid(65534).gid(65534);
+        }
+        limit(&mut command, libc::RLIMIT_NPROC, 0);
+        command
+    };
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+    if let Err(error) = limited("version").output() {
+        println!("skipped: the program does not start with a limit on processes ({error})");
+        return;
+    }
+    let ran = finish(limited(RUN));
+    assert!(ran.err.contains("threads"), "{}", ran.err);
+    assert!(ran.ok().contains("grid (8, 1, 1)"));
+    let expected = finish(command(dir.path(), &RUN.replace("out.st", "usual.st"))).ok();
+    assert!(expected.contains("grid (8, 1, 1)"));
+    assert_eq!(fs::read(dir.path().join("out.st")).unwrap(), fs::read(dir.path().join("usual.st")).unwrap());
+    for line in [
+        "bench comm --sizes 0.001 --ranks 2",
+        "launch --nproc 2 -- true",
+        "tune softmax_rows --rows 8 --d 16 --budget 1",
+    ] {
+        let ran = finish(limited(line));
+        assert_eq!(ran.code, 1, "`{line}`: {}", ran.err);
+        assert!(ran.err.contains("Resource temporarily unavailable"), "`{line}`: {}", ran.err);
+    }
+}
+
+#[test]
+fn limits_on_memory_and_files_are_errors() {
+    let dir = folder();
+    let mut small = command(dir.path(), &RUN.replace("out.st", "limited.st"));
+    small.env("TILEWRIGHT_CACHE", "off");
+    limit(&mut small, libc::RLIMIT_FSIZE, 1);
+    let message = finish(small).fails(1);
+    assert!(message.contains("limited.st") && !dir.path().join("limited.st").exists(), "{message}");
+    let mut tight = command(
+        dir.path(),
+        "profile --layers 1 --width 64 --hidden 64 --heads 1 --vocabulary 8000000 --batch 1 --context 8",
+    );
+    limit(&mut tight, libc::RLIMIT_AS, 4 << 30);
+    let message = finish(tight).fails(1);
+    assert!(message.contains("out of memory"), "{message}");
+    assert!(tilewright(dir.path(), &["version"]).ok().contains("tilewright"));
+}
