@@ -1,6 +1,5 @@
 //! `Device::simulated` as a user's test tool: kernels of one's own run on it, and what is wrong with them is told with their line.
 
-use tilewright::codegen::target::GpuArch;
 use tilewright::prelude::*;
 
 const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];

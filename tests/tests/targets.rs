@@ -88,7 +88,7 @@ fn every_example_compiles_for_every_target() {
         Schedule { warp_specialize: Some(true), ..Schedule::default() },
     ];
     for variant in variants() {
-        let spec = Specialization::aligned(variant.def);
+        let spec = Specialization::aligned_memory(variant.def);
         let func = variant.def.record(&variant.dtypes, &variant.consts, &spec).unwrap_or_else(|e| panic!("{e}"));
         for target in targets() {
             // Other machines have one schedule.
