@@ -393,8 +393,14 @@ impl Block<'_> {
         if members.len() != 128 {
             return Err(format!("wgmma by {} threads", members.len()));
         }
-        if !self.flights.get(&(members[0] as u32 / 128)).is_some_and(|f| f.fenced.iter().all(|&f| f) && !f.fenced.is_empty()) {
-            return Err("a wgmma without a wgmma.fence since the last commit: its registers may still be written".into());
+        if !self
+            .flights
+            .get(&(members[0] as u32 / 128))
+            .is_some_and(|f| f.fenced.iter().all(|&f| f) && !f.fenced.is_empty())
+        {
+            return Err(
+                "a wgmma without a wgmma.fence since the last commit: its registers may still be written".into()
+            );
         }
         let n_out = outputs(constraints);
         let n = n_out * 2;

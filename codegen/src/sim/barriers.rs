@@ -233,7 +233,8 @@ impl Block<'_> {
         global: &mut Global,
     ) -> Result<(), String> {
         let launch = self.launch;
-        let map = map.checked_sub(MAP_BASE).and_then(|i| launch.tensor_maps.get(i as usize)).ok_or("no such tensor map")?;
+        let map =
+            map.checked_sub(MAP_BASE).and_then(|i| launch.tensor_maps.get(i as usize)).ok_or("no such tensor map")?;
         let bytes = fetch(map, launch.args, at, |address, len| self.read_global(t, global, address, len))?;
         let n = bytes.len() as u64;
         let b = self.mbarrier(t, barrier)?;

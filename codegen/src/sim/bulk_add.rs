@@ -1,11 +1,11 @@
 //! Additions by the bulk copy engine. It reads shared memory from when it is asked to until the thread that asked has waited for it, and
 //! adds to global memory at some time between then and the end of the kernel.
 
+use super::Global;
 use super::global::{Kind, Who};
 use super::machine::{Block, atomic, from_bytes};
 use super::memory::Shared;
 use super::parse::{Operand, Ty};
-use super::Global;
 
 /// What a thread has asked for: in the open group, and in groups that it has committed.
 #[derive(Default)]

@@ -96,10 +96,7 @@ impl Global {
             ));
         }
         if !(offset as u64).is_multiple_of(len.min(16) as u64) {
-            return Err(format!(
-                "misaligned global access of {len} bytes at offset {offset} of buffer {}",
-                index - 1
-            ));
+            return Err(format!("misaligned global access of {len} bytes at offset {offset} of buffer {}", index - 1));
         }
         Ok((index - 1, offset))
     }
@@ -189,11 +186,18 @@ impl Global {
             let t = self.traces[b][i];
             let both_atomic = kind != Kind::Plain && t.kind != Kind::Plain;
             if t.writer.program != NOBODY && !both_atomic && (t.kind == Kind::Bulk || !self.before(&t.writer, who)) {
-                return Err(race(b, i, &now, if writes { "writes" } else { "reads" }, &t.writer, match t.kind {
-                    Kind::Plain => "wrote",
-                    Kind::Atomic => "changed by an atomic",
-                    Kind::Bulk => "changes by a bulk reduction, which is complete when the kernel is",
-                }));
+                return Err(race(
+                    b,
+                    i,
+                    &now,
+                    if writes { "writes" } else { "reads" },
+                    &t.writer,
+                    match t.kind {
+                        Kind::Plain => "wrote",
+                        Kind::Atomic => "changed by an atomic",
+                        Kind::Bulk => "changes by a bulk reduction, which is complete when the kernel is",
+                    },
+                ));
             }
             if writes && let Some(reader) = t.readers.iter().find(|r| !self.before(r, who)) {
                 return Err(race(b, i, &now, "writes", reader, "read"));

@@ -37,7 +37,8 @@ fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i
             let mut memory = Memory::new();
             let ids = zeros.map(|bytes| memory.add(bytes));
             let args = ids.map(Into::into);
-            interp::run_ordered(&func, &args, grid, &mut memory, Limits::default(), order).map_err(|e| e.to_string())?;
+            interp::run_ordered(&func, &args, grid, &mut memory, Limits::default(), order)
+                .map_err(|e| e.to_string())?;
             Ok(ids.map(|id| numbers(memory.bytes(id))))
         }
         On::Simulator { seed, num_warps } => {
@@ -89,8 +90,14 @@ fn turns(turn: &str, wait: &str, pass: &str) -> String {
 
 #[test]
 fn a_program_waits_for_the_flag_of_another() {
-    const PROGRAMS: i32 = 12;
-    let cas = |turn: &str| turns(turn, &format!("atomic_cas %flag, {turn}, {turn} : i32"), &format!("atomic_cas %flag, {turn}, %next : i32"));
+    const PROGRAMS: i32 = 6;
+    let cas = |turn: &str| {
+        turns(
+            turn,
+            &format!("atomic_cas %flag, {turn}, {turn} : i32"),
+            &format!("atomic_cas %flag, {turn}, %next : i32"),
+        )
+    };
     for on in EVERYWHERE {
         let up = (0..PROGRAMS).fold(0i32, |x, pid| x.wrapping_mul(3).wrapping_add(pid));
         let found = launch(&cas("%pid"), PROGRAMS as u32, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
@@ -122,7 +129,10 @@ fn lost_progress_is_reported() {
     for on in EVERYWHERE {
         for programs in [1, 5] {
             let error = launch(never, programs, [1, 1], on).expect_err("nobody sets the flag");
-            assert!(error.contains("lost progress") && error.contains(&format!("{programs} programs")), "{on:?}: {error}");
+            assert!(
+                error.contains("lost progress") && error.contains(&format!("{programs} programs")),
+                "{on:?}: {error}"
+            );
         }
     }
 }

@@ -47,27 +47,107 @@ pub enum Operand {
 
 #[derive(Clone, Debug)]
 pub enum Inst {
-    Binary { op: String, ty: Ty, a: Operand, b: Operand },
-    Compare { predicate: String, ty: Ty, a: Operand, b: Operand },
-    FNeg { ty: Ty, x: Operand },
-    Select { c: Operand, a: Operand, b: Operand },
-    Cast { op: String, from: Ty, x: Operand, to: Ty },
-    Gep { element: usize, base: Operand, index_ty: Ty, index: Operand },
-    Load { ty: Ty, space: u32, p: Operand },
-    AtomicLoad { ty: Ty, p: Operand },
-    Store { ty: Ty, v: Operand, space: u32, p: Operand },
-    ExtractElement { v: Operand, i: Operand },
-    InsertElement { len: usize, v: Operand, x: Operand, i: Operand },
-    ExtractValue { v: Operand, i: usize },
-    Call { name: String, ty: Ty, args: Vec<(Ty, Operand)> },
-    Asm { text: String, constraints: Vec<String>, ty: Ty, args: Vec<(Ty, Operand)> },
-    Phi { edges: Vec<(Operand, usize)> },
-    Branch { to: usize },
-    BranchIf { c: Operand, yes: usize, no: usize },
-    Ret { v: Option<Operand> },
-    Atomic { op: String, p: Operand, ty: Ty, v: Operand },
+    Binary {
+        op: String,
+        ty: Ty,
+        a: Operand,
+        b: Operand,
+    },
+    Compare {
+        predicate: String,
+        ty: Ty,
+        a: Operand,
+        b: Operand,
+    },
+    FNeg {
+        ty: Ty,
+        x: Operand,
+    },
+    Select {
+        c: Operand,
+        a: Operand,
+        b: Operand,
+    },
+    Cast {
+        op: String,
+        from: Ty,
+        x: Operand,
+        to: Ty,
+    },
+    Gep {
+        element: usize,
+        base: Operand,
+        index_ty: Ty,
+        index: Operand,
+    },
+    Load {
+        ty: Ty,
+        space: u32,
+        p: Operand,
+    },
+    AtomicLoad {
+        ty: Ty,
+        p: Operand,
+    },
+    Store {
+        ty: Ty,
+        v: Operand,
+        space: u32,
+        p: Operand,
+    },
+    ExtractElement {
+        v: Operand,
+        i: Operand,
+    },
+    InsertElement {
+        len: usize,
+        v: Operand,
+        x: Operand,
+        i: Operand,
+    },
+    ExtractValue {
+        v: Operand,
+        i: usize,
+    },
+    Call {
+        name: String,
+        ty: Ty,
+        args: Vec<(Ty, Operand)>,
+    },
+    Asm {
+        text: String,
+        constraints: Vec<String>,
+        ty: Ty,
+        args: Vec<(Ty, Operand)>,
+    },
+    Phi {
+        edges: Vec<(Operand, usize)>,
+    },
+    Branch {
+        to: usize,
+    },
+    BranchIf {
+        c: Operand,
+        yes: usize,
+        no: usize,
+    },
+    Ret {
+        v: Option<Operand>,
+    },
+    Atomic {
+        op: String,
+        p: Operand,
+        ty: Ty,
+        v: Operand,
+    },
     /// With acquire and release, or relaxed.
-    CompareExchange { p: Operand, ty: Ty, expected: Operand, new: Operand, synchronizes: bool },
+    CompareExchange {
+        p: Operand,
+        ty: Ty,
+        expected: Operand,
+        new: Operand,
+        synchronizes: bool,
+    },
     Alloca,
 }
 

@@ -256,7 +256,9 @@ impl Machine {
 
     /// `mov`, which also packs and unpacks vectors in braces.
     fn mov(&mut self, name: &Name, to: &str, from: &[&str]) -> Result<(), String> {
-        let (Some(kind), &[from]) = (name.kind(), from) else { return Err("a type and one operand are expected".into()) };
+        let (Some(kind), &[from]) = (name.kind(), from) else {
+            return Err("a type and one operand are expected".into());
+        };
         let list = |text: &str| -> Option<Vec<String>> {
             let inner = text.strip_prefix('{')?.strip_suffix('}')?;
             Some(inner.split(',').map(|part| part.trim().to_string()).collect())

@@ -56,7 +56,13 @@ pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
             (true, false) => b,
             (false, true) => a,
             // Of zeros, -0 is the lesser.
-            _ if a == b => if (a.is_sign_negative()) == least { a } else { b },
+            _ if a == b => {
+                if (a.is_sign_negative()) == least {
+                    a
+                } else {
+                    b
+                }
+            }
             _ if (a < b) == least => a,
             _ => b,
         }
@@ -144,8 +150,20 @@ impl Rounding {
         match self {
             Rounding::Nearest => nearest,
             Rounding::Zero if found.abs() > x.abs() => toward_zero(nearest),
-            Rounding::Down if found > x => if x > 0.0 { toward_zero(nearest) } else { away(nearest) },
-            Rounding::Up if found < x => if x > 0.0 { away(nearest) } else { toward_zero(nearest) },
+            Rounding::Down if found > x => {
+                if x > 0.0 {
+                    toward_zero(nearest)
+                } else {
+                    away(nearest)
+                }
+            }
+            Rounding::Up if found < x => {
+                if x > 0.0 {
+                    away(nearest)
+                } else {
+                    toward_zero(nearest)
+                }
+            }
             _ => nearest,
         }
     }

@@ -55,7 +55,13 @@ pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
         ("not", &[a]) => !a,
         ("cnot", &[a]) => u64::from(a == 0),
         // Shifts by more than the width are shifts by the width.
-        ("shl", &[a, by]) => if by >= u64::from(bits) { 0 } else { a << by },
+        ("shl", &[a, by]) => {
+            if by >= u64::from(bits) {
+                0
+            } else {
+                a << by
+            }
+        }
         ("shr", &[a, by]) => (wide(a) >> by.min(u64::from(bits))) as u64,
         ("shf", &[low, high, by]) => return shift_funnel(name, low, high, by),
         ("lop3", &[a, b, c, table]) => return Some(lop3(a, b, c, table)),

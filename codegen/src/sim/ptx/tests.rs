@@ -137,7 +137,11 @@ fn several_instructions_with_registers_and_predicates() {
     }";
     check(text, &[3, 9], 203);
     check(text, &[9, 3], 103);
-    check("{.reg .pred p; setp.ge.and.f32 p, $1, 0f00000000, 1; selp.f32 $0, 0f3F800000, 0f00000000, p;}", &[f(2.0)], f(1.0));
+    check(
+        "{.reg .pred p; setp.ge.and.f32 p, $1, 0f00000000, 1; selp.f32 $0, 0f3F800000, 0f00000000, p;}",
+        &[f(2.0)],
+        f(1.0),
+    );
     // As LLVM writes what is more than a line.
     check("{\\0A.reg .b32 t;\\0A\\09add.u32 t, $1, 1;\\0A\\09mov.u32 $0, t;\\0A}", &[4], 5);
     let swap = execute(
@@ -148,11 +152,12 @@ fn several_instructions_with_registers_and_predicates() {
     );
     let swap = swap.unwrap();
     assert_eq!((bits(&swap.element(0)), bits(&swap.element(1))), (0x0005_0003, 15));
-    let wide = execute("mad.wide.s32 $0, $1, $2, $3;", 1, &Ty::Int(64), &[
-        (Ty::Int(32), 0xFFFF_FFFF),
-        (Ty::Int(32), 5),
-        (Ty::Int(64), 7),
-    ]);
+    let wide = execute(
+        "mad.wide.s32 $0, $1, $2, $3;",
+        1,
+        &Ty::Int(64),
+        &[(Ty::Int(32), 0xFFFF_FFFF), (Ty::Int(32), 5), (Ty::Int(64), 7)],
+    );
     assert_eq!(bits(&wide.unwrap()) as i64, 2);
 }
 
