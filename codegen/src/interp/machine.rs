@@ -9,7 +9,7 @@ use super::value::{Tile, Val};
 use super::{InterpError, Outcome, Trace, access, elementwise, literal_bits, shape};
 use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Padding, Precision, Type, Value};
 use crate::text::print_op;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 /// Where a run gives up.
@@ -37,8 +37,8 @@ pub enum Order {
 
 /// Programs that are under way at a time, unless more have to start for others to go on: a bound on memory.
 const RESIDENT: usize = 4;
-/// Atomics in a row, or loads of one place, that change nothing: a program that does so many waits for others.
-const POLLS: u32 = 1000;
+/// Repetitions of atomics, or of a load, while memory stays what it is: a program that does so many waits for others.
+const POLLS: u32 = 256;
 /// One in so many plain accesses of global memory lets others go on.
 const SWITCH: usize = 4;
 
@@ -54,13 +54,14 @@ struct Program {
     flow: Flow,
 }
 
-/// Accesses in a row that told a program nothing new.
-#[derive(Clone, Copy, Default)]
+/// Accesses that told a program nothing new.
+#[derive(Default)]
 struct Polls {
     count: u32,
     /// The state of memory meanwhile.
     changes: u64,
-    /// The last load of one element: the op and the address.
+    /// Atomics since then, and the last load: the op and its first address.
+    atomics: HashSet<(OpId, u64)>,
     loaded: Option<(OpId, u64)>,
     /// The op that polls.
     at: Option<OpId>,
@@ -213,27 +214,34 @@ impl Machine<'_> {
     pub(super) fn lets_others_go_on(&mut self, id: OpId) -> bool {
         let func = self.func;
         let data = func.op(id);
-        let changes = self.memory.changes();
-        let (atomic, same) = match data.op {
-            Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. } => (true, true),
-            Op::Load { .. } => {
-                let pointer = self.operands(id)[0].tile().bits.first().copied();
-                let single = func.ty(data.operands[0]).numel() == 1;
-                let here = pointer.filter(|_| single).map(|p| (id, p));
-                let same = here.is_some() && here == self.polls.loaded;
-                self.polls.loaded = here;
-                (false, same)
-            }
-            Op::Store { .. }
+        let atomic = match data.op {
+            Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. } => true,
+            Op::Load { .. }
+            | Op::Store { .. }
             | Op::LoadView { .. }
             | Op::StoreView { .. }
             | Op::AsyncCopy { .. }
-            | Op::TmaLoad { .. } => (false, false),
+            | Op::TmaLoad { .. } => false,
             _ => return false,
         };
-        let count = if same && self.polls.changes == changes { self.polls.count + 1 } else { 0 };
-        self.polls = Polls { count, changes, at: Some(id), ..self.polls };
-        atomic || count > 0 || (self.random.is_some() && self.draw(SWITCH) == 0)
+        let first = match &self.operands(id)[0] {
+            Val::Tile(pointers) => pointers.bits.first().copied().unwrap_or(0),
+            Val::View(view) => view
+                .base
+                .wrapping_add(view.offsets.iter().fold(0u64, |sum, &o| sum.wrapping_mul(31).wrapping_add(o as u64))),
+            Val::Shared(_) | Val::Barriers(_) => 0,
+        };
+        let (here, changes) = ((id, first), self.memory.changes());
+        if self.polls.changes != changes {
+            self.polls = Polls { changes, ..Polls::default() };
+        }
+        let again = match atomic {
+            true => !self.polls.atomics.insert(here),
+            false => self.polls.loaded.replace(here) == Some(here),
+        };
+        self.polls.count += u32::from(again);
+        self.polls.at = Some(id);
+        atomic || again || (self.random.is_some() && self.draw(SWITCH) == 0)
     }
 }
 

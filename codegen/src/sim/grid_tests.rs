@@ -90,7 +90,7 @@ fn turns(turn: &str, wait: &str, pass: &str) -> String {
 
 #[test]
 fn a_program_waits_for_the_flag_of_another() {
-    const PROGRAMS: i32 = 12;
+    const PROGRAMS: i32 = 6;
     let cas = |turn: &str| {
         turns(
             turn,

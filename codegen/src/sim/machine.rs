@@ -10,13 +10,13 @@ use super::memory::Shared;
 use super::parse::{Function, Inst, Line, Module, Operand, Ty};
 use super::random::Random;
 use super::value::{self, Value, mask};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 /// Instructions of one thread before it is taken for a run-away.
 const MAX_STEPS: u64 = 50_000_000;
-/// Atomics in a row, or loads of one place, that change nothing: a thread that does so many waits for others.
-const POLLS: u32 = 1000;
+/// Repetitions of atomics, or loads of one place in a row, while memory stays what it is: a thread that does so many waits for others.
+const POLLS: u32 = 256;
 /// One in so many plain accesses of global memory lets other threads and programs go on.
 const SWITCH: usize = 8;
 
@@ -89,9 +89,17 @@ pub(super) struct Thread {
     pub groups: Vec<Vec<(u64, Vec<u8>)>>,
     pub additions: Additions,
     steps: u64,
-    /// Atomics and loads in a row that told it nothing new, and the state of memory then.
-    polls: (u32, u64),
-    /// The last load of global memory: block and line of the instruction, and the address.
+    polls: Polls,
+}
+
+/// Accesses of global memory that told a thread nothing new.
+#[derive(Default)]
+struct Polls {
+    count: u32,
+    /// The state of memory meanwhile.
+    changes: u64,
+    /// Atomics since then, and the last load: block and line of the instruction, and the address.
+    atomics: HashSet<(usize, usize, u64)>,
     loaded: (usize, usize, u64),
 }
 
@@ -155,8 +163,7 @@ impl<'a> Block<'a> {
                     groups: Vec::new(),
                     additions: Additions::default(),
                     steps: 0,
-                    polls: (0, 0),
-                    loaded: (0, 0, 0),
+                    polls: Polls::default(),
                 }
             })
             .collect();
@@ -270,25 +277,23 @@ impl<'a> Block<'a> {
         self.error(thread, message)
     }
 
-    /// An access of global memory by thread `t`, which told it nothing new if `same`; others may go on.
-    pub(super) fn accessed(&mut self, t: usize, global: &Global, same: bool) {
-        let thread = &mut self.threads[t];
-        let count = if same && thread.polls.1 == global.changes { thread.polls.0 + 1 } else { 0 };
-        thread.polls = (count, global.changes);
-        if count >= POLLS {
-            self.polling = Some((t as u32, global.changes));
-        }
-        self.yields |= count > 0;
-    }
-
-    /// As [`Block::accessed`], for a load from one address, and with a switch now and then.
-    fn loaded(&mut self, t: usize, global: &Global, address: u64) {
+    /// An access of global memory by thread `t`; others may go on.
+    fn accessed(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
         let f = self.threads[t].frames.last().expect("a running thread");
         let here = (f.block, f.at, address);
-        let same = self.threads[t].loaded == here;
-        self.threads[t].loaded = here;
-        self.accessed(t, global, same);
-        self.switch();
+        let polls = &mut self.threads[t].polls;
+        if polls.changes != global.changes {
+            *polls = Polls { changes: global.changes, ..Polls::default() };
+        }
+        let again = match atomic {
+            true => !polls.atomics.insert(here),
+            false => std::mem::replace(&mut polls.loaded, here) == here,
+        };
+        polls.count += u32::from(again);
+        if polls.count >= POLLS {
+            self.polling = Some((t as u32, global.changes));
+        }
+        self.yields |= atomic || again;
     }
 
     fn switch(&mut self) {
@@ -298,7 +303,8 @@ impl<'a> Block<'a> {
     pub(super) fn read_global(&mut self, t: usize, global: &mut Global, p: u64, len: usize) -> Result<Vec<u8>, String> {
         let who = Who { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
         let bytes = global.read(p, len, &who)?;
-        self.loaded(t, global, p);
+        self.accessed(t, global, p, false);
+        self.switch();
         Ok(bytes)
     }
 
@@ -319,13 +325,11 @@ impl<'a> Block<'a> {
         f: impl FnOnce(u64) -> Result<Option<u64>, String>,
     ) -> Result<u64, String> {
         let who = Who { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
-        let before = global.changes;
         let old = global.update(p, ty.bytes(), &who, Kind::Atomic, |old| {
             let new = f(from_bytes(ty, old).bits()?)?;
             Ok(new.map(|new| new.to_le_bytes()[..ty.bytes()].to_vec()))
         })?;
-        self.accessed(t, global, global.changes == before);
-        self.yields = true;
+        self.accessed(t, global, p, true);
         from_bytes(ty, &old).bits()
     }
 

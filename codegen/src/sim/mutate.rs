@@ -75,6 +75,8 @@ pub struct Mutant {
     pub change: Change,
     /// Which line of the module is changed, from 1.
     pub line: usize,
+    /// Whether it stands in a loop.
+    pub in_loop: bool,
     /// What the line was.
     pub instruction: String,
     pub llvm_ir: String,
@@ -142,7 +144,8 @@ pub fn mutants(llvm_ir: &str) -> Vec<Mutant> {
         let Some(class) = class(line) else { continue };
         for (change, changed) in changes(&lines, at, class) {
             let instruction = line.trim().to_string();
-            found.push(Mutant { class, change, line: at + 1, instruction, llvm_ir: changed.join("\n") });
+            let in_loop = in_loop(&lines, at);
+            found.push(Mutant { class, change, line: at + 1, in_loop, instruction, llvm_ir: changed.join("\n") });
         }
     }
     found
@@ -153,6 +156,16 @@ pub fn with_trap(llvm_ir: &str, line: usize) -> String {
     let mut lines: Vec<&str> = llvm_ir.lines().collect();
     lines.insert(line - 1, "  call void @llvm.trap()");
     lines.join("\n")
+}
+
+/// Whether a line stands between the labels `bodyN` and `exitM` that the lowering gives loops.
+fn in_loop(lines: &[&str], at: usize) -> bool {
+    let mut depth = 0;
+    for line in &lines[..at] {
+        depth += i32::from(is_label(line) && line.starts_with("body"));
+        depth -= i32::from(is_label(line) && line.starts_with("exit"));
+    }
+    depth > 0
 }
 
 type Lines = Vec<String>;
@@ -194,7 +207,8 @@ fn changes(lines: &[&str], at: usize, class: Class) -> Vec<(Change, Lines)> {
             add(Change::Neighbour, neighbour(lines, at));
         }
         Class::WgmmaFence | Class::WgmmaCommit | Class::CopyCommit => add(Change::Later, later(lines, at, class)),
-        Class::InitFence | Class::Tma | Class::BulkCommit | Class::WgmmaWait => {}
+        Class::Tma => add(Change::Neighbour, neighbour(lines, at)),
+        Class::InitFence | Class::BulkCommit | Class::WgmmaWait => {}
     }
     let groups = match class {
         Class::WgmmaWait => WGMMA_WAIT,
@@ -304,12 +318,13 @@ fn must_come_before(moved: Class, line: &str) -> bool {
     }
 }
 
-/// Behind the next line that it must come before, if that runs whenever the line runs, or may.
+/// Behind the next lines that it must come before, up to the next line that waits: as far as they run whenever the line runs, or may.
 fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
     if result(lines[at]).is_some() || conditional(lines, at).is_some() {
         return None;
     }
     let mut behind: Option<&str> = None;
+    let mut last = None;
     for i in at + 1..lines.len() {
         let line = lines[i];
         if let Some(after) = around(line) {
@@ -319,29 +334,35 @@ fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
                 continue;
             }
             if behind != line.strip_suffix(':') {
-                return None;
+                break;
             }
             behind = None;
-        } else if line.trim_start().starts_with("br ") {
-            behind?;
-        } else if line.trim_start().starts_with("ret ") {
-            return None;
+        } else if line.trim_start().starts_with("ret ") || line.trim_start().starts_with("br ") && behind.is_none() {
+            break;
+        }
+        let waits = |c| {
+            use Class::*;
+            matches!(c, BlockBarrier | NamedBarrier | Wait | CopyWait | WgmmaWait | BulkWait)
+        };
+        if class(line).is_some_and(waits) && last.is_some() && !must_come_before(moved, line) {
+            break;
         }
         if must_come_before(moved, line) {
-            let mut to = match behind {
-                Some(after) => (i..lines.len()).find(|&k| lines[k].strip_suffix(':') == Some(after))? + 1,
-                None => i + 1,
-            };
-            while lines.get(to).is_some_and(|line| line.contains(" = phi ")) {
-                to += 1;
-            }
-            let mut changed = owned(lines);
-            changed.insert(to, lines[at].into());
-            changed.remove(at);
-            return Some(changed);
+            last = Some((i, behind));
         }
     }
-    None
+    let (i, behind) = last?;
+    let mut to = match behind {
+        Some(after) => (i..lines.len()).find(|&k| lines[k].strip_suffix(':') == Some(after))? + 1,
+        None => i + 1,
+    };
+    while lines.get(to).is_some_and(|line| line.contains(" = phi ")) {
+        to += 1;
+    }
+    let mut changed = owned(lines);
+    changed.insert(to, lines[at].into());
+    changed.remove(at);
+    Some(changed)
 }
 
 /// In front of the last access that has run whenever the line runs.

@@ -87,6 +87,10 @@ impl Emitter {
         if !loc.is_unknown() && *loc != self.loc {
             self.loc = loc.clone();
             let place = loc.to_string().replace(char::is_control, "?");
+            // Nothing came from the line before.
+            if self.body.last().is_some_and(|line| line.trim_start().starts_with(PLACE)) {
+                self.body.pop();
+            }
             self.body.push(format!("  {PLACE}{place}"));
         }
     }
