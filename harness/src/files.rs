@@ -306,7 +306,7 @@ fn is_anonymous(pipe: &File) -> bool {
     // SAFETY: the descriptor is open, and the call fills what it is given when it returns 0.
     let kind = unsafe {
         let status = libc::fstatfs(pipe.as_raw_fd(), found.as_mut_ptr());
-        (status == 0).then(|| found.assume_init().f_type as i64)
+        (status == 0).then(|| found.assume_init().f_type)
     };
     kind == Some(PIPEFS_MAGIC)
 }

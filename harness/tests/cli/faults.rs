@@ -115,6 +115,7 @@ fn absurd_numbers_are_refused_with_their_option() {
         ("bench kernels --only softmax --rep-ms inf", &["--rep-ms", "`inf`", "milliseconds"]),
         (&format!("bench attention --batch {MOST}"), &[MOST]),
         ("bench comm --sizes 1000000 --ranks 8", &["out of memory"]),
+        ("bench comm --sizes 0.001 --repeat 4294967295", &["out of memory"]),
         (&format!("tune softmax_rows --rows {MOST} --d 16 --budget 1"), &[MOST]),
         ("account fsdp --tokens inf", &["--tokens", "inf", "a number"]),
         (

@@ -118,8 +118,7 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
     let (sender, receiver) = channel();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
     let tasks = Arc::new(Mutex::new(tasks));
-    let mut running = 0;
-    for _ in 0..threads {
+    for running in 0..threads {
         let (tasks, sender) = (tasks.clone(), sender.clone());
         let work = move || {
             loop {
@@ -141,7 +140,6 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
             }
             break;
         }
-        running += 1;
     }
     receiver
 }

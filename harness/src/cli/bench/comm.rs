@@ -93,7 +93,8 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
             // Whole chunks for every rank.
             let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
             // Ranks of one host share its memory: each keeps the buffer, and a copy of it while it is checked.
-            let bytes = 4.0 * count as f64 * world as f64;
+            let times = f64::from(arguments.warmup) + f64::from(arguments.repeat) * world as f64;
+            let bytes = (4.0 * count as f64 + 8.0 * times) * world as f64;
             expect_host_memory(bytes).map_err(|error| CommError::Setup(error.to_string()))?;
             let mut data = Data::new(device, vec![(comm.rank() + 1) as f32; count])?;
             data.calls(comm, collective, copies, &mut [0.0])?;

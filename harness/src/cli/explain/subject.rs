@@ -25,7 +25,7 @@ impl Subject {
         let def = choose::kernel(&arguments.kernel)?;
         let words = match row.filter(|_| arguments.dtype.is_empty()) {
             // A row's type may be that of a kernel without a choice.
-            Some(row) => complete_types(def, &[row.dtype.clone()]).or_else(|_| complete_types(def, &[]))?,
+            Some(row) => complete_types(def, std::slice::from_ref(&row.dtype)).or_else(|_| complete_types(def, &[]))?,
             None => complete_types(def, &arguments.dtype)?,
         };
         let dtypes = choose::dtypes(def, &words)?;
