@@ -29,6 +29,8 @@ pub trait Observer {
     fn after(&mut self, pass: &'static str, stage: Stage, func: &Func);
     /// Called with LLVM IR before LLVM sees it.
     fn llvm_ir(&mut self, text: &str);
+    /// Called where an option or a hint is not followed, with the reason.
+    fn note(&mut self, _note: &str) {}
 }
 
 /// Observes nothing.
@@ -117,7 +119,11 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("hoist_buffers", Stage::Laid, hoist_buffers::run);
     p.pass("order_products", Stage::Laid, order_products::run);
     p.pass("skew_products", Stage::Laid, |f| skew_products::run(f, options));
-    p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options));
+    let mut refused = None;
+    p.pass("specialize_warps", Stage::Async, |f| refused = specialize_warps::run(f, arch, options).err());
+    if let Some(reason) = refused {
+        p.observer.note(&format!("warps are not specialized, although the kernel or its options ask for it: {reason}"));
+    }
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
     p.pass("cse_async", Stage::Async, |f| {

@@ -106,6 +106,11 @@ impl Observer for Watch<'_> {
         self.dump("llvm", || text.to_string());
         self.observer.llvm_ir(text);
     }
+
+    fn note(&mut self, note: &str) {
+        tracing::info!("{}: {note}", self.kernel);
+        self.observer.note(note);
+    }
 }
 
 /// The function before the pass that is running, written to a file if that pass panics.

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use tilewright::kernels::matmul::{Activation, MATMUL};
 use tilewright::prelude::Precision;
-use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::Specialization;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, HostCpu, Schedule, Target};
@@ -212,5 +212,39 @@ fn warps_that_cannot_be_specialized_are_refused() {
         assert!(error.contains(&format!("num_warps is {num_warps}: expected 4, 8 or 16")), "{error}");
         // Architectures without it ignore the option, as they ignore the bulk copy engine.
         assert!(pipeline::compile(&func, &Target::Nvptx(GpuArch::Sm80), &options, &mut ()).is_ok());
+    }
+}
+
+/// Whoever asks for specialized warps and does not get them is told why.
+#[test]
+fn warps_that_are_not_specialized_are_explained() {
+    #[derive(Default)]
+    struct Notes(Vec<String>);
+    impl pipeline::Observer for Notes {
+        fn after(&mut self, _: &'static str, _: Stage, _: &Func) {}
+        fn llvm_ir(&mut self, _: &str) {}
+        fn note(&mut self, note: &str) {
+            self.0.push(note.into());
+        }
+    }
+    let of = |name: &str, dtype, arch, schedule| {
+        let all = configurations(dtype);
+        let configuration = all.iter().find(|c| c.def.name == name).expect("a configuration");
+        let func = configuration.record(&well_aligned(configuration.def));
+        let options = CompileOptions { schedule, ..configuration.options.clone() };
+        let mut notes = Notes::default();
+        pipeline::gpu_ir(&func, arch, &options, &mut notes);
+        notes.0
+    };
+    let asked = Schedule { warp_specialize: Some(true), ..Schedule::default() };
+    assert!(of("matmul", DType::BF16, GpuArch::Sm90a, asked).is_empty());
+    assert!(of("matmul", DType::BF16, GpuArch::Sm80, Schedule::default()).is_empty());
+    for (name, arch, schedule, reason) in [
+        ("matmul", GpuArch::Sm80, asked, "sm_80 has no TMA"),
+        ("softmax_rows", GpuArch::Sm90a, asked, "no loop loads operands of products"),
+        ("matmul", GpuArch::Sm90a, Schedule { bulk_copies: Some(false), ..asked }, "bulk_copies is off"),
+    ] {
+        let notes = of(name, DType::BF16, arch, schedule);
+        assert!(notes.len() == 1 && notes[0].contains(reason), "{name}: {notes:?}");
     }
 }

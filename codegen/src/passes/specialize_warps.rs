@@ -63,13 +63,24 @@ struct Plan {
 }
 
 /// See the module's page.
-pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
-    if arch < GpuArch::Sm90a || !WARPS.contains(&options.num_warps) || !wanted(func, options) {
-        return;
+///
+/// # Errors
+/// Why a kernel that asks for it is left as it is.
+pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<(), String> {
+    if !wanted(func, options) {
+        return Ok(());
     }
-    let Some(plan) = Plan::new(func, arch, options) else { return };
-    let Some(slice) = slice::Slice::new(func, &plan) else { return };
+    if arch < GpuArch::Sm90a {
+        return Err(format!("{} has no TMA", arch.name()));
+    }
+    if !WARPS.contains(&options.num_warps) {
+        return Err(format!("{} warps that compute are not 4, 8 or 16", options.num_warps));
+    }
+    let plan = Plan::new(func, arch, options)?;
+    let slice = slice::Slice::new(func, &plan);
+    let slice = slice.ok_or("an address or a loop's bound comes from memory, from a tile or from a `while`")?;
     build::build(func, &plan, &slice);
+    Ok(())
 }
 
 /// A loop asks for it, or the options do and no loop objects.
@@ -86,7 +97,7 @@ pub fn wanted(func: &Func, options: &CompileOptions) -> bool {
 }
 
 impl Plan {
-    fn new(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Option<Plan> {
+    fn new(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<Plan, String> {
         let (warps, max_registers) = (options.num_warps, options.max_registers);
         let mut plan = Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps, blocks: 1, max_registers };
         let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
@@ -95,7 +106,9 @@ impl Plan {
             if candidates.is_empty() {
                 continue;
             }
-            let rings = rings(func, &candidates, options.schedule.bulk_copies != Some(false))?;
+            let rings = rings(func, &candidates, options.schedule.bulk_copies != Some(false));
+            let rings =
+                rings.ok_or("TMA cannot fetch an operand: no tensor map describes it, or bulk_copies is off")?;
             let same = |g: &Group| {
                 let pairs = || g.rings.iter().zip(&rings);
                 g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.bulk == b.bulk)
@@ -113,14 +126,20 @@ impl Plan {
             let inside = func.walk_from(func.op(id).regions[0]);
             inside.iter().any(|inner| plan.loops.contains_key(inner))
         });
-        if plan.loops.is_empty() || nested {
-            return None;
+        if plan.loops.is_empty() {
+            return Err("no loop loads operands of products through block pointers or descriptors".into());
+        }
+        if nested {
+            return Err("a loop that loads operands of products stands in another one that does".into());
         }
         let (fixed, rings) = plan.shared_bytes(func);
         plan.stages = plan.stages.min(arch.max_shared_bytes().saturating_sub(fixed) / rings.max(1));
         // A multiprocessor reserves 1 KB for each block, of which one block alone is told nothing.
         plan.blocks = (arch.max_shared_bytes() + 1024) / (fixed + plan.stages * rings + 1024);
-        (plan.stages >= 1).then_some(plan)
+        match plan.stages {
+            0 => Err(format!("there is no room for a stage of {rings} bytes beside {fixed} bytes of shared memory")),
+            _ => Ok(plan),
+        }
     }
 
     /// Bytes of shared memory: of buffers that are in no ring, and what single ops need, as a change of layout does; and of one buffer of each

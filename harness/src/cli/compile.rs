@@ -380,6 +380,10 @@ impl Observer for Texts {
     fn llvm_ir(&mut self, text: &str) {
         self.llvm = text.to_string();
     }
+
+    fn note(&mut self, note: &str) {
+        tilewright::terminal::say(format_args!("note: {note}"));
+    }
 }
 
 /// Compiles, without the cache; gives the code alone.
