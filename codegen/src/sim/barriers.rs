@@ -183,6 +183,18 @@ impl Block<'_> {
     }
 
     fn arrive(&mut self, t: usize, at: u64) -> Result<(), String> {
+        let (source, phase) = {
+            let b = self.mbarrier(t, at)?;
+            (b.source, b.phase)
+        };
+        // Else the arrive could as well have counted for the phase before: how many arrive in a phase is left to chance.
+        if phase > 0 && !self.shared.clocks.knows(t as u32, source, phase) {
+            return Err(format!(
+                "thread {t} arrives in phase {phase} of a barrier and does not know that phase {} is complete: one arrive too many, or a \
+                 missing wait",
+                phase - 1
+            ));
+        }
         let told = self.shared.clocks.release(t as u32);
         let b = self.mbarrier(t, at)?;
         if b.missing == 0 {

@@ -345,7 +345,7 @@ fn rings_need_a_buffer_more_than_products_in_flight() {
 #[test]
 fn partitions_pass_buffers_on_by_barriers() {
     const ALL: &str = "first init 0 128; first init 1 128; first init 2 128; first init 3 128";
-    let race = Err(&["race", "nothing wrote"][..]);
+    let race = Err(&["race", "nothing wrote", "one arrive too many"][..]);
     // Store, wait, load.
     let store = "write 0; arrive 0";
     check(ALL, &[(4, "wait 0 0; read 0"), (4, store)], Ok(()));
@@ -370,7 +370,7 @@ fn partitions_pass_buffers_on_by_barriers() {
 fn partitions_pass_buffers_on_in_loops() {
     const ROUNDS: usize = 6;
     let rounds = |step: &dyn Fn(usize) -> String| (0..ROUNDS).map(step).collect::<Vec<_>>().join("; ");
-    let broken = Err(&["race", "nothing wrote", "deadlock"][..]);
+    let broken = Err(&["race", "nothing wrote", "deadlock", "one arrive too many"][..]);
     // One writes, two read: barriers 0 and 1 say that they have read, 2 and 3 that it has written.
     let setup = "first init 0 128; first init 1 128; first init 2 128; first init 3 128";
     for missing in [None, Some(0), Some(1), Some(2), Some(3)] {
@@ -430,7 +430,7 @@ fn who_waits_for_ever_is_told() {
     // Others have ended.
     check(INIT, &[(4, ""), (4, "wait 0 0"), (4, "first arrive 1")], dead);
     // One arrive too many: the next phase is complete, too.
-    check(INIT, &[(4, "first arrive 0; first arrive 0; sync; wait 0 0")], dead);
+    check(INIT, &[(4, "first arrive 0; first arrive 0; sync; wait 0 0")], Err(&["one arrive too many"]));
     // One too few.
     let two = "first init 0 2; first init 1 2";
     check(two, &[(4, "first arrive 1; wait 0 0"), (4, "first arrive 0; wait 1 0")], dead);
