@@ -71,7 +71,7 @@ pub fn multiple_of<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(Some(positive(n, "multiple_of")), None)
 }
 
-/// Promises that groups of `n` neighbours along the last dimension of `x` follow each other by one. No launch can check that, so
+/// Promises that groups of `n` neighbors along the last dimension of `x` follow each other by one. No launch can check that, so
 /// code does not rely on it: what follows each other is found by the compiler. The interpreter reports a broken promise.
 #[track_caller]
 pub fn max_contiguous<X: Hintable>(x: X, n: impl Extent) -> X {

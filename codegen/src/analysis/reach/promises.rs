@@ -27,8 +27,8 @@ enum What {
     Loop { bounds: [NodeId; 3], dtype: DType, numbers: bool },
     /// A condition is true.
     Assume { condition: NodeId },
-    /// `multiple_of` tells the truth.
-    Multiple { of: Multiple, by: i64 },
+    /// `multiple_of` tells the truth; `None` where no launch can tell.
+    Multiple { of: Option<Multiple>, by: i64 },
 }
 
 impl Builder<'_> {
@@ -65,8 +65,9 @@ impl Builder<'_> {
     pub fn promise_multiple(&mut self, id: OpId) {
         let func = self.func;
         let data = func.op(id);
-        if let (Op::Hint { divisible: Some(by), .. }, Some(of)) = (&data.op, checked_hint(self, id)) {
-            self.promise(What::Multiple { of, by: *by }, &data.loc);
+        if let Op::Hint { divisible: Some(by), .. } = data.op {
+            let of = checked_hint(self, id);
+            self.promise(What::Multiple { of, by }, &data.loc);
         }
     }
 
@@ -144,7 +145,8 @@ impl Formulas {
                     (at(condition) != Interval::point(1)).then_some(Refused::Assumption { loc })
                 }
                 What::Multiple { of, by } => {
-                    (!of.holds(*by, values, launch)).then_some(Refused::Multiple { by: *by, loc })
+                    let holds = of.as_ref().is_some_and(|of| of.holds(*by, values, launch));
+                    (!holds).then_some(Refused::Multiple { by: *by, loc })
                 }
             }
         })

@@ -190,7 +190,7 @@ impl Lowering<'_> {
             Op::If => self.branch(id)?,
             Op::While => self.while_loop(id)?,
             Op::Return => self.w.line("ret i32 0"),
-            // LLVM is not told: it would make anything of an assumption that does not hold.
+            // Not passed on to LLVM, for which an assumption that does not hold is undefined behavior.
             Op::Assume if self.options.debug_asserts => self.assert(id, "the assumption does not hold")?,
             Op::Assume => {}
             Op::DevicePrint { prefix } => self.print(id, prefix)?,

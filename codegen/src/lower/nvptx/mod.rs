@@ -346,7 +346,7 @@ impl<'f> Lowering<'f> {
                 let regs = self.regs(data.operands[0]);
                 self.set(data.results[0], regs.to_vec());
             }
-            // LLVM is not told: it would make anything of an assumption that does not hold.
+            // Not passed on to LLVM, for which an assumption that does not hold is undefined behavior.
             Op::Assume => self.device_assert(id, "the assumption does not hold"),
             // Views exist only inside the accesses that read their parts.
             Op::MakeView { .. } => {}
