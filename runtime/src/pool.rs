@@ -16,11 +16,14 @@ pub fn start() {
     STARTED.call_once(|| start_with(wanted()));
 }
 
-/// As many threads as rayon would start.
+/// Most threads of the pool: each takes two megabytes of address space for its stack, and whoever asks for more has mistyped.
+const MOST_THREADS: usize = 1024;
+
+/// As many threads as rayon would start, within reason.
 fn wanted() -> usize {
     let said = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).filter(|&n: &usize| n > 0);
     let processors = || thread::available_parallelism().map_or(1, usize::from);
-    said.unwrap_or_else(processors).min(rayon::max_num_threads())
+    said.unwrap_or_else(processors).min(MOST_THREADS)
 }
 
 /// Threads are started first and wait for their place in the pool: a pool that cannot start one of its threads gives up for good.

@@ -25,6 +25,9 @@ use super::comm::{CommError, Options, Result};
 /// The port where ranks meet unless somebody says another; torchrun's.
 pub const PORT: u16 = 29500;
 
+/// More ranks than any machine has: each has a place in lists that every rank makes.
+const MOST_RANKS: usize = 1 << 20;
+
 /// This process among all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -161,6 +164,9 @@ const LAUNCHERS: [Names; 4] = [
 fn place(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
     for names in &LAUNCHERS {
         let (Some(rank), Some(world)) = (number(lookup, names.rank)?, number(lookup, names.world)?) else { continue };
+        if world > MOST_RANKS {
+            return bad(names.world, &world.to_string(), &format!("a number up to {MOST_RANKS}"));
+        }
         if rank >= world {
             return bad(names.rank, &rank.to_string(), &format!("a number below {} = {world}", names.world));
         }
@@ -169,6 +175,9 @@ fn place(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
             _ => number(lookup, names.local_world)?,
         };
         let local_rank = number(lookup, names.local_rank)?.unwrap_or(rank);
+        if local_rank >= MOST_RANKS {
+            return bad(names.local_rank, &local_rank.to_string(), &format!("a number below {MOST_RANKS}"));
+        }
         let local_world = local_world.unwrap_or(world).max(local_rank + 1);
         return Ok(Some(Place {
             rank,
@@ -284,6 +293,10 @@ mod tests {
         let error = |variables: &[_]| environment(variables).unwrap_err().to_string();
         assert_eq!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]), "RANK is `x`, expected a number from 0");
         assert_eq!(error(&[("RANK", "2"), ("WORLD_SIZE", "2")]), "RANK is `2`, expected a number below WORLD_SIZE = 2");
+        let world = error(&[("RANK", "0"), ("WORLD_SIZE", "18446744073709551615")]);
+        assert_eq!(world, "WORLD_SIZE is `18446744073709551615`, expected a number up to 1048576");
+        let local = error(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "18446744073709551615")]);
+        assert_eq!(local, "LOCAL_RANK is `18446744073709551615`, expected a number below 1048576");
         let port = error(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "70000")]);
         assert_eq!(port, "MASTER_PORT is `70000`, expected a port from 1 to 65535");
         assert_eq!(error(&[("TILEWRIGHT_COMM", "gloo")]), "TILEWRIGHT_COMM is `gloo`, expected tcp, mpi or nccl");

@@ -234,28 +234,31 @@ impl Config {
 
     /// Bytes of host or device memory that the model takes at least: f32 values and gradients, and what is known of each tensor.
     pub fn model_bytes(&self) -> f64 {
-        8.0 * self.count() + 256.0 * 6.0 * self.layers as f64
+        8.0 * self.count() + 128.0 * 6.0 * self.layers as f64
     }
 
     /// Bytes that a step of `windows` windows takes at least: the parameters with what training keeps for each, the logits, and what
     /// the blocks keep for backward. Activations follow Korthikanti et al., "Reducing activation recomputation in large transformer
-    /// models" (2023), section 4.1.
+    /// models" (2023), section 4.1. What is refused by it would not have fitted.
     pub fn step_bytes(&self, windows: usize, kind: Kind) -> f64 {
         let of = |n: usize| n as f64;
         let element = self.precision.dtype().size_in_bytes() as f64;
         let tokens = of(windows) * of(self.context);
-        let logits = 2.0 * 4.0 * tokens * of(self.vocabulary);
+        let logits = element * tokens * of(self.vocabulary);
         let scores = match self.attention {
-            Attention::Naive => 2.0 * element * tokens * of(self.context) * of(self.heads),
+            Attention::Naive => element * tokens * of(self.context) * of(self.heads),
             Attention::Tiled | Attention::Flash => 0.0,
         };
-        let block = element * tokens * (5.0 * of(self.width) + 3.0 * of(self.hidden)) + scores;
-        let kept = match (kind, self.checkpoint) {
-            (Kind::Forward, _) | (_, true) => 2.0 * block,
-            (_, false) => of(self.layers) * block,
+        let stream = 4.0 * tokens * of(self.width);
+        let block = element * tokens * (5.0 * of(self.width) + 3.0 * of(self.hidden)) + 2.0 * scores;
+        let activations = match (kind, self.checkpoint) {
+            // The largest tensor of one block, or the logits.
+            (Kind::Forward, _) => stream + logits.max(scores).max(element * tokens * of(self.hidden)),
+            (_, true) => of(self.layers) * stream + logits,
+            (_, false) => of(self.layers) * block + logits,
         };
         let moments = if kind == Kind::TrainStep { 8.0 * self.count() } else { 0.0 };
-        self.model_bytes() + moments + logits + kept
+        self.model_bytes() + moments + activations
     }
 
     /// Multiplications and additions of a training step per token: 6 per weight of a product, and attention's two products of

@@ -149,6 +149,62 @@ fn absurd_numbers_are_refused_with_their_option() {
 }
 
 #[test]
+fn absurd_worlds_are_refused_with_their_variable() {
+    let dir = folder();
+    for (name, value) in [("WORLD_SIZE", MOST), ("LOCAL_RANK", MOST), ("TILEWRIGHT_START_TIMEOUT", "inf")] {
+        let mut one = command(dir.path(), "bench comm --sizes 0.001 --warmup 0 --repeat 1");
+        one.env("RANK", "0").env("WORLD_SIZE", "1").env(name, value);
+        let message = finish(one).fails(1);
+        assert!(message.contains(&format!("{name} is `{value}`, expected a number")), "{message}");
+    }
+}
+
+/// What is refused for want of memory would have wanted more than the estimate: here beside what steps take in fact.
+#[test]
+fn estimates_of_memory_are_below_what_steps_take() {
+    use tilewright_harness::model::{Attention, Config, Fusion, Kind};
+    let dir = folder();
+    let mut found = Vec::new();
+    for (attention, fusion, recompute) in [
+        (Attention::Flash, Fusion::Blocks, false),
+        (Attention::Flash, Fusion::Blocks, true),
+        (Attention::Flash, Fusion::Ops, false),
+        (Attention::Naive, Fusion::None, false),
+    ] {
+        let line = format!(
+            "memory --layers 2 --width 64 --hidden 128 --heads 2 --vocabulary 300 --batch 2 --context 64 --attention {attention} \
+             --fusion {fusion} --work forward,forward-backward,train-step --json m.json {}",
+            if recompute { "--recompute" } else { "" }
+        );
+        finish(command(dir.path(), &line)).ok();
+        let json: serde_json::Value = serde_json::from_slice(&fs::read(dir.path().join("m.json")).unwrap()).unwrap();
+        let row = json["tables"][0]["rows"][0].as_object().unwrap();
+        let config = Config {
+            layers: 2,
+            width: 64,
+            hidden: 128,
+            heads: 2,
+            heads_kv: 2,
+            vocabulary: 300,
+            context: 64,
+            attention,
+            fusion,
+            checkpoint: recompute,
+            ..Config::default()
+        };
+        for (work, kind) in
+            [("forward", Kind::Forward), ("forward-backward", Kind::ForwardBackward), ("train-step", Kind::TrainStep)]
+        {
+            let key = row.keys().find(|key| key.replace(['_', ' '], "-").contains(&format!("peak-of-{work}-mi")));
+            let peak = row[key.unwrap_or_else(|| panic!("no peak of {work} in {row:?}"))].as_f64().unwrap();
+            let estimate = config.step_bytes(2, kind) / f64::from(1 << 20);
+            found.push((estimate <= peak, format!("{attention} {fusion} {work}: {estimate:.3} MiB of {peak:.3}")));
+        }
+    }
+    assert!(found.iter().all(|(below, _)| *below), "{found:#?}");
+}
+
+#[test]
 fn what_chooses_nothing_is_refused() {
     let dir = folder();
     let cases: &[(&str, &[&str])] = &[
