@@ -296,7 +296,7 @@ fn launch(variant: &Variant, device: &Device, regions: &[Region], rng: &mut Rng,
             Err(Error::OutOfReach { name, reached, .. }) if attempt < 5 => {
                 let place = variant.passed().position(|(param, ..)| param.name == name).expect("a parameter");
                 let size = element_size(variant, place);
-                let wanted = usize::try_from(reached).ok().and_then(|last| (last + 1).checked_mul(size));
+                let wanted = usize::try_from(reached).ok().and_then(|last| last.checked_add(1)?.checked_mul(size));
                 match wanted.filter(|&bytes| bytes <= MOST_BYTES / 2) {
                     Some(bytes) => lengths[place] = bytes,
                     None => return tally.refused += 1,
