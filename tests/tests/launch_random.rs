@@ -60,7 +60,7 @@ impl Region {
         Region { start }
     }
 
-    fn bytes(&self) -> &mut [u8] {
+    fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is never taken back; kernels have ended where this is called, and its uses do not overlap.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.start), MOST_BYTES) }
     }
@@ -255,7 +255,7 @@ struct Tally {
 }
 
 /// One launch: draws arguments, and where only the size of memory is wrong, makes it just large enough.
-fn launch(variant: &Variant, device: &Device, regions: &[Region], rng: &mut Rng, tally: &mut Tally, name: &str) {
+fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut Rng, tally: &mut Tally, name: &str) {
     let edges = below(rng, 2) == 0;
     let mut scalars = Vec::new();
     let mut lengths = Vec::new();
@@ -296,7 +296,7 @@ fn launch(variant: &Variant, device: &Device, regions: &[Region], rng: &mut Rng,
             Err(Error::OutOfReach { name, reached, .. }) if attempt < 5 => {
                 let place = variant.passed().position(|(param, ..)| param.name == name).expect("a parameter");
                 let size = element_size(variant, place);
-                let wanted = usize::try_from(reached).ok().and_then(|last| (last + 1).checked_mul(size));
+                let wanted = usize::try_from(reached).ok().and_then(|last| last.checked_add(1)?.checked_mul(size));
                 match wanted.filter(|&bytes| bytes <= MOST_BYTES / 2) {
                     Some(bytes) => lengths[place] = bytes,
                     None => return tally.refused += 1,
@@ -318,13 +318,13 @@ fn element_size(variant: &Variant, place: usize) -> usize {
 }
 
 /// Lays out the memory of a launch, full of small numbers, with the canary around it.
-fn place<'d>(variant: &Variant, device: &'d Device, regions: &[Region], lengths: &mut [usize]) -> Vec<Guarded<'d>> {
+fn place<'d>(variant: &Variant, device: &'d Device, regions: &mut [Region], lengths: &mut [usize]) -> Vec<Guarded<'d>> {
     let mut memories = Vec::new();
     for (i, (param, class, at_end)) in variant.passed().enumerate() {
         let (ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem)) = param.kind else { continue };
         let dtype = variant.dtype(elem);
         lengths[i] = length(lengths[i], dtype.bytes(), class);
-        let region = &regions[memories.len()];
+        let region = &mut regions[memories.len()];
         // At the start of a page addresses are aligned; others begin one element later.
         let late = if class == Class::Multiple { 0 } else { dtype.bytes() };
         let offset = if at_end { MOST_BYTES - lengths[i] } else { late };
@@ -367,7 +367,7 @@ fn surroundings(offset: usize, bytes: usize) -> [std::ops::Range<usize>; 2] {
     [offset.saturating_sub(CANARY.len())..offset, end..MOST_BYTES.min(end + CANARY.len())]
 }
 
-fn check_surroundings(memories: &[Guarded], regions: &[Region], name: &str) {
+fn check_surroundings(memories: &[Guarded], regions: &mut [Region], name: &str) {
     for (memory, region) in memories.iter().zip(regions) {
         for around in surroundings(memory.address - region.start, memory.bytes) {
             assert_eq!(region.bytes()[around.clone()], CANARY[..around.len()], "launch {name} wrote beside its memory");
@@ -384,7 +384,7 @@ fn launches_in_a_process_of_their_own() {
         panic!("a seed, launches of a variant, the first and the last")
     };
     let device = Device::cpu();
-    let regions: Vec<Region> = (0..24).map(|_| Region::new()).collect();
+    let mut regions: Vec<Region> = (0..24).map(|_| Region::new()).collect();
     let mut tally = Tally::default();
     let mut variant = Variant::new(seed, first / each);
     for number in first..last {
@@ -392,7 +392,7 @@ fn launches_in_a_process_of_their_own() {
             variant = Variant::new(seed, number / each);
         }
         let mut rng = Rng::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
-        launch(&variant, &device, &regions, &mut rng, &mut tally, &number.to_string());
+        launch(&variant, &device, &mut regions, &mut rng, &mut tally, &number.to_string());
         println!("\ndone {number} {} {} {}", tally.ran, tally.refused, tally.mistaken);
     }
 }
