@@ -67,7 +67,8 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// `rand(seed, offset)` in plain Rust: Philox 4×32-10, of whose first word the upper 24 bits make a number in [0, 1).
+/// `rand(seed, offset)` in plain Rust: Philox 4×32-10, of whose first word, or its complement if that has no sign, a number in [0, 1)
+/// is made as Triton does.
 fn uniform(seed: u64, offset: u32) -> f32 {
     // The counter is the offset. The key is the seed, low half first.
     let mut counter = [offset, 0, 0, 0];
@@ -79,7 +80,8 @@ fn uniform(seed: u64, offset: u32) -> f32 {
         counter = [high(b) ^ counter[1] ^ key[0], b as u32, high(a) ^ counter[3] ^ key[1], a as u32];
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
-    (counter[0] >> 8) as f32 / (1 << 24) as f32
+    let word = counter[0] as i32;
+    (if word < 0 { !word } else { word }) as f32 * 4.656_612_7e-10
 }
 
 /// Fails unless all elements are the expected ones up to a rounding; gives the largest relative difference.

@@ -11,6 +11,7 @@ pub mod lang;
 pub mod layout;
 pub mod llvm;
 pub mod lower;
+pub mod mma;
 pub mod num;
 pub mod passes;
 pub mod pipeline;
@@ -23,6 +24,15 @@ pub mod testgen;
 pub mod text;
 pub mod verify;
 
-/// Version of the compiler: the package's, and a hash of the sources that this build was made from. Part of every cache
-/// key.
+/// Version of the compiler: the package's, and a hash of the sources that this build was made from.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("TILEWRIGHT_SOURCE_HASH"));
+
+/// Everything about this build that decides what code comes out of it, in words: [`VERSION`], and the version of the LLVM that
+/// is linked in, as that says itself. Part of every cache key.
+pub fn compiler_id() -> &'static str {
+    static ID: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+        let (major, minor, patch) = llvm::version();
+        format!("{VERSION}, LLVM {major}.{minor}.{patch}")
+    });
+    &ID
+}

@@ -50,9 +50,20 @@ impl Format {
         if self.has_infinity { ((1 << self.exponent_bits) - 1) << self.mantissa_bits } else { self.sign_bit() - 1 }
     }
 
-    /// The quiet NaN that encoding gives.
+    /// Whether encoding gives the largest finite number for what is larger: the formats of 8 bits, as `cvt.rn.satfinite` of
+    /// PTX does, and with it Triton on GPUs that have these formats. Formats of more bits have infinity for it.
+    fn saturates(&self) -> bool {
+        self.exponent_bits + self.mantissa_bits < 8
+    }
+
+    /// Magnitude bits of the largest number that encoding gives.
+    fn limit(&self) -> u64 {
+        self.first_beyond() - u64::from(self.saturates())
+    }
+
+    /// The quiet NaN that encoding gives: of 8 bits all ones, as PTX has it.
     fn nan(&self) -> u64 {
-        if self.has_infinity { self.first_beyond() | 1 << (self.mantissa_bits - 1) } else { self.first_beyond() }
+        if self.saturates() { self.sign_bit() - 1 } else { self.first_beyond() | 1 << (self.mantissa_bits - 1) }
     }
 }
 
@@ -85,8 +96,8 @@ pub fn decode(dtype: DType, bits: u64) -> f64 {
     if bits & f.sign_bit() != 0 { -value } else { value }
 }
 
-/// The float element nearest to `value` (ties to even). Beyond the finite range that is infinity, and the largest
-/// finite number in f8e4m3, which has no infinity. NaN gives the format's quiet NaN. Panics for other types.
+/// The float element nearest to `value` (ties to even). Beyond the finite range that is infinity, and the largest finite
+/// number in the formats of 8 bits, for infinity too. NaN gives the format's quiet NaN. Panics for other types.
 pub fn encode(dtype: DType, value: f64) -> u64 {
     let f = match dtype {
         DType::F64 if value.is_nan() => return f64::NAN.to_bits(),
@@ -101,7 +112,7 @@ pub fn encode(dtype: DType, value: f64) -> u64 {
     let sign = if value.is_sign_negative() { f.sign_bit() } else { 0 };
     let magnitude = value.abs();
     if magnitude == f64::INFINITY {
-        return sign | if f.has_infinity { f.first_beyond() } else { f.first_beyond() - 1 };
+        return sign | f.limit();
     }
     let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(1 - f.bias());
     // The distance of neighbours in this binade, and the value counted in it: exact, so that only one rounding follows.
@@ -111,8 +122,7 @@ pub fn encode(dtype: DType, value: f64) -> u64 {
     // in the subnormals.
     let field = (exponent + f.bias()) as u64;
     let bits = (field << f.mantissa_bits) + count - (1 << f.mantissa_bits);
-    let limit = if f.has_infinity { f.first_beyond() } else { f.first_beyond() - 1 };
-    sign | bits.min(limit)
+    sign | bits.min(f.limit())
 }
 
 /// The value of an integer or bool element. Panics for floats.
@@ -166,7 +176,7 @@ fn odd_f64(value: i128) -> f64 {
 }
 
 /// Numeric conversion, the meaning of the op `cast`: floats round to nearest even and saturate only where the target
-/// has no infinity, float to integer truncates and saturates with NaN giving zero, integers wrap, bool is 0 or 1, and
+/// has 8 bits, float to integer truncates and saturates with NaN giving zero, integers wrap, bool is 0 or 1, and
 /// anything but zero is `true`.
 pub fn convert(from: DType, to: DType, bits: u64) -> u64 {
     match (from.is_float(), to.is_float()) {
@@ -228,7 +238,9 @@ mod tests {
         for dtype in [DType::F8E4M3, DType::F8E5M2, DType::F16, DType::BF16] {
             for bits in 0..1u64 << dtype.bits() {
                 let x = decode(dtype, bits);
-                if !x.is_nan() {
+                if x.is_infinite() && dtype == DType::F8E5M2 {
+                    assert_eq!(encode(dtype, x), bits - 1, "infinity becomes the largest number");
+                } else if !x.is_nan() {
                     assert_eq!(encode(dtype, x), bits, "{dtype} {bits:#x} {x}");
                 }
             }
@@ -255,8 +267,38 @@ mod tests {
         assert_eq!(decode(DType::F8E5M2, 0xfc), f64::NEG_INFINITY);
         assert_eq!(encode(DType::F8E4M3, 1e9), 0x7e);
         assert_eq!(encode(DType::F8E4M3, f64::NEG_INFINITY), 0xfe);
-        assert_eq!(encode(DType::F8E5M2, 1e9), 0x7c);
+        assert_eq!(encode(DType::F8E5M2, 1e9), 0x7b);
+        assert_eq!(encode(DType::F8E5M2, f64::NEG_INFINITY), 0xfb);
         assert_eq!(encode(DType::F8E4M3, f64::NAN), 0x7f);
+        assert_eq!(encode(DType::F8E5M2, f64::NAN), 0x7f);
+    }
+
+    /// `cvt.rn.satfinite` from the definition: of the finite numbers the nearest, of two the even one, found by looking at all.
+    fn nearest_of_8_bits(dtype: DType, x: f64) -> u64 {
+        if x.is_nan() {
+            return 0x7f;
+        }
+        let finite = (0..0x80).filter(|&bits| decode(dtype, bits).is_finite());
+        let magnitude = x.abs();
+        let largest = finite.clone().map(|bits| decode(dtype, bits)).fold(0.0, f64::max);
+        let target = magnitude.min(largest);
+        let nearest = finite.min_by(|&a, &b| {
+            let distance = |bits: u64| (decode(dtype, bits) - target).abs();
+            distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1)))
+        });
+        nearest.expect("finite numbers") | if x.is_sign_negative() { 0x80 } else { 0 }
+    }
+
+    #[test]
+    fn eight_bits_saturate_whatever_they_come_from() {
+        for to in [DType::F8E4M3, DType::F8E5M2] {
+            for from in [DType::F16, DType::BF16] {
+                for bits in 0..1 << 16 {
+                    let x = decode(from, bits);
+                    assert_eq!(convert(from, to, bits), nearest_of_8_bits(to, x), "{from} {bits:#x} = {x} to {to}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -305,6 +347,17 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn eight_bits_are_the_nearest_of_any_float(bits in any::<u64>(), near in 0..0x100u64, off in -2i64..=2) {
+            for to in [DType::F8E4M3, DType::F8E5M2] {
+                let tie = (decode(to, near) + decode(to, near ^ 1)) / 2.0;
+                let around = f64::from_bits(tie.to_bits().wrapping_add_signed(off));
+                for x in [f64::from_bits(bits), f64::from(f32::from_bits(bits as u32)), around] {
+                    prop_assert_eq!(encode(to, x), nearest_of_8_bits(to, x), "{} to {}", x, to);
+                }
+            }
+        }
+
         #[test]
         fn f32_to_half_agrees_with_the_half_crate(bits in any::<u32>()) {
             let x = f32::from_bits(bits);

@@ -224,12 +224,30 @@ impl Demand {
 /// What the target does not have.
 pub fn demand(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Demand, CompileError> {
     check(func, options)?;
+    check_specialization(func, arch, options)?;
     let laid = gpu_ir(func, arch, options, &mut ());
     let available = registers::available(32 * options.num_warps);
     Ok(Demand {
         registers: registers::most_alive(&laid),
         available: options.max_registers.map_or(available, |most| most.min(available)),
         multiply_adds: registers::multiply_adds(&laid),
+    })
+}
+
+/// Refuses a number of warps that cannot be specialized as the kernel or the options ask.
+fn check_specialization(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<(), Unsupported> {
+    let warps = options.num_warps;
+    if arch < GpuArch::Sm90a || specialize_warps::WARPS.contains(&warps) || !specialize_warps::wanted(func, options) {
+        return Ok(());
+    }
+    Err(Unsupported {
+        loc: func.loc.clone(),
+        message: format!("num_warps is {warps}: expected 4, 8 or 16 with warp specialization"),
+        help: Some(
+            "the warps that compute are whole warpgroups of 4, and 4 more that load stand beside them in a block of 32 at most: \
+             choose another num_warps, or turn warp_specialize off"
+                .into(),
+        ),
     })
 }
 
@@ -241,6 +259,7 @@ pub fn compile_gpu(
     observer: &mut dyn Observer,
 ) -> Result<Artifact, CompileError> {
     check(func, options)?;
+    check_specialization(func, arch, options)?;
     let laid = gpu_ir(func, arch, options, observer);
     let module = lower::nvptx::lower(&laid, arch, options)?;
     observer.llvm_ir(&module.llvm_ir);

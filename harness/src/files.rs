@@ -1,26 +1,40 @@
-//! Files that are there whole or not at all.
+//! Files that commands read and write.
+//!
+//! What a command writes is there whole or not at all ([`replace`]). A symbolic link is written through: it stays, and what it points to
+//! is replaced; so is every other name of the path. An existing file keeps its permissions, and its owner and group where the system
+//! lets us; hard links to it keep the old contents. What is no ordinary file (`/dev/stdout`, a pipe) is written to.
+//!
+//! What a command reads is an ordinary file or what another program pipes in ([`read`]): a named pipe that nobody writes, or a device
+//! without end, would keep the command for ever.
+//!
+//! Errors never name temporary files: they are nobody's but ours.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::fmt;
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
 
 /// Writes the file at `path` by `write`. A file that was there before stays as it is until the new one is on the disk: whatever
 /// ends this, an error, a full disk or the end of the process, leaves the old one or the new one.
 ///
 /// # Errors
-/// Those of `write`, and what the file system says.
+/// Those of `write`, and what the file system says. A file that may not be written is not replaced either.
 pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let temporary = temporary(path)?;
-    let mut buffered = BufWriter::with_capacity(1 << 20, temporary.as_file());
-    write(&mut buffered)?;
-    buffered.flush()?;
-    drop(buffered);
+    let (path, old) = match Target::of(path)? {
+        Target::Stream(stream) => return write_buffered(&stream.open()?, write),
+        Target::File { path, old } => (path, old),
+    };
+    let temporary = temporary(&path, old.as_ref())?;
+    write_buffered(temporary.as_file(), write)?;
     temporary.as_file().sync_all()?;
-    temporary.persist(path).map_err(|error| error.error)?;
-    // The new name is on the disk when its folder is.
-    #[cfg(unix)]
-    File::open(folder_of(path))?.sync_all()?;
-    Ok(())
+    temporary.persist(&path).map_err(|error| error.error)?;
+    // The new name is on the disk when its folder is. A folder that we may write and not read cannot be asked for that.
+    match File::open(folder_of(&path)) {
+        Ok(folder) => folder.sync_all(),
+        Err(_) => Ok(()),
+    }
 }
 
 /// Finds out, before hours of work, whether [`replace`] could write a file at `path` now.
@@ -28,23 +42,140 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
 /// # Errors
 /// What the file system says against it.
 pub fn check_writable(path: &Path) -> io::Result<()> {
-    match path.is_dir() {
-        true => Err(io::ErrorKind::IsADirectory.into()),
-        false => temporary(path).map(drop),
+    match Target::of(path)? {
+        // Whoever reads a pipe would take this for the end.
+        Target::Stream(_) => Ok(()),
+        Target::File { path, old } => temporary(&path, old.as_ref()).map(drop),
     }
 }
 
-/// An empty file beside `path`, which goes away unless it is renamed.
-fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+/// Opens a file to append to; it is made where there is none.
+///
+/// # Errors
+/// What the file system says.
+pub fn append(path: &Path) -> io::Result<File> {
+    match Target::of(path)? {
+        Target::Stream(stream) => stream.open(),
+        Target::File { path, .. } => OpenOptions::new().create(true).append(true).open(path),
+    }
+}
+
+fn write_buffered(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut buffered = BufWriter::with_capacity(1 << 20, file);
+    write(&mut buffered)?;
+    buffered.flush()
+}
+
+/// What a path to write means.
+enum Target {
+    /// A file that is or will be at this path, which is no link.
+    File { path: PathBuf, old: Option<Metadata> },
+    /// Something that is written to.
+    Stream(Stream),
+}
+
+enum Stream {
+    /// One that this process has open: another one on the same file would have a place of its own in it.
+    Open(i32),
+    Path(PathBuf),
+}
+
+impl Target {
+    fn of(path: &Path) -> io::Result<Target> {
+        let last = follow(path)?;
+        if let Some(descriptor) = own_descriptor(&last) {
+            return Ok(Target::Stream(Stream::Open(descriptor)));
+        }
+        match fs::metadata(&last) {
+            Ok(old) if old.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            Ok(old) if old.is_file() => {
+                OpenOptions::new().write(true).open(&last)?;
+                Ok(Target::File { path: last, old: Some(old) })
+            }
+            Ok(_) => Ok(Target::Stream(Stream::Path(last))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && last.file_name().is_some() => {
+                Ok(Target::File { path: last, old: None })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Stream {
+    fn open(&self) -> io::Result<File> {
+        match self {
+            Stream::Open(descriptor) => {
+                // SAFETY: /proc says that it is open, and nothing here closes descriptors of others; the clone is ours.
+                let borrowed = unsafe { BorrowedFd::borrow_raw(*descriptor) };
+                Ok(borrowed.try_clone_to_owned()?.into())
+            }
+            // Without waiting for a reader: a pipe that nobody reads is an error.
+            Stream::Path(path) => blocking(OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path)?),
+        }
+    }
+}
+
+/// Where a path leads when the links at its end are followed, whether or not something is there.
+fn follow(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_path_buf();
+    for _ in 0..40 {
+        match fs::read_link(&path) {
+            // A link of /proc says what is open in words that may be no path.
+            Ok(_) if own_descriptor(&path).is_some() => return Ok(path),
+            Ok(to) => path = folder_of(&path).join(to),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+/// The number in `/proc/self/fd/N`, by whatever name that folder goes (`/dev/fd`).
+fn own_descriptor(path: &Path) -> Option<i32> {
+    let number: i32 = path.file_name()?.to_str()?.parse().ok().filter(|n| *n >= 0)?;
+    let own = fs::canonicalize("/proc/self/fd").ok()?;
+    let folder = fs::canonicalize(folder_of(path)).ok()?;
+    (folder == own && fs::symlink_metadata(path).is_ok()).then_some(number)
+}
+
+/// The same file, with reads and writes that wait.
+fn blocking(file: File) -> io::Result<File> {
+    // SAFETY: the descriptor is open as long as `file`.
+    let set = unsafe {
+        let flags = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
+        flags >= 0 && libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) >= 0
+    };
+    if set { Ok(file) } else { Err(io::Error::last_os_error()) }
+}
+
+/// An empty file beside `path`, which goes away unless it is renamed, with the permissions of the old one.
+fn temporary(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTempFile> {
+    // Of a new file, what everyone may do who may do it to files of this user: temporary files are private otherwise.
+    let mode = if old.is_some() { 0o600 } else { 0o666 };
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".tilewright-");
-    // What everyone may read who may read files of this user: temporary files are private otherwise.
-    #[cfg(unix)]
-    builder.permissions(<std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
-    builder.tempfile_in(folder_of(path)).map_err(|error| {
+    builder.prefix(".tilewright-").permissions(Permissions::from_mode(mode));
+    let made = builder.tempfile_in(folder_of(path)).map_err(|error| {
         // The library names its temporary file, which nobody asked for.
-        error.raw_os_error().map_or(error, io::Error::from_raw_os_error)
-    })
+        let why = io::Error::from(error.kind());
+        io::Error::new(error.kind(), format!("no file can be made in its folder: {why}"))
+    })?;
+    if let Some(old) = old {
+        let permissions = kept_permissions(made.as_file(), old)?;
+        made.as_file().set_permissions(permissions)?;
+    }
+    Ok(made)
+}
+
+/// The permissions of `old`, for a new file that takes its place, after owner and group if the system lets us keep them. What a group
+/// may do that it cannot keep is dropped: it was said of another group.
+fn kept_permissions(new: &File, old: &Metadata) -> io::Result<Permissions> {
+    let made = new.metadata()?;
+    let mut mode = old.mode() & 0o777;
+    let keep = |uid, gid| fchown(new, uid, gid).is_ok();
+    let same = (made.uid(), made.gid()) == (old.uid(), old.gid());
+    if !same && !keep(Some(old.uid()), Some(old.gid())) && made.gid() != old.gid() && !keep(None, Some(old.gid())) {
+        mode &= 0o707;
+    }
+    Ok(Permissions::from_mode(mode))
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -54,24 +185,143 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Two paths of a command that are one file.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Clash {
+    output: PathBuf,
+    other: PathBuf,
+    is_input: bool,
+}
 
-    #[test]
-    fn a_failed_write_leaves_what_was_there_and_nothing_else() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        replace(&path, |file| file.write_all(b"old")).unwrap();
-        let failed = replace(&path, |file| {
-            file.write_all(&[7; 3 << 20])?;
-            Err(io::Error::from(io::ErrorKind::StorageFull))
-        });
-        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert_eq!(std::fs::read(&path).unwrap(), b"old");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        replace(&path, |file| file.write_all(b"new")).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"new");
-        assert!(replace(&dir.path().join("missing/file"), |_| Ok(())).is_err());
+impl std::error::Error for Clash {}
+
+impl fmt::Display for Clash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Clash { output, other, is_input } = self;
+        let (output, other) = (output.display(), other.display());
+        match is_input {
+            true => write!(f, "cannot write {output}: it is the file that is read as {other}"),
+            false => write!(f, "cannot write {output}: it is the file that is written as {other} too"),
+        }
     }
 }
+
+/// Fails where a command would write a file that it reads, or one file twice, under whatever names: links, other spellings. What is no
+/// ordinary file may be named as often as one likes.
+///
+/// # Errors
+/// The first two paths that are one file.
+pub fn check_distinct(outputs: &[&Path], inputs: &[&Path]) -> Result<(), Clash> {
+    let mut seen: Vec<(Identity, &Path, bool)> = Vec::new();
+    for (path, is_input) in inputs.iter().map(|path| (*path, true)).chain(outputs.iter().map(|path| (*path, false))) {
+        let Some(identity) = Identity::of(path) else { continue };
+        let same = seen.iter().find(|(other, ..)| !is_input && *other == identity);
+        if let Some((_, other, is_input)) = same {
+            return Err(Clash { output: path.to_path_buf(), other: other.to_path_buf(), is_input: *is_input });
+        }
+        seen.push((identity, path, is_input));
+    }
+    Ok(())
+}
+
+/// What makes two paths one ordinary file.
+#[derive(PartialEq)]
+enum Identity {
+    /// Device and number of the file that is there.
+    There(u64, u64),
+    /// Folder and name of one that is not there yet.
+    New(PathBuf),
+}
+
+impl Identity {
+    fn of(path: &Path) -> Option<Identity> {
+        match fs::metadata(path) {
+            Ok(found) => found.is_file().then(|| Identity::There(found.dev(), found.ino())),
+            Err(_) => {
+                let path = follow(path).ok()?;
+                Some(Identity::New(fs::canonicalize(folder_of(&path)).ok()?.join(path.file_name()?)))
+            }
+        }
+    }
+}
+
+/// The contents of a file, or of a pipe that another program writes (`/dev/stdin`).
+///
+/// # Errors
+/// What the file system says; a folder, a named pipe or a device; no memory for the contents.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut contents = Vec::new();
+    open(path)?.read_to_end(&mut contents)?;
+    Ok(contents)
+}
+
+/// As [`read`], for text.
+///
+/// # Errors
+/// As there; also bytes that are no UTF-8.
+pub fn read_to_string(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|error| {
+        let place = error.utf8_error().valid_up_to();
+        io::Error::new(io::ErrorKind::InvalidData, format!("byte {place} is no UTF-8 text"))
+    })
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // Opening a named pipe would wait for whoever writes it.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() {
+        return Ok(file);
+    }
+    if kind.is_fifo() && is_anonymous(&file) {
+        return blocking(file);
+    }
+    Err(no_file(kind))
+}
+
+/// Opens a file to map it into memory.
+///
+/// # Errors
+/// As [`read`]; pipes of all kinds cannot be mapped.
+pub fn open_to_map(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() { Ok(file) } else { Err(no_file(kind)) }
+}
+
+fn no_file(kind: fs::FileType) -> io::Error {
+    let what = match kind {
+        kind if kind.is_dir() => "it is a folder, expected a file",
+        kind if kind.is_fifo() => "it is a pipe, expected a file",
+        _ => "it is a device, expected a file",
+    };
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
+/// Whether a pipe has no name: then a program had it open for writing when it was handed to us.
+fn is_anonymous(pipe: &File) -> bool {
+    /// Of Linux's file system for pipes.
+    const PIPEFS_MAGIC: i64 = 0x5049_5045;
+    let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the descriptor is open, and the call fills what it is given when it returns 0.
+    let kind = unsafe {
+        let status = libc::fstatfs(pipe.as_raw_fd(), found.as_mut_ptr());
+        (status == 0).then(|| found.assume_init().f_type as i64)
+    };
+    kind == Some(PIPEFS_MAGIC)
+}
+
+/// A folder that goes away with its handle.
+///
+/// # Errors
+/// What the file system says, with the folder that it would be in.
+pub fn temporary_folder() -> io::Result<tempfile::TempDir> {
+    tempfile::tempdir().map_err(|error| {
+        let (why, place) = (io::Error::from(error.kind()), std::env::temp_dir());
+        io::Error::new(error.kind(), format!("no folder can be made in {}: {why}", place.display()))
+    })
+}
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

@@ -16,6 +16,11 @@
 //! - [`report`] makes tables, plots and pages of what commands measure.
 //! - [`train`] is training: steps, checkpoints, and the loop around them.
 
+#![warn(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "they panic where the stream is full: see `terminal::say`"
+)]
 #![allow(rustdoc::broken_intra_doc_links, reason = "shapes are full of brackets: x [rows, d]")]
 
 pub mod account;

@@ -375,6 +375,20 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)>
     Err(Error::OutOfRange { start, end, len })
 }
 
+/// Number of elements of a tensor of this shape.
+///
+/// # Errors
+/// More than memory can hold, whatever their type.
+pub fn elements(shape: &[usize]) -> Result<usize> {
+    /// Of the widest element type, f64.
+    const MOST: usize = isize::MAX as usize / 8;
+    let product = match shape.contains(&0) {
+        true => Some(0),
+        false => shape.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent)),
+    };
+    product.filter(|&n| n <= MOST).ok_or_else(|| Error::TooLarge { shape: shape.to_vec() })
+}
+
 /// Shape and strides, in elements, of a tensor inside a buffer: what a kernel's shape and stride arguments say.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Strided {
@@ -385,18 +399,21 @@ pub struct Strided {
 }
 
 impl Strided {
-    /// Densely packed, last dimension fastest.
+    /// Densely packed, last dimension fastest. Strides beyond an `i64` are its largest number: such a tensor is empty, or fits nowhere.
     pub fn row_major(shape: &[i64]) -> Strided {
-        let mut strides = vec![1; shape.len()];
+        let mut strides = vec![1_i64; shape.len()];
         for axis in (1..shape.len()).rev() {
-            strides[axis - 1] = strides[axis] * shape[axis].max(1);
+            strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
         }
         Strided { shape: shape.to_vec(), strides }
     }
 
-    /// Number of elements.
+    /// Number of elements; the largest number where there are more.
     pub fn elements(&self) -> usize {
-        self.shape.iter().map(|&extent| extent.max(0) as usize).product()
+        if self.shape.iter().any(|&extent| extent <= 0) {
+            return 0;
+        }
+        self.shape.iter().fold(1, |product: usize, &extent| product.saturating_mul(extent as usize))
     }
 
     /// The same elements with two dimensions swapped.
@@ -416,9 +433,10 @@ impl Strided {
         }
         let (mut lowest, mut highest) = (0_i128, 0_i128);
         for (&extent, &stride) in self.shape.iter().zip(&self.strides) {
+            // Each is below 2¹²⁶: only sums of several leave the range.
             let reach = (extent as i128 - 1) * stride as i128;
-            lowest += reach.min(0);
-            highest += reach.max(0);
+            lowest = lowest.saturating_add(reach.min(0));
+            highest = highest.saturating_add(reach.max(0));
         }
         if lowest >= 0 && highest < len as i128 {
             return Ok(());
@@ -528,5 +546,21 @@ mod tests {
         );
         assert!(Strided { shape: vec![2, 2], strides: vec![-2, 1] }.check_fits(10).is_err());
         Strided { shape: vec![0, 9], strides: vec![1000, 1] }.check_fits(1).unwrap();
+    }
+
+    #[test]
+    fn shapes_beyond_all_memory_are_errors_and_do_not_wrap() {
+        assert_eq!(
+            [elements(&[]), elements(&[3, 4]), elements(&[usize::MAX, usize::MAX, 0])].map(Result::unwrap),
+            [1, 12, 0]
+        );
+        for shape in [&[usize::MAX][..], &[1 << 32, 1 << 32], &[1 << 32, 1 << 32, 3]] {
+            let message = elements(shape).unwrap_err().to_string();
+            assert!(message.contains(&format!("{shape:?}")), "{message}");
+        }
+        let huge = Strided::row_major(&[i64::MAX, i64::MAX, i64::MAX]);
+        assert_eq!((huge.strides.as_slice(), huge.elements()), ([i64::MAX, i64::MAX, 1].as_slice(), usize::MAX));
+        assert!(huge.check_fits(usize::MAX).is_err());
+        assert_eq!(Strided::row_major(&[0, i64::MAX, i64::MAX]).elements(), 0);
     }
 }

@@ -3,6 +3,8 @@
 use half::{bf16, f16};
 use std::fmt;
 
+use crate::error::{Error, Result};
+
 /// Type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dtype {
@@ -62,6 +64,12 @@ impl fmt::Display for Dtype {
     }
 }
 
+/// `len` zeros.
+fn zeroed<T: bytemuck::Zeroable>(len: usize) -> Result<Vec<T>> {
+    let requested = || (len as u64).saturating_mul(size_of::<T>() as u64);
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::HostMemory { requested: requested() })
+}
+
 mod sealed {
     pub trait Sealed {}
 }
@@ -77,8 +85,8 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + PartialEq 
     /// `len` values, whose memory `fill` writes.
     ///
     /// # Errors
-    /// Those of `fill`.
-    fn from_bytes<E>(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Vec<Self>, E>;
+    /// Those of `fill`; no memory for the values.
+    fn from_bytes(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<Self>>;
 }
 
 /// Element types for which every bit pattern is a value.
@@ -92,8 +100,8 @@ macro_rules! plain_elements {
                 bytemuck::cast_slice(values)
             }
 
-            fn from_bytes<E>(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Vec<Self>, E> {
-                let mut values: Vec<Self> = bytemuck::zeroed_vec(len);
+            fn from_bytes(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<Self>> {
+                let mut values: Vec<Self> = zeroed(len)?;
                 fill(bytemuck::cast_slice_mut(&mut values))?;
                 Ok(values)
             }
@@ -116,9 +124,10 @@ impl Element for bool {
     }
 
     /// Any byte but zero is true.
-    fn from_bytes<E>(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Vec<Self>, E> {
-        let mut bytes = vec![0; len];
+    fn from_bytes(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<Self>> {
+        let mut bytes: Vec<u8> = zeroed(len)?;
         fill(&mut bytes)?;
+        // Same size and alignment: collected in place.
         Ok(bytes.into_iter().map(|byte| byte != 0).collect())
     }
 }
@@ -253,10 +262,17 @@ mod tests {
 
     #[test]
     fn bools_are_read_from_any_bytes() {
-        let read = bool::from_bytes(3, |bytes| -> Result<(), ()> {
+        let read = bool::from_bytes(3, |bytes| {
             bytes.copy_from_slice(&[0, 1, 0xff]);
             Ok(())
         });
-        assert_eq!(read, Ok(vec![false, true, true]));
+        assert_eq!(read.unwrap(), [false, true, true]);
+    }
+
+    #[test]
+    fn lack_of_memory_is_an_error_with_the_bytes() {
+        let message = f64::from_bytes(1 << 57, |_| Ok(())).unwrap_err().to_string();
+        assert!(message.contains("out of memory") && message.contains("1152921504606846976 bytes"), "{message}");
+        assert!(bool::from_bytes(usize::MAX, |_| Ok(())).is_err() && f16::from_bytes(usize::MAX, |_| Ok(())).is_err());
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `TILEWRIGHT_DEVICE` | `cpu`, `cuda`, `cuda:N` | the device that [`Device::best`](crate::Device::best) picks; without it, the first GPU where a driver answers, else the CPU |
 //! | `TILEWRIGHT_CACHE` | a directory, or `off` | where compiled kernels are kept; without it, `tilewright` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`) |
+//! | `TILEWRIGHT_CACHE_MAX_SIZE` | bytes, `500M`, `2G`, or `unlimited` | how much room compiled kernels may take there, in bytes or in units of 1024: beyond it, those go that were used longest ago; `1G` without it |
 //! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, several with commas | print the IR after that stage or pass, of that kernel or of all |
 //! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass there, with the options |
 //! | `TILEWRIGHT_TUNE` | seconds | kernels with `#[autotune]` are tuned at their first launch, for at most so long each ([`autotune`](crate::autotune)) |
@@ -26,6 +27,8 @@ pub struct Env {
     pub device: Option<DeviceChoice>,
     /// Directory of the artifact cache; `None` where it is off or where there is no place for it.
     pub cache_dir: Option<PathBuf>,
+    /// `TILEWRIGHT_CACHE_MAX_SIZE`, in bytes; `u64::MAX` where it is unlimited.
+    pub cache_max_bytes: Option<u64>,
     /// `TILEWRIGHT_DUMP`.
     pub dump: Vec<DumpRequest>,
     /// `TILEWRIGHT_REPRO`.
@@ -95,6 +98,8 @@ impl Env {
             Some(value) => Some(PathBuf::from(value)),
             None => user_cache_dir(&path).map(|dir| dir.join("tilewright")),
         };
+        let cache_max_bytes =
+            text("TILEWRIGHT_CACHE_MAX_SIZE", SIZE_VALUES)?.map(|value| parse_size(&value)).transpose()?;
         let on_path = || {
             let dirs = path("PATH")?;
             std::env::split_paths(&dirs).map(|dir| dir.join("ptxas")).find(|candidate| candidate.is_file())
@@ -102,6 +107,7 @@ impl Env {
         Ok(Env {
             device,
             cache_dir,
+            cache_max_bytes,
             dump: dump.unwrap_or_default(),
             tune,
             repro_dir: path("TILEWRIGHT_REPRO").map(PathBuf::from),
@@ -113,6 +119,23 @@ impl Env {
 
 const DEVICE_VALUES: &str = "cpu, cuda or cuda:N (N counts GPUs from 0)";
 const DUMP_VALUES: &str = "STAGE or STAGE:KERNEL, several separated by commas";
+
+const SIZE_VALUES: &str =
+    "a number of bytes above 0, such as 500M or 2G (K, M, G and T are powers of 1024), or `unlimited`";
+
+fn parse_size(value: &str) -> Result<u64> {
+    let bad =
+        || Error::BadVariable { name: "TILEWRIGHT_CACHE_MAX_SIZE", value: value.to_string(), expected: SIZE_VALUES };
+    let word = value.trim().to_ascii_lowercase();
+    if word == "unlimited" {
+        return Ok(u64::MAX);
+    }
+    let units = [("k", 10), ("m", 20), ("g", 30), ("t", 40)];
+    let with_unit = units.iter().find_map(|&(unit, bits)| Some((word.strip_suffix(unit)?, bits)));
+    let (number, bits) = with_unit.unwrap_or((&word, 0));
+    let bytes = number.trim_end().parse::<u64>().ok().and_then(|number| number.checked_mul(1 << bits));
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(bad)
+}
 
 const TUNE_VALUES: &str = "a number of seconds, at most 86400";
 
@@ -190,6 +213,20 @@ mod tests {
         assert_eq!(dir(&[("HOME", "/h")]), Some(PathBuf::from("/h/.cache/tilewright")));
         assert_eq!(dir(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Some(PathBuf::from("/x/tilewright")));
         assert_eq!(dir(&[("HOME", "/h"), ("XDG_CACHE_HOME", "rel")]), Some(PathBuf::from("/h/.cache/tilewright")));
+    }
+
+    #[test]
+    fn sizes_of_the_cache() {
+        let size = |value| parse(&[("TILEWRIGHT_CACHE_MAX_SIZE", value)]).map(|env| env.cache_max_bytes);
+        assert_eq!(size("").unwrap(), None);
+        assert_eq!(size("1000").unwrap(), Some(1000));
+        assert_eq!(size("500M").unwrap(), Some(500 << 20));
+        assert_eq!(size("2 g").unwrap(), Some(2 << 30));
+        assert_eq!(size("Unlimited").unwrap(), Some(u64::MAX));
+        for bad in ["0", "0G", "-1", "1.5G", "G", "99999999999T", "lots", "1B"] {
+            let message = size(bad).unwrap_err().to_string();
+            assert!(message.contains("TILEWRIGHT_CACHE_MAX_SIZE") && message.contains("2G"), "{bad}: {message}");
+        }
     }
 
     #[test]

@@ -45,6 +45,13 @@ pub enum Error {
     #[error("out of memory on the CPU: {requested} bytes were asked for")]
     HostMemory { requested: u64 },
 
+    /// Found by a formula, before anything was allocated.
+    #[error("out of memory on the CPU: about {} are needed, {} are available", in_gib(*needed), in_gib(*available))]
+    HostMemoryShort { needed: f64, available: f64 },
+
+    #[error("out of memory: a tensor of shape {shape:?} has more elements than any memory holds")]
+    TooLarge { shape: Vec<usize> },
+
     #[error(
         "kernel {kernel}: the driver on {device} rejected its PTX ({})\n{log}\n  \
          help: TILEWRIGHT_DUMP=ptx prints the PTX; a newer driver may accept it",
@@ -126,6 +133,18 @@ pub enum Error {
     )]
     UnknownReach { kernel: String, memory: String, place: String },
 
+    #[error(
+        "kernel {kernel}: `{name}` is {found}, and is the extent of dimension {dim} at {place}: expected 0 or more\n  \
+         help: pass the number of elements that the tensor has there; 0 for none"
+    )]
+    NegativeExtent { kernel: String, name: String, found: i128, dim: usize, place: String },
+
+    #[error(
+        "kernel {kernel}: it is promised at {place} that {promise}, which the numbers of this launch do not show\n  \
+         help: pass other arguments, or change the kernel where they are right"
+    )]
+    BrokenPromise { kernel: String, promise: String, place: String },
+
     /// A mistake in a kernel, already told the way rustc tells one.
     #[error("{0}")]
     Kernel(String),
@@ -135,6 +154,12 @@ pub enum Error {
 
     #[error("cannot {doing} {path}: {message}")]
     Io { doing: &'static str, path: String, message: String },
+}
+
+/// Bytes in words: `1.5 GiB`, and `1.2e9 GiB` where digits say nothing.
+fn in_gib(bytes: f64) -> String {
+    let gib = bytes / f64::from(1 << 30);
+    if gib < 1e6 { format!("{gib:.1} GiB") } else { format!("{gib:.1e} GiB") }
 }
 
 /// The same words as [`Display`](fmt::Display): they are what `unwrap` and a `main` that returns an error print, and a kernel's

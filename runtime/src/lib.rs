@@ -12,6 +12,8 @@
 //!
 //! Environment variables are read once, in [`mod@env`], which lists them all.
 
+#![warn(clippy::print_stderr, reason = "it panics where standard error is full: see `terminal::say`")]
+
 pub mod autotune;
 pub mod bench;
 mod buffer;
@@ -22,15 +24,17 @@ pub mod env;
 mod error;
 pub mod kernel;
 mod launch;
+pub mod pool;
 pub mod prelude;
 pub mod probe;
 mod stream;
+pub mod terminal;
 pub mod trace;
 pub mod watch;
 
-pub use buffer::{Buffer, Strided, View, ViewMut};
+pub use buffer::{Buffer, Strided, View, ViewMut, elements};
 pub use cache::Cache;
-pub use device::{Device, DeviceInfo};
+pub use device::{Device, DeviceInfo, expect_host_memory};
 pub use element::{Dtype, Element, F8E4M3, F8E5M2};
 pub use error::{CudaFailure, Error, Result};
 pub use kernel::{Grid, LaunchConfig};

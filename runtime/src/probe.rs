@@ -203,7 +203,7 @@ pub fn report() -> Report {
         ptxas: ptxas(),
         libraries: cuda_libraries(),
         cache_dir: dir,
-        cache_usage: cache.as_ref().map(Cache::usage).unwrap_or_default(),
+        cache_usage: cache.as_ref().ok().and_then(|cache| cache.usage().ok()).unwrap_or_default(),
         cache: cache.and_then(|cache| cache.check_writable()),
         best: Device::best().map(|device| device.to_string()),
     }

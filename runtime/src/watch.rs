@@ -2,6 +2,7 @@
 //! keeps the function that a pass broke on.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use tilewright_codegen::ir::{Func, Stage};
@@ -9,7 +10,9 @@ use tilewright_codegen::pipeline::{self, CompileError, Observer};
 use tilewright_codegen::target::{Artifact, Code, CompileOptions, Target};
 use tilewright_codegen::text;
 
+use crate::cache::owned;
 use crate::env::Env;
+use crate::terminal;
 
 /// As [`pipeline::compile`], with the dumps and the reproducer that the environment asks for. Dumps go to standard error.
 ///
@@ -62,7 +65,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn dump(&self, what: &str, text: impl FnOnce() -> String) {
         if self.env.dumps(what, &self.kernel) {
-            eprintln!("// {}, {what}\n{}", self.kernel, text());
+            terminal::say(format_args!("// {}, {what}\n{}", self.kernel, text()));
         }
     }
 
@@ -135,20 +138,31 @@ impl<'a> Repro<'a> {
         for line in reason.lines() {
             let _ = writeln!(text, "// {line}");
         }
-        let _ = writeln!(text, "// compiler {}, target {}", tilewright_codegen::VERSION, self.target);
+        let _ = writeln!(text, "// compiler {}, target {}", tilewright_codegen::compiler_id(), self.target);
         let _ = writeln!(text, "// {}", self.options);
         let _ = writeln!(text, "// the function after: {}", self.last_pass);
         text.push_str(&self.text);
-        let outcome = std::fs::create_dir_all(self.dir).and_then(|()| std::fs::write(&path, text));
+        let outcome = replace(&path, &text);
         match outcome {
-            Ok(()) => eprintln!("a reproducer is in {}", path.display()),
-            Err(error) => eprintln!("no reproducer can be written to {}: {error}", path.display()),
+            Ok(()) => terminal::say(format_args!("a reproducer is in {}", path.display())),
+            Err(error) => terminal::say(format_args!("no reproducer can be written to {}: {error}", path.display())),
         }
     }
 
     fn path(&self) -> PathBuf {
         self.dir.join(format!("{}.{}.tile", self.kernel, self.target))
     }
+}
+
+/// Writes a file beside `path` that takes its name: a link or FIFO of that name is replaced, not written through.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    owned::check_file_size(text.len() as u64)?;
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir)?;
+    let mut file = tempfile::NamedTempFile::new_in(dir)?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
 }
 
 impl Drop for Repro<'_> {
@@ -195,6 +209,29 @@ mod tests {
         let text = std::fs::read_to_string(path).unwrap();
         assert!(text.contains("num_warps: 4") && text.contains("after: licm"), "{text}");
         assert_eq!(text::print(&text::parse(&text).unwrap()), text::print(&func));
+    }
+
+    /// In a folder that others can write, somebody may have put something in the reproducer's place.
+    #[test]
+    fn a_reproducer_replaces_what_is_in_its_place() {
+        use rustix::fs::{CWD, FileType, Mode};
+        let dir = tempfile::tempdir().unwrap();
+        let (path, target) = (dir.path().join("nothing.sm_80.tile"), dir.path().join("precious"));
+        let env = Env { repro_dir: Some(dir.path().to_path_buf()), ..Env::default() };
+        let fail = || {
+            let run = || {
+                compile(&function(), &Target::Nvptx(GpuArch::Sm80), &CompileOptions::default(), &env, &mut Bomb("licm"))
+            };
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run().map(drop))).unwrap_err();
+            assert!(std::fs::symlink_metadata(&path).unwrap().is_file());
+            std::fs::remove_file(&path).unwrap();
+        };
+        std::fs::write(&target, "precious").unwrap();
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        fail();
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious", "written through a link");
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        fail();
     }
 
     #[test]

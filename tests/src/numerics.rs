@@ -128,7 +128,7 @@ impl HostTensor {
         assert_eq!(T::DTYPE.name(), self.dtype.name(), "element type of a buffer");
         let values = T::from_bytes(self.len(), |bytes| {
             bytes.copy_from_slice(&self.bytes);
-            Ok::<(), ()>(())
+            Ok(())
         });
         Buffer::from_slice(device, &values.expect("copying does not fail")).expect("a buffer")
     }

@@ -31,7 +31,7 @@ fn ptxas_assembles_every_example() {
     let ptxas = ptxas::find();
     let mut failures = Vec::new();
     for variant in variants() {
-        for spec in [Specialization::default(), Specialization::aligned(variant.def)] {
+        for spec in [Specialization::default(), Specialization::aligned_memory(variant.def)] {
             for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
                 let ptx = ptx(&variant, &spec, arch);
                 let Some(ptxas) = &ptxas else { continue };

@@ -217,7 +217,7 @@ fn a_kernel_compiles_ahead_of_time() {
     use tilewright::codegen::lang::kernel::Specialization;
     use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
     let target = Target::Nvptx(GpuArch::Sm90a);
-    let spec = Specialization::aligned(&AXPY);
+    let spec = Specialization::aligned_memory(&AXPY);
     let artifact =
         tilewright::kernel::compile(&AXPY, &[DType::BF16], &[], &spec, &target, &CompileOptions::default()).unwrap();
     let names: Vec<&str> = artifact.manifest.args.iter().map(|a| a.name.as_str()).collect();
@@ -347,5 +347,90 @@ fn moved_pointers_under_a_wrong_mask_are_refused() {
         for part in ["kernel `moving_matmul`", "`a` has 330 elements", &format!("may reach element {element}\n")] {
             assert!(message.contains(part), "`{part}` is missing in: {message}");
         }
+    }
+}
+
+/// y = x + the row's number, through block pointers.
+#[kernel]
+pub fn rows_and_numbers(x: In<f32>, y: Out<f32>, rows: i32, d: i64, stride: i64, #[constexpr] tile: usize) {
+    assume(stride >= d);
+    let first = program_id(0) * tile;
+    let block = make_block_ptr(
+        x,
+        shape = [rows, d],
+        strides = [multiple_of(stride, 4), 1],
+        offsets = [first, 0],
+        block_shape = [tile, tile],
+        order = [1, 0],
+    );
+    let out = make_block_ptr(
+        y,
+        shape = [rows, d],
+        strides = [stride, 1],
+        offsets = [first, 0],
+        block_shape = [tile, tile],
+        order = [1, 0],
+    );
+    let number = (first + arange(0, tile)).expand_dims(1).to::<f32>();
+    store(out, load(block, boundary_check = [0, 1], padding = zero) + number, boundary_check = [0, 1]);
+}
+
+#[test]
+fn what_a_kernel_relies_on_is_checked_by_launches() {
+    let device = Device::cpu();
+    let x = Buffer::<f32>::zeros(&device, 12 * 20).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 12 * 20).unwrap();
+    let mut launch = |rows: i32, d: i64, stride: i64| {
+        RowsAndNumbers { x: &x, y: &mut y, rows, d, stride, tile: 16 }.launch(&device, 1).map_err(|e| e.to_string())
+    };
+    launch(12, 16, 20).unwrap();
+    launch(0, 16, 20).unwrap();
+    for ((rows, d, stride), parts) in [
+        ((-1, 16, 20), ["`rows` is -1", "extent of dimension 0", "expected 0 or more", "launch.rs:"]),
+        ((i32::MIN, 16, 20), ["`rows` is -2147483648", "extent of dimension 0", "help: ", "launch.rs:"]),
+        ((12, i64::MIN, 20), ["`d` is -9223372036854775808", "extent of dimension 1", "help: ", "launch.rs:"]),
+        ((12, 16, 12), ["kernel `rows_and_numbers`", "`assume` holds", "help: ", "launch.rs:"]),
+        ((12, 16, 18), ["kernel `rows_and_numbers`", "`multiple_of` names is a multiple of 4", "help: ", "launch.rs:"]),
+    ] {
+        let message = launch(rows, d, stride).unwrap_err();
+        for part in parts {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+    }
+    assert_eq!(y.to_vec().unwrap()[20 * 11..20 * 11 + 16], [11.0; 16]);
+}
+
+/// Counts loops of a length that memory says.
+#[kernel]
+pub fn loops_from_memory(n: In<i32>, y: Out<i32>, first: i32, last: i32, step: i32) {
+    let mut count = scalar::<i32>(0);
+    for _ in range(first, last, step) {
+        count += 1;
+    }
+    for i in range(load(n), load(n + 1), 1 << 20) {
+        count += 1000 + i * 0;
+    }
+    store(y, count);
+}
+
+#[test]
+fn loops_end_whatever_their_bounds() {
+    let device = Device::cpu();
+    let mut y = Buffer::<i32>::zeros(&device, 1).unwrap();
+    let mut launch = |bounds: [i32; 2], first: i32, last: i32, step: i32| {
+        let n = Buffer::from_slice(&device, &bounds).unwrap();
+        let outcome = LoopsFromMemory { n: &n, y: &mut y, first, last, step }.launch(&device, 1);
+        outcome.map(|()| y.to_vec().unwrap()[0]).map_err(|e| e.to_string())
+    };
+    assert_eq!(launch([0, 3 << 20], 0, 10, 3), Ok(3004));
+    // The index does not wrap around.
+    assert_eq!(launch([i32::MAX - (1 << 25), i32::MAX], 0, 0, 1), Ok(16_000));
+    for (first, last, step, part) in [
+        (0, 10, 0, "the step of a loop is positive: it is 0"),
+        (0, 10, -1, "the step of a loop is positive: it is -1"),
+        (0, i32::MAX, 1 << 20, "its index would overflow"),
+    ] {
+        let message = launch([0, 0], first, last, step).unwrap_err();
+        assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
 }

@@ -1,4 +1,4 @@
-//! The default tiles of products: they fit whatever is added to a product, however its operands lie.
+//! Products: their default tiles fit whatever is added to a product, however its operands lie; and narrow ones are right.
 
 use tilewright::autotune::{KeyPart, KeyValue, Problem};
 use tilewright::kernels::matmul::{Addend, MATMUL, MATMUL_AUTOTUNE};
@@ -8,6 +8,9 @@ use tilewright_codegen::lang::kernel::{ConstValue, Constexpr, Specialization};
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{GpuArch, Target};
 use tilewright_tests::configurations::{compile_options, well_aligned};
+use tilewright_tests::consts;
+use tilewright_tests::interpret::{Arg, Form, interpret};
+use tilewright_tests::numerics::{HostTensor, Random};
 
 #[test]
 fn defaults_fit_with_every_addend() {
@@ -38,6 +41,93 @@ fn compile_with_every_addend(arch: GpuArch, dtype: DType, precision: Precision, 
             let compiled = pipeline::compile(&func, &target, &options, &mut ());
             let what = || format!("{arch:?} {dtype} {precision:?} {size} {addend:?} {config}");
             assert!(compiled.is_ok(), "{}: {}", what(), compiled.err().unwrap());
+        }
+    }
+}
+
+/// `c = a b`, in steps of `k` along K. b lies with N fastest, or K (`along_k`).
+#[kernel]
+pub fn narrow<T: Float>(
+    a: In<T>,
+    b: In<T>,
+    c: Out<f32>,
+    depth: i32,
+    #[constexpr] m: usize,
+    #[constexpr] n: usize,
+    #[constexpr] k: usize,
+    #[constexpr] along_k: bool,
+) {
+    let mut sum = zeros::<f32>([m, n]);
+    for l in range(0, depth, k) {
+        let left = make_block_ptr(
+            a,
+            shape = [m, depth],
+            strides = [depth, 1],
+            offsets = [0, l],
+            block_shape = [m, k],
+            order = [1, 0],
+        );
+        let left = load(left, boundary_check = [1], padding = zero);
+        let right = if along_k {
+            let block = make_block_ptr(
+                b,
+                shape = [n, depth],
+                strides = [depth, 1],
+                offsets = [0, l],
+                block_shape = [n, k],
+                order = [1, 0],
+            );
+            load(block, boundary_check = [1], padding = zero).t()
+        } else {
+            let block = make_block_ptr(
+                b,
+                shape = [depth, n],
+                strides = [n, 1],
+                offsets = [l, 0],
+                block_shape = [k, n],
+                order = [1, 0],
+            );
+            load(block, boundary_check = [0], padding = zero)
+        };
+        sum = dot(left, right, sum);
+    }
+    let out =
+        make_block_ptr(c, shape = [m, n], strides = [n, 1], offsets = [0, 0], block_shape = [m, n], order = [1, 0]);
+    store(out, sum);
+}
+
+/// Columns from 8 on: rows of b that are as long as one chunk of 16 bytes, and those of the narrow swizzles.
+#[test]
+fn narrow_products_are_right_on_every_architecture() {
+    let mut random = Random::new(3);
+    for (dtype, n) in [(DType::BF16, 8usize), (DType::F16, 8), (DType::F16, 16), (DType::BF16, 32), (DType::BF16, 64)] {
+        for (m, k, depth) in [(64usize, 16usize, 48usize), (128, 32, 32), (64, 64, 72)] {
+            for along_k in [false, true] {
+                let mut small = |shape: [usize; 2]| {
+                    let values: Vec<f64> =
+                        (0..shape[0] * shape[1]).map(|_| (random.number() * 8.0).round() / 4.0).collect();
+                    (HostTensor::of(dtype, &shape, &[shape[1], 1], &values), values)
+                };
+                let (a, av) = small([m, depth]);
+                let (b, bv) = small(if along_k { [n, depth] } else { [depth, n] });
+                let at = |l: usize, j: usize| if along_k { bv[j * depth + l] } else { bv[l * n + j] };
+                let want: Vec<f64> =
+                    (0..m * n).map(|i| (0..depth).map(|l| av[i / n * depth + l] * at(l, i % n)).sum()).collect();
+                for form in [
+                    Form::Simulated { arch: GpuArch::Sm80, num_warps: 4, num_stages: 2 },
+                    Form::Simulated { arch: GpuArch::Sm90a, num_warps: 4, num_stages: 2 },
+                    Form::Simulated { arch: GpuArch::Sm90a, num_warps: 8, num_stages: 1 },
+                    Form::Bulk { num_warps: 4, num_stages: 2 },
+                    Form::Specialist { num_warps: 4, num_stages: 2 },
+                ] {
+                    let mut c = HostTensor::poisoned(DType::F32, &[m, n], &[n, 1]);
+                    let args = &mut [Arg::In(&a), Arg::In(&b), Arg::Out(&mut c), depth.into()];
+                    let consts = consts! { m = m, n = n, k = k, along_k = along_k };
+                    interpret(form, &NARROW, &[dtype], consts, [1, 1, 1], args);
+                    let what = format!("{dtype} {m} x {n} x {depth} by {k}, along K: {along_k}, {form:?}");
+                    c.check(&what, &want, 1e-7);
+                }
+            }
         }
     }
 }

@@ -62,7 +62,7 @@ pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
         BinaryOp::Sub => x - y,
         // Wraps twice for u64: the low half is right all the same.
         BinaryOp::Mul => x.wrapping_mul(y),
-        // Division by zero is unspecified.
+        // By zero: zero.
         BinaryOp::Div => x.checked_div(y).unwrap_or(0),
         BinaryOp::Rem => x.checked_rem(y).unwrap_or(0),
         BinaryOp::Min => x.min(y),
@@ -70,7 +70,7 @@ pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
         BinaryOp::And => x & y,
         BinaryOp::Or => x | y,
         BinaryOp::Xor => x ^ y,
-        // Shifts by the width or more are unspecified.
+        // By the width or more: as bit by bit.
         BinaryOp::Shl if (0..width).contains(&y) => x << y,
         BinaryOp::Shl => 0,
         BinaryOp::Shr if (0..width).contains(&y) => x >> y,

@@ -8,7 +8,9 @@ use super::operand::{IntLit, Operand, expect_scalar, materialise};
 use super::record::{constant_int, emit, emit_in, fail, here, in_combine, mistake, region, ty, yield_in};
 use super::words;
 use crate::diag::Diagnostic;
-use crate::ir::{Loc, Op, Type, Value};
+use crate::ir::{BinaryOp, Def, Func, Loc, Op, Type, Value};
+use crate::num::int_range;
+use std::collections::HashSet;
 
 /// A counted loop's bounds and hints: what [`range`] gives.
 #[derive(Clone, Copy, Debug)]
@@ -216,7 +218,8 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     S::member_names(&state, names, &mut leaves);
     check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
     yield_in(block, &results);
-    let mut operands = vec![range.start.value(), range.end.value(), range.step.value()];
+    let (end, step) = (range.end.value(), range.step.value());
+    let mut operands = vec![range.start.value(), safe_end(end, step), step];
     operands.extend(&init);
     let Range { num_stages, unroll, warp_specialize, overlap, .. } = range;
     let op = Op::For { num_stages, unroll, warp_specialize, overlap };
@@ -225,6 +228,43 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
         b.func.op(id).results.clone()
     });
     S::rebuild(&state, &mut values.into_iter())
+}
+
+/// Steps from the largest number of its index's type at which a loop ends at the latest. Launches check it of ends that are
+/// made of their numbers ([`crate::analysis::reach`]).
+pub(crate) const STEPS_AHEAD: i128 = 16;
+
+/// The end of a loop: where it comes from memory, so that no launch can check it, cut to what the index can step beyond without
+/// overflow, with as many steps as pipelines run ahead.
+fn safe_end(end: Value, step: Value) -> Value {
+    emit(|b| {
+        let (dtype, step) = (b.func.ty(end).dtype(), b.func.constant_int(step));
+        let (Some(dtype), Some(step), false) = (dtype, step, made_of_arguments(b.func, end)) else { return end };
+        let last = (int_range(dtype).1 - STEPS_AHEAD * i128::from(step)).min(i64::MAX.into());
+        let Ok(last) = i64::try_from(last) else { return end };
+        let last = b.int(last, dtype);
+        b.binary(BinaryOp::Min, end, last)
+    })
+}
+
+/// Whether a scalar is computed from arguments, coordinates, extents of the grid, indices and constants.
+fn made_of_arguments(func: &Func, v: Value) -> bool {
+    let (mut seen, mut rest) = (HashSet::from([v]), vec![v]);
+    while let Some(v) = rest.pop() {
+        let data = match func.value(v).def {
+            Def::Param(block, i) if block == func.body || i == 0 => continue,
+            Def::Param(..) => return false,
+            Def::Result(id, _) => func.op(id),
+        };
+        match data.op {
+            Op::Constant { .. } | Op::ProgramId { .. } | Op::NumPrograms { .. } => {}
+            Op::Binary(_) | Op::Unary(_) | Op::Cast | Op::Cmp(_) | Op::Select | Op::Hint { .. } => {
+                rest.extend(data.operands.iter().filter(|&&operand| seen.insert(operand)));
+            }
+            _ => return false,
+        }
+    }
+    true
 }
 
 /// A condition that a `while` loop tests each time.

@@ -7,7 +7,9 @@ use super::operand::{Operand, broadcast, common_shape, materialise};
 use super::record::{emit, fail, mistake, print_line, shape};
 use crate::ir::{DType, Op, Type, Value};
 
-/// Promises the compiler that a condition holds, for example `assume(stride == 1)`.
+/// Says that a condition holds, for example `assume(n > 0)`. A launch whose numbers show the contrary is refused; of a condition
+/// about anything but arguments, constants and extents of the grid nothing is believed, and nothing checked but in builds with
+/// assertions and in the interpreter.
 #[track_caller]
 pub fn assume(condition: impl Operand<bool>) {
     let v = materialise(condition.raw(), DType::Bool);
@@ -62,12 +64,15 @@ fn positive(n: impl Extent, what: &str) -> i64 {
 /// Promises that `x` (for pointers: the byte address) is a multiple of `n`; of a tile, the first of each run of neighbors along
 /// the last dimension that follow each other by one. Of numbers that are no run, each is one where the last dimension has
 /// extent 1: `multiple_of(rows.expand_dims(1), n)`.
+/// A launch checks it, and is refused where it need not be so; what no launch can check (of numbers from memory, say) is not
+/// believed.
 #[track_caller]
 pub fn multiple_of<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(Some(positive(n, "multiple_of")), None)
 }
 
-/// Promises that groups of `n` neighbours along the last dimension of `x` follow each other by one.
+/// Promises that groups of `n` neighbours along the last dimension of `x` follow each other by one. No launch can check that, so
+/// code does not rely on it: what follows each other is found by the compiler. The interpreter reports a broken promise.
 #[track_caller]
 pub fn max_contiguous<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(None, Some(positive(n, "max_contiguous")))

@@ -17,9 +17,21 @@ pub trait Dtype: Copy + 'static {
     fn dtype() -> DType;
 }
 
+/// Types whose elements can be added up, and what sums and running products of them are: Triton's `_pick_sum_dtype` and
+/// `_promote_bfloat16_to_float32`.
+#[diagnostic::on_unimplemented(message = "elements of type `{Self}` cannot be added up")]
+pub trait Summed: Dtype {
+    /// What `sum` gives: at least 32 bits of integers, with the same sign.
+    type Sum: Num;
+    /// What `cumsum` gives: as a sum, and f32 of bf16.
+    type RunningSum: Num;
+    /// What `cumprod` gives: the type itself, and f32 of bf16.
+    type RunningProduct: Num;
+}
+
 /// Types with arithmetic: integers and floats.
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a number type")]
-pub trait Num: Dtype {}
+pub trait Num: Summed {}
 
 /// Types with bitwise operations: integers and `bool`.
 #[diagnostic::on_unimplemented(message = "bitwise operations need integers or bool, found `{Self}`")]
@@ -37,34 +49,39 @@ pub trait Int: Num<Acc = i32> + Bits {}
     message = "`{Self}` is not a float type",
     note = "convert with `.to::<f32>()`, or declare the type parameter as `T: Float`"
 )]
-pub trait Float: Num<Acc = f32> {}
+pub trait Float: Num<Acc = f32> + Summed<Sum = Self> {}
 
 macro_rules! dtypes {
-    ($($rust:ty => $dtype:ident, $acc:ty, [$($class:ident),*];)*) => { $(
+    ($($rust:ty => $dtype:ident, $acc:ty, ($sum:ty, $running:ty, $product:ty), [$($class:ident),*];)*) => { $(
         impl Dtype for $rust {
             type Acc = $acc;
             fn dtype() -> DType {
                 DType::$dtype
             }
         }
+        impl Summed for $rust {
+            type Sum = $sum;
+            type RunningSum = $running;
+            type RunningProduct = $product;
+        }
         $(impl $class for $rust {})*
     )* };
 }
 
 dtypes! {
-    bool => Bool, i32, [Bits];
-    i8 => I8, i32, [Num, Bits, Int];
-    i16 => I16, i32, [Num, Bits, Int];
-    i32 => I32, i32, [Num, Bits, Int];
-    i64 => I64, i32, [Num, Bits, Int];
-    u8 => U8, i32, [Num, Bits, Int];
-    u16 => U16, i32, [Num, Bits, Int];
-    u32 => U32, i32, [Num, Bits, Int];
-    u64 => U64, i32, [Num, Bits, Int];
-    f16 => F16, f32, [Num, Float];
-    bf16 => BF16, f32, [Num, Float];
-    f32 => F32, f32, [Num, Float];
-    f64 => F64, f32, [Num, Float];
+    bool => Bool, i32, (u32, u32, u32), [Bits];
+    i8 => I8, i32, (i32, i32, i8), [Num, Bits, Int];
+    i16 => I16, i32, (i32, i32, i16), [Num, Bits, Int];
+    i32 => I32, i32, (i32, i32, i32), [Num, Bits, Int];
+    i64 => I64, i32, (i64, i64, i64), [Num, Bits, Int];
+    u8 => U8, i32, (u32, u32, u8), [Num, Bits, Int];
+    u16 => U16, i32, (u32, u32, u16), [Num, Bits, Int];
+    u32 => U32, i32, (u32, u32, u32), [Num, Bits, Int];
+    u64 => U64, i32, (u64, u64, u64), [Num, Bits, Int];
+    f16 => F16, f32, (f16, f16, f16), [Num, Float];
+    bf16 => BF16, f32, (bf16, f32, f32), [Num, Float];
+    f32 => F32, f32, (f32, f32, f32), [Num, Float];
+    f64 => F64, f32, (f64, f64, f64), [Num, Float];
 }
 
 /// Classes of element types by name, as the bounds of a kernel's type parameters: what the command line offers.
@@ -81,7 +98,7 @@ pub fn class_members(class: &str) -> Option<&'static [DType]> {
 }
 
 macro_rules! generics {
-    ($($(#[$meta:meta])* $name:ident: $($class:ident)*, $acc:ty;)*) => { $(
+    ($($(#[$meta:meta])* $name:ident: $($class:ident)*, $acc:ty, $of:expr, [$($summed:ident),*];)*) => { $(
         $(#[$meta])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name<const N: usize>;
@@ -89,23 +106,57 @@ macro_rules! generics {
         impl<const N: usize> Dtype for $name<N> {
             type Acc = $acc;
             fn dtype() -> DType {
-                record::generic(N)
+                let of: fn(DType) -> DType = $of;
+                of(record::generic(N))
             }
         }
+        generics!(@summed $name $($summed)*);
         $(impl<const N: usize> $class for $name<N> {})*
     )* };
+    (@summed $name:ident) => {};
+    (@summed $name:ident $sum:ident $running:ident $product:ident) => {
+        impl<const N: usize> Summed for $name<N> {
+            type Sum = $sum<N>;
+            type RunningSum = $running<N>;
+            type RunningProduct = $product<N>;
+        }
+    };
+}
+
+/// Integers of at least 32 bits; other types as they are.
+fn wide(d: DType) -> DType {
+    match d {
+        DType::I8 | DType::I16 => DType::I32,
+        DType::Bool | DType::U8 | DType::U16 => DType::U32,
+        d => d,
+    }
+}
+
+/// f32 for bf16; other types as they are.
+fn promoted(d: DType) -> DType {
+    if d == DType::BF16 { DType::F32 } else { d }
 }
 
 generics! {
     /// Stands for type parameter `N` bounded by `Float` while a kernel is recorded, so that its body is compiled once for
     /// all types.
-    GenericFloat: Num Float, f32;
+    GenericFloat: Num Float, f32, |d| d, [GenericFloat, RunningFloat, RunningFloat];
     /// As [`GenericFloat`], for `Int`.
-    GenericInt: Num Bits Int, i32;
+    GenericInt: Num Bits Int, i32, |d| d, [SumInt, SumInt, GenericInt];
     /// As [`GenericFloat`], for `Num`.
-    GenericNum: Num, f32;
+    GenericNum: Num, f32, |d| d, [SumNum, RunningNum, ProductNum];
     /// As [`GenericFloat`], for `Bits`.
-    GenericBits: Bits, i32;
+    GenericBits: Bits, i32, |d| d, [];
     /// As [`GenericFloat`], for `Dtype`.
-    GenericDtype: , f32;
+    GenericDtype: , f32, |d| d, [];
+    /// Running sums and products of `GenericFloat`.
+    RunningFloat: Num Float, f32, promoted, [RunningFloat, RunningFloat, RunningFloat];
+    /// Sums of `GenericInt`.
+    SumInt: Num Bits Int, i32, wide, [SumInt, SumInt, SumInt];
+    /// Sums of `GenericNum`.
+    SumNum: Num, f32, wide, [SumNum, RunningNum, RunningNum];
+    /// Running sums of `GenericNum`.
+    RunningNum: Num, f32, |d| wide(promoted(d)), [RunningNum, RunningNum, RunningNum];
+    /// Running products of `GenericNum`.
+    ProductNum: Num, f32, promoted, [RunningNum, RunningNum, ProductNum];
 }

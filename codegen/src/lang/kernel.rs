@@ -302,23 +302,19 @@ pub struct Specialization {
 }
 
 impl Specialization {
-    /// All pointers and integers divisible by 16: what well-aligned inputs give, and the default of ahead-of-time
-    /// compilation.
-    pub fn aligned(def: &KernelDef) -> Specialization {
-        let args = def
-            .params
-            .iter()
-            .filter_map(|p| match p.kind {
-                ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) if p.specialize => {
-                    Some(ArgSpec { divisible_by: 16, equal_to: None })
-                }
-                ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => {
-                    Some(ArgSpec::default())
-                }
-                ParamKind::Constexpr { .. } => None,
-            })
-            .collect();
-        Specialization { args }
+    /// Memory is aligned to 16 bytes, what every allocator gives; nothing is known of numbers. The default of ahead-of-time
+    /// compilation, whose launches nobody checks: what is not true of every launch must be asked for.
+    pub fn aligned_memory(def: &KernelDef) -> Specialization {
+        let args = def.params.iter().filter_map(|p| match p.kind {
+            ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) if p.specialize => {
+                Some(ArgSpec { divisible_by: 16, equal_to: None })
+            }
+            ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => {
+                Some(ArgSpec::default())
+            }
+            ParamKind::Constexpr { .. } => None,
+        });
+        Specialization { args: args.collect() }
     }
 }
 

@@ -39,7 +39,7 @@ pub use debug::{
     assume, device_assert, device_print, inline_asm_elementwise, max_contiguous, multiple_of, static_print,
 };
 pub use dot::{Precision, dot};
-pub use dtype::{Bits, Dtype, Float, Int, Num};
+pub use dtype::{Bits, Dtype, Float, Int, Num, Summed};
 pub use handle::{BlockPtr, Data, FloatData, IntData, Ptr, PtrTile, Scalar, Tile};
 pub use math::{
     MathMethods, abs, cast, ceil, clamp, cos, erf, exp, exp2, floor, fma, log, log2, rsqrt, sigmoid, sin, softmax,
@@ -50,7 +50,7 @@ pub use memory::{
     atomic_xor, load, load_tensor_descriptor, make_block_ptr, make_tensor_descriptor, store, store_tensor_descriptor,
 };
 pub use operand::{FloatLit, HostNum, IntLit, Operand};
-pub use random::{philox, rand, rand4x, randint, randint4x, randn};
+pub use random::{philox, rand, rand4x, randint, randint4x, randn, randn4x};
 pub use record::{Recording, record, record_generic};
 pub use reduce::{
     all, any, argmax, argmin, associative_scan, cumprod, cumsum, max, max_with_indices, min, min_with_indices, reduce,

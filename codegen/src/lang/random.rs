@@ -1,5 +1,7 @@
 //! Random numbers: Philox 4×32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11), a pure function of
-//! seed and counter, so that the same offsets give the same numbers on every device and in every launch.
+//! seed and counter, so that the same offsets give the same numbers on every device and in every launch. The numbers are
+//! those of Triton 3.6 (`triton/language/random.py`): integers and uniform floats bit for bit, normal ones up to what
+//! logarithm, sine and cosine of the device leave out.
 
 use super::arith::binary;
 use super::control::Bound;
@@ -111,13 +113,17 @@ pub fn randint<I: Int>(seed: impl Seed, offset: Tile<I>, n_rounds: usize) -> Til
     randint4x(seed, offset, n_rounds).0
 }
 
-/// The upper 24 bits as a float in [0, 1): every value is a multiple of 2⁻²⁴.
+/// Triton's `uint_to_uniform_float`: of the number or its complement, whichever has no sign, as f32, times a little less than
+/// 2⁻³¹, so that the product of the largest is below 1.
 #[track_caller]
 fn uniform(bits: Tile<u32>) -> Tile<f32> {
-    let top = binary(BinaryOp::Shr, bits.raw(), Raw::Number(Number::Int(8)), DType::U32);
-    let number = emit(|b| b.cast(top, DType::F32));
-    let scale = Raw::Number(Number::Float(1.0 / 16_777_216.0));
-    Tile::from_value(binary(BinaryOp::Mul, Raw::Value(number), scale, DType::F32))
+    const SCALE: f64 = 4.6566127342e-10;
+    let signed = emit(|b| b.bitcast(bits.value(), DType::I32));
+    // −x − 1 is the complement of x, which the arithmetic shift of a negative number is the mask for.
+    let sign = binary(BinaryOp::Shr, Raw::Value(signed), Raw::Number(Number::Int(31)), DType::I32);
+    let magnitude = binary(BinaryOp::Xor, Raw::Value(signed), Raw::Value(sign), DType::I32);
+    let number = emit(|b| b.cast(magnitude, DType::F32));
+    Tile::from_value(binary(BinaryOp::Mul, Raw::Value(number), Raw::Number(Number::Float(SCALE)), DType::F32))
 }
 
 /// One uniform f32 in [0, 1) per element of `offset`.
@@ -141,12 +147,31 @@ pub fn rand4x<I: Int>(
 #[track_caller]
 pub fn randn<I: Int>(seed: impl Seed, offset: Tile<I>, n_rounds: usize) -> Tile<f32> {
     let (a, b, _, _) = randint4x(seed, offset, n_rounds);
+    normal(uniform(a), uniform(b)).0
+}
+
+/// Four normally distributed f32 per element of `offset`.
+#[track_caller]
+pub fn randn4x<I: Int>(
+    seed: impl Seed,
+    offset: Tile<I>,
+    n_rounds: usize,
+) -> (Tile<f32>, Tile<f32>, Tile<f32>, Tile<f32>) {
+    let (a, b, c, d) = rand4x(seed, offset, n_rounds);
+    let ((w, x), (y, z)) = (normal(a, b), normal(c, d));
+    (w, x, y, z)
+}
+
+/// Triton's `pair_uniform_to_normal`.
+#[track_caller]
+fn normal(a: Tile<f32>, b: Tile<f32>) -> (Tile<f32>, Tile<f32>) {
     let op = |op, x: Tile<f32>, n: f64| -> Tile<f32> {
         Tile::from_value(binary(op, x.raw(), Raw::Number(Number::Float(n)), DType::F32))
     };
-    // In (0, 1], so that the logarithm is finite.
-    let u = op(BinaryOp::Add, uniform(a), 1.0 / 16_777_216.0);
-    let radius = unary(UnaryOp::Sqrt, op(BinaryOp::Mul, u.log(), -2.0));
-    let angle = op(BinaryOp::Mul, uniform(b), std::f64::consts::TAU);
-    Tile::from_value(binary(BinaryOp::Mul, radius.raw(), angle.cos().raw(), DType::F32))
+    // The logarithm has to be finite.
+    let a = op(BinaryOp::Max, a, 1.0e-7);
+    let angle = op(BinaryOp::Mul, b, std::f64::consts::TAU);
+    let radius = unary(UnaryOp::Sqrt, op(BinaryOp::Mul, a.log(), -2.0));
+    let times = |y: Tile<f32>| Tile::from_value(binary(BinaryOp::Mul, radius.raw(), y.raw(), DType::F32));
+    (times(angle.cos()), times(angle.sin()))
 }

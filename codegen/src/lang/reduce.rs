@@ -2,7 +2,7 @@
 
 use super::arith::binary;
 use super::control::Carried;
-use super::dtype::{Dtype, Int, Num};
+use super::dtype::{Dtype, Int, Num, Summed};
 use super::handle::{Data, Scalar, Tile};
 use super::index::{AxisArg, check_axis};
 use super::operand::Raw;
@@ -213,22 +213,37 @@ impl<T: Dtype> OneTile<T> for Tile<T> {
     }
 }
 
+/// The same numbers in a type that holds them all.
+#[track_caller]
+fn widened<T: Dtype, U: Dtype>(x: Tile<T>) -> Tile<U> {
+    match U::dtype() {
+        to if to == T::dtype() => Tile::from_value(x.value()),
+        to => Tile::from_value(emit(|b| b.cast(x.value(), to))),
+    }
+}
+
+/// `op` of two elements of this type.
+fn combine_by<T: Dtype>(op: BinaryOp) -> impl FnOnce(Scalar<T>, Scalar<T>) -> Scalar<T> {
+    move |a, b| Scalar::from_value(binary(op, Raw::Value(a.value()), Raw::Value(b.value()), T::dtype()))
+}
+
+/// Sum along an axis, or of all elements. Integers of fewer than 32 bits are added up in 32 bits, bools are counted.
+#[track_caller]
+pub fn sum<T: Summed, A: AxisArg>(x: impl OneTile<T>, axis: A, keep_dims: bool) -> A::Reduced<T::Sum> {
+    let x = widened::<T, T::Sum>(x.tile());
+    reduce_named::<Tile<T::Sum>, A, Scalar<T::Sum>>("sum", x, axis, combine_by(BinaryOp::Add), keep_dims)
+}
+
 macro_rules! simple_reductions {
     ($($(#[$meta:meta])* $name:ident, $op:ident, $class:ident;)*) => { $(
         $(#[$meta])*
         #[track_caller]
         pub fn $name<T: $class, A: AxisArg>(x: impl OneTile<T>, axis: A, keep_dims: bool) -> A::Reduced<T> {
-            let x = x.tile();
-            let combine = |a: Scalar<T>, b: Scalar<T>| -> Scalar<T> {
-                Scalar::from_value(binary(BinaryOp::$op, Raw::Value(a.value()), Raw::Value(b.value()), T::dtype()))
-            };
-            reduce_named::<Tile<T>, A, Scalar<T>>(stringify!($name), x, axis, combine, keep_dims)
+            reduce_named::<Tile<T>, A, Scalar<T>>(stringify!($name), x.tile(), axis, combine_by(BinaryOp::$op), keep_dims)
         }
     )* };
 }
 simple_reductions! {
-    /// Sum along an axis, or of all elements.
-    sum, Add, Num;
     /// Largest element along an axis, or of all. NaN is passed over where there is a number.
     max, Max, Num;
     /// Smallest element along an axis, or of all. NaN is passed over where there is a number.
@@ -323,23 +338,18 @@ fn scan_named<R: Reducible, E: Carried<Handle = R::Element>>(
     R::scanned(&results)
 }
 
-macro_rules! simple_scans {
-    ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
-        $(#[$meta])*
-        #[track_caller]
-        pub fn $name<T: Num>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T> {
-            let combine = |a: Scalar<T>, b: Scalar<T>| -> Scalar<T> {
-                Scalar::from_value(binary(BinaryOp::$op, Raw::Value(a.value()), Raw::Value(b.value()), T::dtype()))
-            };
-            scan_named::<Tile<T>, Scalar<T>>(stringify!($name), x, axis, combine, reverse)
-        }
-    )* };
+/// Running sums along an axis: integers of fewer than 32 bits in 32 bits, bf16 in f32.
+#[track_caller]
+pub fn cumsum<T: Summed>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T::RunningSum> {
+    let x = widened::<T, T::RunningSum>(x);
+    scan_named::<_, Scalar<T::RunningSum>>("cumsum", x, axis, combine_by(BinaryOp::Add), reverse)
 }
-simple_scans! {
-    /// Running sums along an axis.
-    cumsum, Add;
-    /// Running products along an axis.
-    cumprod, Mul;
+
+/// Running products along an axis: bf16 in f32.
+#[track_caller]
+pub fn cumprod<T: Num>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T::RunningProduct> {
+    let x = widened::<T, T::RunningProduct>(x);
+    scan_named::<_, Scalar<T::RunningProduct>>("cumprod", x, axis, combine_by(BinaryOp::Mul), reverse)
 }
 
 /// Takes the only element along an axis of extent 1 out.
@@ -354,12 +364,20 @@ pub(crate) fn first(v: Value, axis: usize) -> Value {
     reduce_axis(&[v], axis, block)[0]
 }
 
-impl<T: Num> Tile<T> {
+impl<T: Summed> Tile<T> {
     /// See [`sum`].
     #[track_caller]
-    pub fn sum(self, axis: impl AxisArg<Reduced<T> = Tile<T>>) -> Tile<T> {
+    pub fn sum(self, axis: impl AxisArg<Reduced<T::Sum> = Tile<T::Sum>>) -> Tile<T::Sum> {
         sum(self, axis, false)
     }
+    /// See [`cumsum`].
+    #[track_caller]
+    pub fn cumsum(self, axis: i32) -> Tile<T::RunningSum> {
+        cumsum(self, axis, false)
+    }
+}
+
+impl<T: Num> Tile<T> {
     /// See [`max`].
     #[track_caller]
     pub fn max(self, axis: impl AxisArg<Reduced<T> = Tile<T>>) -> Tile<T> {
@@ -379,11 +397,6 @@ impl<T: Num> Tile<T> {
     #[track_caller]
     pub fn argmin(self, axis: i32) -> Tile<i32> {
         argmin(self, axis, false)
-    }
-    /// See [`cumsum`].
-    #[track_caller]
-    pub fn cumsum(self, axis: i32) -> Tile<T> {
-        cumsum(self, axis, false)
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use inkwell::targets::FileType;
 
-use super::module::with_module;
+use super::module::{Loaded, on_llvm_thread, with_module};
 use super::{Emitted, LlvmError, Machine, Opt, Timings};
 use crate::target::{GpuArch, HostCpu};
 
@@ -28,13 +28,7 @@ pub fn object(ir_text: &str, cpu: &HostCpu, opt: &Opt) -> Result<Emitted<Vec<u8>
 
 /// `ir_text` after LLVM's pipeline for `machine`, as text.
 pub fn optimised_ir(ir_text: &str, machine: Machine<'_>, opt: &Opt) -> Result<Emitted<String>, LlvmError> {
-    let start = Instant::now();
-    with_module(ir_text, machine, opt, |loaded| {
-        let parse = start.elapsed();
-        loaded.optimise(opt)?;
-        let timings = Timings { parse, opt: start.elapsed() - parse, ..Timings::default() };
-        Ok(Emitted { code: loaded.print(), timings })
-    })
+    with_loaded(ir_text, machine, opt, |loaded| Ok(loaded.print()))
 }
 
 fn emit_text(ir_text: &str, machine: Machine<'_>, opt: &Opt) -> Result<Emitted<String>, LlvmError> {
@@ -43,13 +37,50 @@ fn emit_text(ir_text: &str, machine: Machine<'_>, opt: &Opt) -> Result<Emitted<S
 }
 
 fn emit(ir_text: &str, machine: Machine<'_>, opt: &Opt, file_type: FileType) -> Result<Emitted<Vec<u8>>, LlvmError> {
-    let start = Instant::now();
-    with_module(ir_text, machine, opt, |loaded| {
-        let parse = start.elapsed();
-        loaded.optimise(opt)?;
-        let opt_done = start.elapsed();
-        let code = loaded.emit(file_type)?;
-        let timings = Timings { parse, opt: opt_done - parse, codegen: start.elapsed() - opt_done };
-        Ok(Emitted { code, timings })
+    with_loaded(ir_text, machine, opt, move |loaded| loaded.emit(file_type))
+}
+
+/// What `code` makes of the optimized module, with the time of each phase.
+fn with_loaded<T: Send + 'static>(
+    ir_text: &str,
+    machine: Machine<'_>,
+    opt: &Opt,
+    code: impl FnOnce(&Loaded<'_>) -> Result<T, LlvmError> + Send + 'static,
+) -> Result<Emitted<T>, LlvmError> {
+    let (ir_text, machine, opt) = (ir_text.to_string(), OwnedMachine::from(machine), *opt);
+    on_llvm_thread(move || {
+        let start = Instant::now();
+        with_module(&ir_text, machine.borrow(), &opt, |loaded| {
+            let parse = start.elapsed();
+            loaded.optimise(&opt)?;
+            let optimized = start.elapsed();
+            let code = code(loaded)?;
+            let timings = Timings { parse, opt: optimized - parse, codegen: start.elapsed() - optimized };
+            Ok(Emitted { code, timings })
+        })
     })
+}
+
+/// A [`Machine`] that another thread can have.
+enum OwnedMachine {
+    Gpu { arch: GpuArch, ptx_version: u32 },
+    Host(HostCpu),
+}
+
+impl From<Machine<'_>> for OwnedMachine {
+    fn from(machine: Machine<'_>) -> OwnedMachine {
+        match machine {
+            Machine::Gpu { arch, ptx_version } => OwnedMachine::Gpu { arch, ptx_version },
+            Machine::Host(cpu) => OwnedMachine::Host(cpu.clone()),
+        }
+    }
+}
+
+impl OwnedMachine {
+    fn borrow(&self) -> Machine<'_> {
+        match self {
+            OwnedMachine::Gpu { arch, ptx_version } => Machine::Gpu { arch: *arch, ptx_version: *ptx_version },
+            OwnedMachine::Host(cpu) => Machine::Host(cpu),
+        }
+    }
 }

@@ -4,7 +4,8 @@
 //! code. Nothing here knows about tiles.
 //!
 //! - [`ptx`], [`object`], [`asm`] and [`optimised_ir`] are pure functions of their arguments. They may run on any
-//!   number of threads at once: every call has an LLVM context of its own.
+//!   number of threads at once: every call has an LLVM context and a thread of its own, so that a fatal error of LLVM is an
+//!   [`LlvmError`] and not the end of the process.
 //! - [`JitModule`] links one object into this process and hands out its entry point.
 //! - [`HostCpu::native`](crate::target::HostCpu::native) asks LLVM which CPU this is.
 //!

@@ -1,7 +1,10 @@
 //! One IR text inside LLVM: parsed, verified, optimised. The unsafe border to LLVM's C interface for modules.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, Once};
+use std::thread;
 
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
@@ -57,11 +60,54 @@ fn disable_store_forwarding_pass() {
     unsafe { LLVMParseCommandLineOptions(args.len() as i32, args.as_ptr(), std::ptr::null()) };
 }
 
-/// LLVM aborts the process after a fatal error (for example an instruction that it cannot select), because its state is
-/// lost. All that is left to do is to say whose fault it is.
+/// Stack of a thread that LLVM runs on. LLVM recurses over long dependence chains, and the thread that asks for a compilation may have
+/// little stack left; only pages that are touched cost memory.
+const LLVM_STACK_BYTES: usize = 64 << 20;
+
+thread_local! {
+    /// Where a fatal error of LLVM on this thread goes.
+    static FATAL: RefCell<Option<Sender<String>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` on a thread of its own, which LLVM's fatal errors (for example an instruction that it cannot select) end.
+///
+/// LLVM expects its fatal-error handler not to return. Unwinding would skip the destructors of LLVM's frames, so the handler sends the
+/// message and parks the thread for good: its stack and its LLVM context leak, and everything else in the process goes on.
+pub(super) fn on_llvm_thread<R: Send + 'static>(
+    f: impl FnOnce() -> Result<R, LlvmError> + Send + 'static,
+) -> Result<R, LlvmError> {
+    let (fatal, message) = channel();
+    let (done, result) = channel();
+    let run = move || {
+        FATAL.set(Some(fatal));
+        // A panic here drops both senders.
+        let _ = done.send(f());
+        FATAL.set(None);
+    };
+    let thread = thread::Builder::new().name("llvm".into()).stack_size(LLVM_STACK_BYTES).spawn(run);
+    let thread = thread.map_err(|e| plain_error(Phase::Target, format!("no thread to run LLVM on: {e}")))?;
+    // Ends when a message arrives, or when `f` is done and the sender is dropped.
+    if let Ok(message) = message.recv() {
+        return Err(plain_error(Phase::Codegen, message));
+    }
+    match (thread.join(), result.try_recv()) {
+        (Ok(()), Ok(result)) => result,
+        (Err(panic), _) => std::panic::resume_unwind(panic),
+        (Ok(()), Err(_)) => panic!("internal compiler error: the thread of LLVM ended without a result"),
+    }
+}
+
+/// See [`on_llvm_thread`]. A fatal error elsewhere ends the process, as LLVM would end it.
 extern "C" fn report_fatal_error(reason: *const c_char) {
     // SAFETY: LLVM passes a zero-terminated string that lives during the call.
-    let reason = unsafe { CStr::from_ptr(reason) }.to_string_lossy();
+    let reason = unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned();
+    if let Some(fatal) = FATAL.take()
+        && fatal.send(reason.clone()).is_ok()
+    {
+        loop {
+            thread::park();
+        }
+    }
     eprintln!("internal compiler error: LLVM cannot go on: {reason}");
     eprintln!("  this is a bug in Tilewright, not in the kernel: please report it together with the kernel's source");
     std::process::abort();

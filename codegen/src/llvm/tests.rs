@@ -305,3 +305,21 @@ define void @f(ptr %p, i64 %x, ptr %o) {
     let assembly = asm(text, &cpu, &Opt::host()).unwrap().code;
     assert!(assembly.contains("vmaskmovpd"), "{assembly}");
 }
+
+/// sm_80 has no proxy fence: LLVM cannot select it, which ends a process unless the handler of fatal errors prevents it.
+#[test]
+fn fatal_errors_of_llvm_are_errors() {
+    let text = r#"
+declare void @llvm.nvvm.fence.proxy.async.shared_cta()
+define ptx_kernel void @f() {
+  call void @llvm.nvvm.fence.proxy.async.shared_cta()
+  ret void
+}
+"#;
+    for _ in 0..3 {
+        let error = ptx(text, GpuArch::Sm80, 83, &Opt::gpu()).unwrap_err();
+        assert!(error.message.contains("Cannot select"), "{error}");
+    }
+    assert!(ptx(text, GpuArch::Sm90a, 83, &Opt::gpu()).is_ok());
+    assert!(ptx(ADD_KERNEL, GpuArch::Sm80, 83, &Opt::gpu()).is_ok());
+}

@@ -10,6 +10,7 @@
 //! Does not: leave an open product under way that reads a buffer which the loop itself fills; it drops the mark.
 
 use super::edit::{terminator, uses};
+use super::late;
 use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, Type, Value};
 
 /// See the module's page.
@@ -39,37 +40,18 @@ fn is_of_f32(func: &Func, wait: OpId) -> bool {
 /// Waits after a loop for its open products.
 fn wait_after(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
-    for product in func.block(region).ops.clone() {
-        let Op::Wgmma { open: Some(true), .. } = func.op(product).op else { continue };
-        let outside = func.op(product).operands[..2].iter().all(|&v| filled_outside(func, region, v));
-        match super::late::sum_of(func, region, product).filter(|_| outside) {
-            Some((_, number)) => {
-                let result = func.op(id).results[number];
-                let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
-                let wait = func.create_op(Op::WgmmaWait { pending: 0 }, vec![], vec![ty], vec![], loc);
-                let waited = func.result(wait);
-                func.replace_uses(result, waited);
-                func.op_mut(wait).operands.push(result);
-                let (block, at) = func.place(id);
-                func.block_mut(block).ops.insert(at + 1, wait);
-            }
-            None => {
-                if let Op::Wgmma { open, .. } = &mut func.op_mut(product).op {
-                    *open = None;
-                }
-            }
-        }
-    }
-}
-
-/// Whether a shared operand lies in a buffer from outside the loop.
-fn filled_outside(func: &Func, region: BlockId, v: Value) -> bool {
-    match func.def_op(v) {
-        Some(id) if matches!(func.op(id).op, Op::LocalSlot | Op::LocalTrans { .. }) => {
-            filled_outside(func, region, func.op(id).operands[0])
-        }
-        Some(id) => !func.block(region).ops.contains(&id),
-        None => false,
+    late::close(func, region);
+    for product in late::open(func, region) {
+        let (_, number) =
+            late::sum_of(func, region, product).expect("internal compiler error: an open product of no sum");
+        let result = func.op(id).results[number];
+        let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
+        let wait = func.create_op(Op::WgmmaWait { pending: 0 }, vec![], vec![ty], vec![], loc);
+        let waited = func.result(wait);
+        func.replace_uses(result, waited);
+        func.op_mut(wait).operands.push(result);
+        let (block, at) = func.place(id);
+        func.block_mut(block).ops.insert(at + 1, wait);
     }
 }
 
@@ -216,7 +198,7 @@ mod tests {
     use crate::text::{parse, print};
 
     const LAYOUTS: &str = "#l0 = linear<reg=[[0,1],[8,0]], lane=[[0,2],[0,4],[1,0],[2,0],[4,0]], warp=[[16,0],[32,0]], block=[], shape=[64,8]>
-#l1 = shared<offset=[[0,1],[0,2],[0,4],[0,8],[1,0],[2,0],[4,0],[8,0],[16,0],[32,0]], shape=[64,16]>
+#l1 = shared<offset=[[0,1],[0,2],[0,4],[0,8],[1,0],[2,0],[4,8],[8,0],[16,0],[32,0]], shape=[64,16]>
 #l2 = shared<offset=[[0,1],[0,2],[0,4],[1,0],[2,0],[4,0],[8,0]], shape=[16,8]>
 ";
 

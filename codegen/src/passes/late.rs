@@ -10,6 +10,41 @@ pub fn marked(func: &Func, region: BlockId) -> Vec<OpId> {
     func.block(region).ops.iter().copied().filter(late).collect()
 }
 
+/// Products of a block that are marked open, in order.
+pub fn open(func: &Func, region: BlockId) -> Vec<OpId> {
+    let open = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { open: Some(true), .. });
+    func.block(region).ops.iter().copied().filter(open).collect()
+}
+
+/// Drops the mark of open products that cannot be: those that read a buffer which the loop itself fills, and those of which more than the
+/// next state of a sum is needed. Once a loop is rotated, copies of its products stand before it: marks have to be dropped before.
+pub fn close(func: &mut Func, region: BlockId) {
+    for product in open(func, region) {
+        let outside = func.op(product).operands[..2].iter().all(|&v| filled_outside(func, region, v));
+        if !outside || sum_of(func, region, product).is_none() {
+            drop_mark(func, product);
+        }
+    }
+}
+
+/// The product is waited for in the iteration that starts it.
+pub fn drop_mark(func: &mut Func, product: OpId) {
+    if let Op::Wgmma { open, .. } = &mut func.op_mut(product).op {
+        *open = None;
+    }
+}
+
+/// Whether a shared operand lies in a buffer from outside the loop.
+fn filled_outside(func: &Func, region: BlockId, v: Value) -> bool {
+    match func.def_op(v) {
+        Some(id) if matches!(func.op(id).op, Op::LocalSlot | Op::LocalTrans { .. }) => {
+            filled_outside(func, region, func.op(id).operands[0])
+        }
+        Some(id) => !func.block(region).ops.contains(&id),
+        None => false,
+    }
+}
+
 /// The ops of a loop's block that must be late where these products are: all that needs their results, in the same
 /// iteration or through a carried value. `None` where that is more than arithmetic and giving buffers back, includes another product, or where
 /// carried values change places.

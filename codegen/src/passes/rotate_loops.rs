@@ -51,8 +51,8 @@ pub fn run(func: &mut Func) {
 /// Rotates what gives back the buffers of open products.
 fn rotate_returns(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
-    let open = |op: &OpId| matches!(func.op(*op).op, Op::Wgmma { open: Some(true), .. });
-    let products: Vec<OpId> = func.block(region).ops.iter().copied().filter(open).collect();
+    late::close(func, region);
+    let products = late::open(func, region);
     let waits: Vec<Option<(OpId, usize)>> = products.iter().map(|&p| late::sum_of(func, region, p)).collect();
     let waited: Vec<Value> = waits.iter().flatten().map(|&(wait, _)| func.result(wait)).collect();
     let after = |op: &OpId| {
@@ -63,12 +63,8 @@ fn rotate_returns(func: &mut Func, id: OpId) {
     if returns.is_empty() {
         return;
     }
-    if waited.len() < products.len() || !enough_buffers(func, &returns) {
-        for product in products {
-            if let Op::Wgmma { open, .. } = &mut func.op_mut(product).op {
-                *open = None;
-            }
-        }
+    if !enough_buffers(func, &returns) {
+        products.into_iter().for_each(|product| late::drop_mark(func, product));
         return;
     }
     for &op in &returns {

@@ -25,6 +25,9 @@ use std::collections::HashMap;
 const REGISTERS: u32 = 65536;
 const MOST_REGISTERS: u32 = 248;
 
+/// Warps that compute, beside the four of the producer's warpgroup: whole warpgroups, and no more than a block has room for.
+pub const WARPS: [u32; 3] = [4, 8, 16];
+
 /// One ring of buffers.
 struct Ring {
     buffer: Type,
@@ -55,11 +58,13 @@ struct Plan {
     warps: u32,
     /// How many blocks a multiprocessor has shared memory for.
     blocks: u32,
+    /// The most registers that a thread may have at its launch.
+    max_registers: Option<u32>,
 }
 
 /// See the module's page.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
-    if arch < GpuArch::Sm90a || !options.num_warps.is_multiple_of(4) || !wanted(func, options) {
+    if arch < GpuArch::Sm90a || !WARPS.contains(&options.num_warps) || !wanted(func, options) {
         return;
     }
     let Some(plan) = Plan::new(func, arch, options) else { return };
@@ -68,7 +73,7 @@ pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
 }
 
 /// A loop asks for it, or the options do and no loop objects.
-fn wanted(func: &Func, options: &CompileOptions) -> bool {
+pub fn wanted(func: &Func, options: &CompileOptions) -> bool {
     let hints: Vec<bool> = func
         .walk()
         .into_iter()
@@ -82,8 +87,8 @@ fn wanted(func: &Func, options: &CompileOptions) -> bool {
 
 impl Plan {
     fn new(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Option<Plan> {
-        let mut plan =
-            Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps: options.num_warps, blocks: 1 };
+        let (warps, max_registers) = (options.num_warps, options.max_registers);
+        let mut plan = Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps, blocks: 1, max_registers };
         let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
         for id in loops {
             let candidates = find(func, id);
@@ -140,14 +145,19 @@ impl Plan {
         (others + scratch + 1024, rings)
     }
 
-    /// Registers of a thread of the consumers and of the producers: what the block has at its launch, handed over.
+    /// Registers of a thread of the consumers and of the producers: what the block has at its launch, handed over. `setmaxnreg.inc`
+    /// waits until the block has that many, for ever where it asks for more than the block was launched with. Empty where a launch has
+    /// no registers to hand over.
     fn registers(&self) -> Vec<u32> {
         let groups = self.warps / 4 + 1;
         // Two blocks of one group that computes have as many registers for each thread as one of two groups.
         let blocks = if groups == 2 { self.blocks.clamp(1, 2) } else { 1 };
-        let each = (REGISTERS / (128 * groups * blocks)).min(255) / 8 * 8;
+        let each = (REGISTERS / (128 * groups * blocks)).min(self.max_registers.unwrap_or(255)).min(255) / 8 * 8;
         let bulk = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.bulk);
         let producer = if bulk { 24 } else { 40 };
+        if each <= producer {
+            return Vec::new();
+        }
         let consumer = ((each * groups - producer) / (groups - 1) / 8 * 8).min(MOST_REGISTERS);
         vec![consumer, producer]
     }

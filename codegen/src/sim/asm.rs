@@ -1,10 +1,13 @@
 //! Intrinsics, and the PTX that the lowering writes as inline assembly.
 
+use super::Global;
 use super::machine::{Block, Flight, Waiting};
 use super::matrix::{self, Descriptor};
-use super::memory::Global;
 use super::parse::{Operand, Ty};
 use super::value::{self, Value, f32_of, mask};
+use crate::ir::DType;
+use crate::mma::Instruction;
+use crate::num;
 use std::collections::HashMap;
 
 /// The largest head of a `wait_group` text that is no number.
@@ -30,11 +33,11 @@ pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, Stri
     let bits = (ty.bytes() * 8) as u32;
     let s = |i: usize| value::signed(args[i].1, bits);
     let int = |x: i64| Value::Bits(x as u64 & mask(bits));
-    Ok(match parts[1] {
-        "fma" if *ty == Ty::Float => {
-            Value::Bits(u64::from(f32_of(args[0].1).mul_add(f32_of(args[1].1), f32_of(args[2].1)).to_bits()))
+    Ok(match *parts.get(1).unwrap_or(&"") {
+        "fma" => {
+            let bits = |i: usize| args[i].1;
+            Value::Bits(num::fused_multiply_add(value::dtype(ty), bits(0), bits(1), bits(2)))
         }
-        "fma" => out(f(0).mul_add(f(1), f(2))),
         "minnum" => out(f(0).min(f(1))),
         "maxnum" => out(f(0).max(f(1))),
         "fabs" => out(f(0).abs()),
@@ -99,12 +102,18 @@ fn little_endian(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
 }
 
-/// The element type of a product's operands.
-fn operand_type(text: &str) -> Ty {
-    match text {
-        _ if text.contains("tf32") => Ty::Float,
-        _ if text.contains("bf16") => Ty::BFloat,
-        _ => Ty::Half,
+/// The matrix instruction that a text names first, and its columns.
+fn matrix_instruction(text: &str) -> Result<(&'static Instruction, u32), String> {
+    let named = text.find("wgmma.mma_async").map_or(text, |at| &text[at..]);
+    Instruction::in_text(named).ok_or_else(|| format!("no such matrix instruction: `{text}`"))
+}
+
+/// The type that elements of a product's operands have in LLVM.
+fn operand_type(instruction: &Instruction) -> Ty {
+    match instruction.operands {
+        DType::F16 => Ty::Half,
+        DType::BF16 => Ty::BFloat,
+        _ => Ty::Float,
     }
 }
 
@@ -134,7 +143,7 @@ impl Block<'_> {
             Some(Waiting::Block)
         } else if text.starts_with("mma.sync") {
             Some(Waiting::Warp)
-        } else if text.starts_with('{') || text.starts_with("wgmma.commit") || text.starts_with(WAIT_WGMMA) {
+        } else if text.contains("wgmma.mma_async") || text.starts_with("wgmma.commit") || text.starts_with(WAIT_WGMMA) {
             Some(Waiting::Group)
         } else {
             None
@@ -144,6 +153,9 @@ impl Block<'_> {
             return Ok(None);
         }
         if text.starts_with("wgmma.fence") {
+            let fenced = &mut self.flights.entry(t as u32 / 128).or_default().fenced;
+            fenced.resize(128, false);
+            fenced[t % 128] = true;
             return Ok(Some(Value::Undef));
         }
         if text.starts_with("cp.async.commit") {
@@ -158,6 +170,13 @@ impl Block<'_> {
         let n = outputs(constraints);
         if let Some(v) = self.compute(t, text, args)? {
             return Ok(Some(v));
+        }
+        if !super::ptx::is_memory(text) {
+            let mut inputs = Vec::new();
+            for (ty, v) in args {
+                inputs.push((ty.clone(), self.bits(t, v)?));
+            }
+            return super::ptx::execute(text, n, ty, &inputs).map(Some);
         }
         // Memory: an optional fill, an optional guard, the instruction.
         let (guard, body) = match text.find('@') {
@@ -180,7 +199,7 @@ impl Block<'_> {
             let address = operands.split(['[', ']']).nth(1).map(number).ok_or("no address")?;
             let words: Vec<Value> = if on {
                 let p = self.bits(t, &args[address - n].1)?;
-                let bytes = global.read(p, width * n)?;
+                let bytes = self.read_global(t, global, p, width * n)?;
                 bytes.chunks(width).map(|w| super::machine::from_bytes(&Ty::Int(width as u32 * 8), w)).collect()
             } else {
                 // The fills are the arguments tied to the outputs: right after the address.
@@ -200,7 +219,7 @@ impl Block<'_> {
                 for (_, v) in &args[1..=values] {
                     bytes.extend_from_slice(&self.bits(t, v)?.to_le_bytes()[..width]);
                 }
-                global.write(p, &bytes)?;
+                self.write_global(t, global, p, &bytes)?;
             }
             return Ok(Some(Value::Undef));
         }
@@ -210,9 +229,9 @@ impl Block<'_> {
                 return Ok(Some(Value::Bits(0)));
             }
             let p = self.bits(t, &args[0].1)?;
-            let old = super::machine::from_bytes(&float, &global.read(p, float.bytes())?).bits()?;
-            let new = super::machine::atomic("fadd", &float, old, self.bits(t, &args[1].1)?)?;
-            global.write(p, &new.to_le_bytes()[..float.bytes()])?;
+            let v = self.bits(t, &args[1].1)?;
+            let add = |old| super::machine::atomic("fadd", &float, old, v).map(Some);
+            let old = self.atomic_global(t, global, p, &float, add)?;
             return Ok(Some(Value::Bits(old)));
         }
         if op.starts_with("red.global") {
@@ -220,10 +239,9 @@ impl Block<'_> {
                 let p = self.bits(t, &args[0].1)?;
                 let n = constraints.iter().filter(|c| *c == "f").count();
                 for (i, (_, v)) in args[1..=n].iter().enumerate() {
-                    let at = p + 4 * i as u64;
-                    let old = super::machine::from_bytes(&Ty::Float, &global.read(at, 4)?).bits()?;
-                    let new = super::machine::atomic("fadd", &Ty::Float, old, self.bits(t, v)?)?;
-                    global.write(at, &new.to_le_bytes()[..4])?;
+                    let v = self.bits(t, v)?;
+                    let add = |old| super::machine::atomic("fadd", &Ty::Float, old, v).map(Some);
+                    self.atomic_global(t, global, p + 4 * i as u64, &Ty::Float, add)?;
                 }
             }
             return Ok(Some(Value::Undef));
@@ -233,7 +251,7 @@ impl Block<'_> {
                 let (to, from) = (self.bits(t, &args[0].1)?, self.bits(t, &args[1].1)?);
                 let size: usize = operands.split(',').nth(2).and_then(|s| s.trim().parse().ok()).ok_or("no size")?;
                 let read = self.bits(t, &args[2].1)? as usize;
-                let mut bytes = if read == 0 { Vec::new() } else { global.read(from, read)? };
+                let mut bytes = if read == 0 { Vec::new() } else { self.read_global(t, global, from, read)? };
                 bytes.resize(size, 0);
                 self.shared.start_copy(to, size, t as u32)?;
                 self.threads[t].open.push((to, bytes));
@@ -258,15 +276,16 @@ impl Block<'_> {
             }
             "rsqrt.approx.f32" => out((1.0 / f64::from(float(0)?).sqrt()) as f32),
             "div.full.f32" => out(float(0)? / float(1)?),
-            "cvt.rna.tf32.f32" => out(crate::num::round_to_tf32(float(0)?)),
+            "cvt.rna.tf32.f32" => out(num::round_to_tf32(float(0)?)),
             "cvt.rn.f16x2.e4m3x2" | "cvt.rn.f16x2.e5m2x2" => {
                 let d = if text.contains("e4m3") { crate::ir::DType::F8E4M3 } else { crate::ir::DType::F8E5M2 };
                 let pair = self.bits(t, &args[0].1)?;
-                let half = |x: u64| u64::from(half::f16::from_f64(crate::num::decode(d, x & 0xFF)).to_bits());
+                let half = |x: u64| u64::from(half::f16::from_f64(num::decode(d, x & 0xFF)).to_bits());
                 Ok(Some(Value::Bits(half(pair) | half(pair >> 8) << 16)))
             }
-            "cvt.rn.satfinite.e4m3x2.f32" => {
-                let byte = |x: f32| crate::num::encode(crate::ir::DType::F8E4M3, f64::from(x));
+            "cvt.rn.satfinite.e4m3x2.f32" | "cvt.rn.satfinite.e5m2x2.f32" => {
+                let d = if text.contains("e4m3") { crate::ir::DType::F8E4M3 } else { crate::ir::DType::F8E5M2 };
+                let byte = |x: f32| num::encode(d, f64::from(x));
                 Ok(Some(Value::Bits(byte(float(1)?) | byte(float(0)?) << 8)))
             }
             _ => Ok(None),
@@ -278,7 +297,7 @@ impl Block<'_> {
         let done = self.threads[t].groups.len().saturating_sub(pending);
         let groups: Vec<_> = self.threads[t].groups.drain(..done).collect();
         for (to, bytes) in groups.into_iter().flatten() {
-            self.shared.write(to, &bytes, t as u32)?;
+            self.shared.end_copy(to, &bytes, t as u32)?;
         }
         Ok(())
     }
@@ -303,7 +322,10 @@ impl Block<'_> {
                 self.finish(t, result, v);
             }
         } else if text.starts_with("wgmma.commit") {
-            self.flights.entry(members[0] as u32 / 128).or_insert_with(|| vec![Vec::new()]).push(Vec::new());
+            let flights = self.flights.entry(members[0] as u32 / 128).or_default();
+            let open = std::mem::take(&mut flights.open);
+            flights.committed.push(open);
+            flights.fenced.clear();
             for &t in members {
                 self.finish(t, None, Value::Undef);
             }
@@ -320,8 +342,9 @@ impl Block<'_> {
     }
 
     fn mma(&mut self, members: &[usize], text: &str, args: &[(Ty, Operand)]) -> Result<Vec<Value>, String> {
-        let element = operand_type(text);
-        let (tf32, depth) = (element == Ty::Float, 32 / element.bytes());
+        let (instruction, _) = matrix_instruction(text)?;
+        let element = operand_type(instruction);
+        let (tf32, depth) = (element == Ty::Float, instruction.k as usize);
         let (mut a, mut b) = (vec![vec![0f64; depth]; 16], vec![vec![0f64; 8]; depth]);
         for (lane, &t) in members.iter().enumerate() {
             for w in 0..6 {
@@ -380,10 +403,22 @@ impl Block<'_> {
         if members.len() != 128 {
             return Err(format!("wgmma by {} threads", members.len()));
         }
+        if !self
+            .flights
+            .get(&(members[0] as u32 / 128))
+            .is_some_and(|f| f.fenced.iter().all(|&f| f) && !f.fenced.is_empty())
+        {
+            return Err(
+                "a wgmma without a wgmma.fence since the last commit: its registers may still be written".into()
+            );
+        }
         let n_out = outputs(constraints);
-        let n = n_out * 2;
-        let element = operand_type(text);
-        let (bytes, depth) = (element.bytes() as u64, 32 / element.bytes());
+        let (instruction, columns) = matrix_instruction(text)?;
+        let (n, element) = (columns as usize, operand_type(instruction));
+        if n != n_out * 2 {
+            return Err(format!("{n_out} registers for {n} columns"));
+        }
+        let (bytes, depth) = (element.bytes() as u64, instruction.k as usize);
         let number_of =
             |bits: u64| value::float(if bytes == 4 { bits & matrix::TF32 } else { bits & 0xFFFF }, &element);
         let tied = constraints.get(n_out).is_some_and(|c| c == "0");
@@ -463,12 +498,7 @@ impl Block<'_> {
             self.shared.begin_product(p, len)?;
         }
         let group = members[0] as u32 / 128;
-        self.flights
-            .entry(group)
-            .or_insert_with(|| vec![Vec::new()])
-            .last_mut()
-            .expect("an open group")
-            .push(Flight { number, reads });
+        self.flights.entry(group).or_default().open.push(Flight { number, reads });
         for (m, &t) in members.iter().enumerate() {
             let list = (0..n_out)
                 .map(|r| {
@@ -509,14 +539,15 @@ impl Block<'_> {
         n_out: usize,
         args: &[(Ty, Operand)],
     ) -> Result<(), String> {
-        let groups = self.flights.entry(members[0] as u32 / 128).or_insert_with(|| vec![Vec::new()]);
-        // The last entry is the open group.
-        let done = (groups.len() - 1).saturating_sub(pending);
-        let finished: Vec<Flight> = groups.drain(..done).flatten().collect();
-        let open: Vec<u64> = groups.iter().flatten().map(|f| f.number).collect();
+        let flights = self.flights.entry(members[0] as u32 / 128).or_default();
+        let done = flights.committed.len().saturating_sub(pending);
+        let finished: Vec<Flight> = flights.committed.drain(..done).flatten().collect();
+        let open: Vec<u64> = flights.committed.iter().flatten().chain(&flights.open).map(|f| f.number).collect();
+        // Each warp knows of its own part; its first thread stands for it.
+        let warps: Vec<u32> = members.iter().step_by(32).map(|&t| t as u32).collect();
         for flight in &finished {
             for &(p, len) in &flight.reads {
-                self.shared.end_product(p, len, members[0] as u32)?;
+                self.shared.end_product(p, len, &warps)?;
             }
         }
         for &t in members {

@@ -1,10 +1,9 @@
 //! Barriers with phases in shared memory, the bulk copies that they count, and named barriers.
 
-use super::clock::{Snapshot, join};
+use super::Global;
+use super::clock::Knowledge;
 use super::machine::{Block, Waiting};
-use super::memory::Global;
-use super::parse::Operand;
-use super::parse::Ty;
+use super::parse::{Operand, Ty};
 use crate::ir::DType;
 use crate::target::{HostExpr, TensorMapDesc};
 
@@ -22,10 +21,13 @@ pub(super) struct Mbarrier {
     /// Its number among the sources of events.
     source: u32,
     /// What those know that have arrived, in this phase and up to the last complete one.
-    told: Snapshot,
-    complete: Snapshot,
+    told: Knowledge,
+    complete: Knowledge,
     made: (u32, u32),
     fenced: bool,
+    /// The last phase (from 1) that counts a copy, and the last one whose end a thread has waited for.
+    copied: u32,
+    awaited: u32,
 }
 
 impl Mbarrier {
@@ -34,12 +36,22 @@ impl Mbarrier {
             self.missing = self.arrivals;
             self.phase += 1;
             let told = std::mem::take(&mut self.told);
-            join(&mut self.complete, &told);
-            let at = self.source as usize;
-            if self.complete.len() <= at {
-                self.complete.resize(at + 1, 0);
+            self.complete.join(&told);
+            let (at, events) = (self.source as usize, &mut self.complete.events);
+            if events.len() <= at {
+                events.resize(at + 1, 0);
             }
-            self.complete[at] = self.phase;
+            events[at] = self.phase;
+        }
+    }
+}
+
+impl Mbarrier {
+    /// That a thread has waited for the last copy: else nobody knows when it ends.
+    fn no_copy_is_lost(&self) -> Result<(), String> {
+        match self.copied > self.awaited {
+            true => Err("the block may end before a bulk copy does: nobody waits for its barrier".into()),
+            false => Ok(()),
         }
     }
 }
@@ -47,7 +59,9 @@ impl Mbarrier {
 /// A named barrier that some have come to.
 #[derive(Default)]
 pub(super) struct Named {
-    told: Snapshot,
+    told: Knowledge,
+    /// How many it is for, as the first said.
+    count: usize,
     come: usize,
     waiting: Vec<usize>,
 }
@@ -65,7 +79,7 @@ impl Block<'_> {
         t: usize,
         text: &str,
         args: &[(Ty, Operand)],
-        global: &Global,
+        global: &mut Global,
     ) -> Result<Option<bool>, String> {
         let arg = |this: &Self, i: usize| this.bits(t, &args[i].1);
         let op = text.trim_start_matches("{.reg .pred done; again: ").split([' ', ';']).next().unwrap_or("");
@@ -86,10 +100,12 @@ impl Block<'_> {
                     under_way: 0,
                     phase: 0,
                     source,
-                    told: Snapshot::new(),
-                    complete: Snapshot::new(),
+                    told: Knowledge::default(),
+                    complete: Knowledge::default(),
                     made,
                     fenced: false,
+                    copied: 0,
+                    awaited: 0,
                 };
                 self.mbarriers.insert(at, new);
             }
@@ -99,6 +115,7 @@ impl Block<'_> {
                 if b.missing != b.arrivals || b.bytes != 0 {
                     return Err("a barrier ends in the middle of a phase".into());
                 }
+                b.no_copy_is_lost()?;
                 self.mbarriers.remove(&at);
             }
             "fence.mbarrier_init.release.cluster" => {
@@ -126,6 +143,7 @@ impl Block<'_> {
                     self.threads[t].waiting = Some(Waiting::Phase(at, parity));
                     return Ok(Some(false));
                 }
+                b.awaited = b.phase;
                 let known = b.complete.clone();
                 self.shared.clocks.acquire(t as u32, &known);
             }
@@ -156,7 +174,10 @@ impl Block<'_> {
             return Err(format!("no barrier was made at {at}"));
         };
         if !self.shared.clocks.knows(t as u32, b.made.0, b.made.1) {
-            return Err(format!("race: thread {t} uses a barrier that thread {} has just made", b.made.0));
+            return Err(format!(
+                "race: thread {t} uses a barrier that thread {} has made, with no barrier of the block in between",
+                b.made.0
+            ));
         }
         Ok(b)
     }
@@ -168,7 +189,7 @@ impl Block<'_> {
             return Err(format!("one too many arrives: a phase takes {}", b.arrivals));
         }
         b.missing -= 1;
-        join(&mut b.told, &told);
+        b.told.join(&told);
         b.step();
         self.wake(at);
         Ok(())
@@ -209,11 +230,12 @@ impl Block<'_> {
         map: u64,
         at: &[i64],
         barrier: u64,
-        global: &Global,
+        global: &mut Global,
     ) -> Result<(), String> {
         let launch = self.launch;
-        let map = launch.tensor_maps.get((map - MAP_BASE) as usize).ok_or("no such tensor map")?;
-        let bytes = fetch(map, launch.args, at, global)?;
+        let map =
+            map.checked_sub(MAP_BASE).and_then(|i| launch.tensor_maps.get(i as usize)).ok_or("no such tensor map")?;
+        let bytes = fetch(map, launch.args, at, |address, len| self.read_global(t, global, address, len))?;
         let n = bytes.len() as u64;
         let b = self.mbarrier(t, barrier)?;
         if !b.fenced {
@@ -223,6 +245,7 @@ impl Block<'_> {
             return Err(format!("a copy writes {n} bytes, but only {} more are announced", b.bytes - b.under_way));
         }
         b.under_way += n;
+        b.copied = b.phase + 1;
         let (source, when) = (b.source, b.phase + 1);
         self.bulk.push(Bulk { barrier, bytes: n });
         let span = u64::from(map.swizzle_bytes);
@@ -241,7 +264,13 @@ impl Block<'_> {
     fn named_barrier(&mut self, t: usize, id: usize, count: usize, waits: bool) -> Result<Option<bool>, String> {
         let told = self.shared.clocks.release(t as u32);
         let named = self.named.entry(id).or_default();
-        join(&mut named.told, &told);
+        named.told.join(&told);
+        if named.come == 0 {
+            named.count = count;
+        }
+        if named.count != count {
+            return Err(format!("barrier {id} is for {count} threads here, and for {} elsewhere", named.count));
+        }
         named.come += 1;
         if waits {
             named.waiting.push(t);
@@ -262,6 +291,14 @@ impl Block<'_> {
             return Ok(Some(true));
         }
         Ok(Some(!waits))
+    }
+
+    /// What must hold when all threads have ended.
+    pub(super) fn barriers_at_end(&self) -> Result<(), String> {
+        if !self.bulk.is_empty() {
+            return Err(format!("the block ends while {} bulk copies are under way", self.bulk.len()));
+        }
+        self.mbarriers.values().try_for_each(Mbarrier::no_copy_is_lost)
     }
 
     /// What the barriers are waiting for, for the report of a deadlock.
@@ -285,7 +322,12 @@ pub(super) fn last_number(text: &str) -> Result<u32, String> {
 }
 
 /// The bytes of one box; zeros beyond the tensor.
-fn fetch(map: &TensorMapDesc, args: &[u64], at: &[i64], global: &Global) -> Result<Vec<u8>, String> {
+fn fetch(
+    map: &TensorMapDesc,
+    args: &[u64],
+    at: &[i64],
+    mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, String>,
+) -> Result<Vec<u8>, String> {
     let value = |e: &HostExpr| match *e {
         HostExpr::Const(c) => c,
         HostExpr::Arg(i) => args[i] as i64,
@@ -316,7 +358,7 @@ fn fetch(map: &TensorMapDesc, args: &[u64], at: &[i64], global: &Global) -> Resu
             address += x * strides[d] * size as i64;
         }
         match inside {
-            true => bytes.extend(global.read(address as u64, size)?),
+            true => bytes.extend(read(address as u64, size)?),
             false => bytes.extend(std::iter::repeat_n(0, size)),
         }
     }

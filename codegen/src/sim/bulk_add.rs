@@ -1,20 +1,44 @@
 //! Additions by the bulk copy engine. It reads shared memory from when it is asked to until the thread that asked has waited for it, and
-//! adds to global memory at once.
+//! adds to global memory at some time between then and the end of the kernel.
 
+use super::Global;
+use super::global::{Kind, Who};
 use super::machine::{Block, atomic, from_bytes};
-use super::memory::Global;
+use super::memory::Shared;
 use super::parse::{Operand, Ty};
 
 /// What a thread has asked for: in the open group, and in groups that it has committed.
 #[derive(Default)]
 pub(super) struct Additions {
     open: Vec<(u64, usize)>,
-    committed: Vec<(u64, usize)>,
+    committed: Vec<Vec<(u64, usize)>>,
 }
 
 impl Additions {
     pub fn is_empty(&self) -> bool {
-        self.open.is_empty() && self.committed.is_empty()
+        self.open.is_empty() && self.committed.iter().all(Vec::is_empty)
+    }
+}
+
+/// Numbers that the engine has read and not added yet.
+pub(super) struct Addition {
+    to: u64,
+    numbers: Vec<u8>,
+    thread: u32,
+}
+
+impl Addition {
+    /// Adds to global memory.
+    pub fn land(self, shared: &Shared, program: u32, global: &mut Global) -> Result<(), String> {
+        let who = Who { program, thread: self.thread, clocks: &shared.clocks };
+        for (i, number) in self.numbers.chunks(4).enumerate() {
+            let number = from_bytes(&Ty::Float, number).bits()?;
+            global.update(self.to + 4 * i as u64, 4, &who, Kind::Bulk, |old| {
+                let new = atomic("fadd", &Ty::Float, from_bytes(&Ty::Float, old).bits()?, number)?;
+                Ok(Some(new.to_le_bytes()[..4].to_vec()))
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -39,20 +63,22 @@ impl Block<'_> {
                 let numbers = self.shared.read_async(from, bytes, t as u32)?;
                 self.shared.begin_product(from, bytes)?;
                 self.threads[t].additions.open.push((from, bytes));
-                for (i, number) in numbers.chunks(4).enumerate() {
-                    let at = to + 4 * i as u64;
-                    let old = from_bytes(&Ty::Float, &global.read(at, 4)?).bits()?;
-                    let new = atomic("fadd", &Ty::Float, old, from_bytes(&Ty::Float, number).bits()?)?;
-                    global.write(at, &new.to_le_bytes()[..4])?;
+                let addition = Addition { to, numbers, thread: t as u32 };
+                match self.random.below(2) {
+                    0 => addition.land(&self.shared, self.number, global)?,
+                    _ => self.landing.push(addition),
                 }
             }
             "cp.async.bulk.commit_group" => {
                 let additions = &mut self.threads[t].additions;
-                additions.committed.append(&mut additions.open);
+                additions.committed.push(std::mem::take(&mut additions.open));
             }
             "cp.async.bulk.wait_group.read" => {
-                for (from, bytes) in std::mem::take(&mut self.threads[t].additions.committed) {
-                    self.shared.end_product(from, bytes, t as u32)?;
+                let pending = super::barriers::last_number(text)? as usize;
+                let committed = &mut self.threads[t].additions.committed;
+                let done = committed.len().saturating_sub(pending);
+                for (from, bytes) in committed.drain(..done).flatten().collect::<Vec<_>>() {
+                    self.shared.end_product(from, bytes, &[t as u32])?;
                 }
             }
             _ => return Ok(false),

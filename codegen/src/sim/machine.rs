@@ -1,45 +1,56 @@
-//! Threads, one at a time, until they need each other.
+//! Threads of one program, one at a time, until they need each other.
 
+use super::Global;
 use super::barriers::{Bulk, MAP_BASE, Mbarrier, Named};
-use super::bulk_add::Additions;
-use super::memory::{Global, Shared};
-use super::parse::{Function, Inst, Line, Module, Operand, Ty, parse};
+use super::bulk_add::{Addition, Additions};
+use super::error::SimError;
+use super::global::{Kind, Who};
+use super::grid::Launch;
+use super::memory::Shared;
+use super::parse::{Function, Inst, Line, Module, Operand, Ty};
+use super::random::Random;
 use super::value::{self, Value, mask};
-use crate::target::TensorMapDesc;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// What to run.
-pub struct Launch<'a> {
-    /// The lowering's LLVM IR.
-    pub llvm_ir: &'a str,
-    pub grid: [u32; 3],
-    pub threads: u32,
-    pub shared_bytes: u32,
-    /// The kernel's arguments as bits, in order.
-    pub args: &'a [u64],
-    /// What follows them: maps that the bulk copy engine takes.
-    pub tensor_maps: &'a [TensorMapDesc],
-    /// Draws the order in which threads run.
-    pub seed: u64,
-}
-
 /// Instructions of one thread before it is taken for a run-away.
 const MAX_STEPS: u64 = 50_000_000;
+/// Atomics in a row, or loads of one place, that change nothing: a thread that does so many waits for others.
+const POLLS: u32 = 1000;
+/// One in so many plain accesses of global memory lets other threads and programs go on.
+const SWITCH: usize = 8;
 
-/// Runs every block of the grid, one after the other.
-pub fn run(launch: &Launch, global: &mut Global) -> Result<(), String> {
-    let module = parse(launch.llvm_ir);
-    for z in 0..launch.grid[2] {
-        for y in 0..launch.grid[1] {
-            for x in 0..launch.grid[0] {
-                Block::new(&module, launch, [x, y, z])
-                    .run(global)
-                    .map_err(|e| format!("block ({x}, {y}, {z}): {e}"))?;
-            }
-        }
+/// What all programs of a launch share.
+pub(super) struct Code {
+    functions: HashMap<String, Rc<Function>>,
+    entry: Rc<Function>,
+    args: Vec<u64>,
+}
+
+impl Code {
+    pub fn new(module: Module, launch: &Launch) -> Code {
+        let functions: HashMap<String, Rc<Function>> =
+            module.functions.into_iter().map(|(name, f)| (name, Rc::new(f))).collect();
+        let entry = functions[&module.entry].clone();
+        let maps = (0..launch.tensor_maps.len() as u64).map(|i| MAP_BASE + i);
+        let args: Vec<u64> = launch.args.iter().copied().chain(maps).collect();
+        assert_eq!(entry.params.len(), args.len(), "arguments of the kernel");
+        Code { functions, entry, args }
     }
-    Ok(())
+
+    /// Registers of one thread.
+    pub fn registers(&self) -> usize {
+        self.entry.registers
+    }
+}
+
+/// How a turn of a program ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Turn {
+    On,
+    /// At an access of global memory, after which others may go on.
+    Yield,
+    Ended,
 }
 
 /// Why a thread stands still.
@@ -78,6 +89,10 @@ pub(super) struct Thread {
     pub groups: Vec<Vec<(u64, Vec<u8>)>>,
     pub additions: Additions,
     steps: u64,
+    /// Atomics and loads in a row that told it nothing new, and the state of memory then.
+    polls: (u32, u64),
+    /// The last load of global memory: block and line of the instruction, and the address.
+    loaded: (usize, usize, u64),
 }
 
 /// A product under way: shared addresses that it reads.
@@ -87,15 +102,26 @@ pub(super) struct Flight {
     pub reads: Vec<(u64, usize)>,
 }
 
+/// Products of a warpgroup.
+#[derive(Default)]
+pub(super) struct Flights {
+    pub committed: Vec<Vec<Flight>>,
+    pub open: Vec<Flight>,
+    /// By member: a `wgmma.fence` lies behind the last commit.
+    pub fenced: Vec<bool>,
+}
+
 pub(super) struct Block<'a> {
     pub launch: &'a Launch<'a>,
-    pid: [u32; 3],
-    functions: HashMap<String, Rc<Function>>,
+    code: &'a Code,
+    place: [u32; 3],
+    /// Its number in the grid.
+    pub number: u32,
     pub threads: Vec<Thread>,
     pub shared: Shared,
-    random: u64,
-    /// Products under way, by warpgroup: groups in order, the last one open.
-    pub flights: HashMap<u32, Vec<Vec<Flight>>>,
+    pub random: Random,
+    /// Products under way, by warpgroup.
+    pub flights: HashMap<u32, Flights>,
     pub next_flight: u64,
     /// By shared address.
     pub mbarriers: HashMap<u64, Mbarrier>,
@@ -103,23 +129,24 @@ pub(super) struct Block<'a> {
     pub named: HashMap<usize, Named>,
     /// Bulk copies under way.
     pub bulk: Vec<Bulk>,
+    /// Additions that the engine has read and not made yet.
+    pub landing: Vec<Addition>,
+    /// The running thread lets others go on.
+    yields: bool,
+    /// A thread that only polls, and the state of memory then.
+    polling: Option<(u32, u64)>,
 }
 
 impl<'a> Block<'a> {
-    fn new(module: &Module, launch: &'a Launch<'a>, pid: [u32; 3]) -> Block<'a> {
-        let functions: HashMap<String, Rc<Function>> =
-            module.functions.iter().map(|(n, f)| (n.clone(), Rc::new(f.clone()))).collect();
-        let entry = functions[&module.entry].clone();
-        let maps = (0..launch.tensor_maps.len() as u64).map(|i| MAP_BASE + i);
-        let args: Vec<u64> = launch.args.iter().copied().chain(maps).collect();
-        assert_eq!(entry.params.len(), args.len(), "arguments of the kernel");
+    pub fn new(code: &'a Code, launch: &'a Launch<'a>, place: [u32; 3], number: u32) -> Block<'a> {
         let threads = (0..launch.threads)
             .map(|id| {
+                let entry = code.entry.clone();
                 let mut registers = vec![Value::Undef; entry.registers];
-                for (&p, &a) in entry.params.iter().zip(&args) {
+                for (&p, &a) in entry.params.iter().zip(&code.args) {
                     registers[p] = Value::Bits(a);
                 }
-                let frame = Frame { function: entry.clone(), block: 0, at: 0, from: 0, registers, result: None };
+                let frame = Frame { function: entry, block: 0, at: 0, from: 0, registers, result: None };
                 Thread {
                     id,
                     frames: vec![frame],
@@ -128,102 +155,202 @@ impl<'a> Block<'a> {
                     groups: Vec::new(),
                     additions: Additions::default(),
                     steps: 0,
+                    polls: (0, 0),
+                    loaded: (0, 0, 0),
                 }
             })
             .collect();
         Block {
             launch,
-            pid,
-            functions,
+            code,
+            place,
+            number,
             threads,
             shared: Shared::new(launch.shared_bytes, launch.threads),
-            random: launch.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            random: Random::new(launch.seed.wrapping_add(u64::from(number) << 32)),
             flights: HashMap::new(),
             next_flight: 0,
             mbarriers: HashMap::new(),
             next_barrier: 0,
             named: HashMap::new(),
             bulk: Vec::new(),
+            landing: Vec::new(),
+            yields: false,
+            polling: None,
         }
     }
 
-    fn draw(&mut self, n: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % n as u64) as usize
-    }
-
-    fn run(mut self, global: &mut Global) -> Result<(), String> {
-        loop {
-            let ready: Vec<usize> = (0..self.threads.len()).filter(|&t| self.threads[t].waiting.is_none()).collect();
-            if ready.is_empty() {
-                if self.threads.iter().all(|t| t.waiting == Some(Waiting::Done)) {
-                    if self.flights.values().flatten().any(|group| !group.is_empty()) {
-                        return Err("the block ends while products are under way".into());
-                    }
-                    return match self.bulk.len() {
-                        0 => Ok(()),
-                        n => Err(format!("the block ends while {n} bulk copies are under way")),
-                    };
-                }
-                let which = self.draw(usize::MAX);
-                if !self.meet(global)? && !self.land(which) {
-                    let first = |w: usize| self.threads.chunks(32).nth(w).map(|c| &c[0]);
-                    let stuck: Vec<String> = (0..self.threads.len() / 32)
-                        .filter_map(first)
-                        .map(|t| format!("thread {}: {}", t.id, self.text(t.id)))
-                        .collect();
-                    let open = self.open_phases();
-                    return Err(format!("threads wait for each other for ever: {}{open}", stuck.join("; ")));
-                }
-                continue;
+    /// One thread runs until it waits or lets others go on, or threads that wait for each other go on.
+    pub fn turn(&mut self, global: &mut Global) -> Result<Turn, SimError> {
+        let ready: Vec<usize> = (0..self.threads.len()).filter(|&t| self.threads[t].waiting.is_none()).collect();
+        if ready.is_empty() {
+            if self.threads.iter().all(|t| t.waiting == Some(Waiting::Done)) {
+                return self.end(global).map(|()| Turn::Ended).map_err(|e| self.error(None, e));
             }
-            // Copies land when they like.
-            if !self.bulk.is_empty() && self.draw(4) == 0 {
-                let which = self.draw(usize::MAX);
-                self.land(which);
+            let which = self.random.below(usize::MAX);
+            if !self.meet(global)? && !self.land(which) {
+                return Err(self.deadlock());
             }
-            let t = ready[self.draw(ready.len())];
-            while self.threads[t].waiting.is_none() {
-                self.step(t, global).map_err(|e| format!("thread {t}: {e}\n  at `{}`", self.text(t as u32)))?;
+            return Ok(Turn::On);
+        }
+        // Copies and additions land when they like.
+        if !self.bulk.is_empty() && self.random.below(4) == 0 {
+            let which = self.random.below(usize::MAX);
+            self.land(which);
+        }
+        if !self.landing.is_empty() && self.random.below(4) == 0 {
+            let which = self.random.below(self.landing.len());
+            let addition = self.landing.swap_remove(which);
+            addition.land(&self.shared, self.number, global).map_err(|e| self.error(None, e))?;
+        }
+        let t = ready[self.random.below(ready.len())];
+        self.yields = false;
+        while self.threads[t].waiting.is_none() {
+            self.step(t, global).map_err(|e| self.error(Some(t), e))?;
+            if self.yields {
+                return Ok(Turn::Yield);
             }
         }
+        Ok(Turn::On)
     }
 
-    fn text(&self, thread: u32) -> String {
-        match self.threads[thread as usize].frames.last() {
-            Some(f) => f.function.blocks[f.block].get(f.at).map_or(String::new(), |l| l.text.clone()),
-            None => "the end".into(),
+    /// All threads have ended.
+    fn end(&mut self, global: &mut Global) -> Result<(), String> {
+        if self.flights.values().any(|f| !f.open.is_empty() || f.committed.iter().any(|group| !group.is_empty())) {
+            return Err("the block ends while products are under way".into());
         }
+        self.barriers_at_end()?;
+        for addition in std::mem::take(&mut self.landing) {
+            addition.land(&self.shared, self.number, global)?;
+        }
+        Ok(())
+    }
+
+    /// An error of a thread at the instruction where it is, or of the block.
+    fn error(&self, thread: Option<usize>, message: String) -> SimError {
+        let at = thread.and_then(|t| self.here(t));
+        let (instruction, place) = at.map_or_else(Default::default, |l| (l.text.clone(), l.place.to_string()));
+        SimError { block: self.place, thread: thread.map(|t| t as u32), instruction, place, message }
+    }
+
+    /// The instruction that a thread is at.
+    fn here(&self, thread: usize) -> Option<&Line> {
+        let f = self.threads[thread].frames.last()?;
+        f.function.blocks[f.block].get(f.at)
+    }
+
+    fn text(&self, thread: usize) -> &str {
+        self.here(thread).map_or("the end", |l| &l.text)
+    }
+
+    fn deadlock(&self) -> SimError {
+        let stuck = self.threads.chunks(32).map(|warp| {
+            let t = warp.iter().find(|t| t.waiting != Some(Waiting::Done)).unwrap_or(&warp[0]);
+            format!("thread {}: {}", t.id, self.text(t.id as usize))
+        });
+        let stuck: Vec<String> = stuck.collect();
+        let open = self.open_phases();
+        let first = self.threads.iter().position(|t| t.waiting != Some(Waiting::Done));
+        let place = first.and_then(|t| self.here(t)).map_or_else(String::new, |l| l.place.to_string());
+        let message = format!("deadlock: threads wait for each other for ever: {}{open}", stuck.join("; "));
+        SimError { place, ..self.error(None, message) }
+    }
+
+    /// Whether it only waits for other programs, in this state of memory.
+    pub fn polls(&self, changes: u64) -> bool {
+        self.polling.is_some_and(|(_, when)| when == changes)
+    }
+
+    /// Every program polls, and memory stays what it is.
+    pub fn lost_progress(&self, programs: usize) -> SimError {
+        let thread = self.polling.map(|(t, _)| t as usize);
+        let message = format!(
+            "lost progress: each of the {programs} programs that have not ended repeats accesses of global memory that change nothing"
+        );
+        self.error(thread, message)
+    }
+
+    /// An access of global memory by thread `t`, which told it nothing new if `same`; others may go on.
+    pub(super) fn accessed(&mut self, t: usize, global: &Global, same: bool) {
+        let thread = &mut self.threads[t];
+        let count = if same && thread.polls.1 == global.changes { thread.polls.0 + 1 } else { 0 };
+        thread.polls = (count, global.changes);
+        if count >= POLLS {
+            self.polling = Some((t as u32, global.changes));
+        }
+        self.yields |= count > 0;
+    }
+
+    /// As [`Block::accessed`], for a load from one address, and with a switch now and then.
+    fn loaded(&mut self, t: usize, global: &Global, address: u64) {
+        let f = self.threads[t].frames.last().expect("a running thread");
+        let here = (f.block, f.at, address);
+        let same = self.threads[t].loaded == here;
+        self.threads[t].loaded = here;
+        self.accessed(t, global, same);
+        self.switch();
+    }
+
+    fn switch(&mut self) {
+        self.yields |= self.random.below(SWITCH) == 0;
+    }
+
+    pub(super) fn read_global(&mut self, t: usize, global: &mut Global, p: u64, len: usize) -> Result<Vec<u8>, String> {
+        let who = Who { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
+        let bytes = global.read(p, len, &who)?;
+        self.loaded(t, global, p);
+        Ok(bytes)
+    }
+
+    pub(super) fn write_global(&mut self, t: usize, global: &mut Global, p: u64, bytes: &[u8]) -> Result<(), String> {
+        let who = Who { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
+        global.write(p, bytes, &who)?;
+        self.switch();
+        Ok(())
+    }
+
+    /// An atomic: gives the old value.
+    pub(super) fn atomic_global(
+        &mut self,
+        t: usize,
+        global: &mut Global,
+        p: u64,
+        ty: &Ty,
+        f: impl FnOnce(u64) -> Result<Option<u64>, String>,
+    ) -> Result<u64, String> {
+        let who = Who { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
+        let before = global.changes;
+        let old = global.update(p, ty.bytes(), &who, Kind::Atomic, |old| {
+            let new = f(from_bytes(ty, old).bits()?)?;
+            Ok(new.map(|new| new.to_le_bytes()[..ty.bytes()].to_vec()))
+        })?;
+        self.accessed(t, global, global.changes == before);
+        self.yields = true;
+        from_bytes(ty, &old).bits()
     }
 
     /// Lets the threads go on that wait for each other and are all there.
-    fn meet(&mut self, global: &mut Global) -> Result<bool, String> {
+    fn meet(&mut self, global: &mut Global) -> Result<bool, SimError> {
         let n = self.threads.len();
         let mut any = false;
         for (kind, size) in [(Waiting::Warp, 32), (Waiting::Group, 128), (Waiting::Block, n)] {
             for first in (0..n).step_by(size) {
-                let members: Vec<usize> = (first..(first + size).min(n)).collect();
-                let alive: Vec<usize> =
-                    members.iter().copied().filter(|&t| self.threads[t].waiting != Some(Waiting::Done)).collect();
+                let alive: Vec<usize> = (first..(first + size).min(n))
+                    .filter(|&t| self.threads[t].waiting != Some(Waiting::Done))
+                    .collect();
                 if alive.is_empty() || !alive.iter().all(|&t| self.threads[t].waiting.as_ref() == Some(&kind)) {
                     continue;
                 }
-                let at = self.text(alive[0] as u32);
-                if alive.iter().any(|&t| self.text(t as u32) != at) {
-                    return Err(format!("threads of one {kind:?} meet at different instructions, one of them `{at}`"));
+                let at = self.text(alive[0]);
+                if let Some(&t) = alive.iter().find(|&&t| self.text(t) != at) {
+                    let message = format!("threads of one {kind:?} meet at different instructions, one of them `{at}`");
+                    return Err(self.error(Some(t), message));
                 }
-                self.together(&alive, global).map_err(|e| format!("{e}\n  at `{at}`"))?;
+                self.together(&alive, global).map_err(|e| self.error(Some(alive[0]), e))?;
                 any = true;
             }
         }
         Ok(any)
-    }
-
-    fn line(&self, t: usize) -> Line {
-        let f = self.threads[t].frames.last().expect("a running thread");
-        f.function.blocks[f.block][f.at].clone()
     }
 
     pub(super) fn get(&self, t: usize, o: &Operand) -> Value {
@@ -277,7 +404,9 @@ impl<'a> Block<'a> {
         if self.threads[t].steps > MAX_STEPS {
             return Err("a thread that does not end".into());
         }
-        let line = self.line(t);
+        let f = self.threads[t].frames.last().expect("a running thread");
+        let (function, block, at) = (f.function.clone(), f.block, f.at);
+        let line = &function.blocks[block][at];
         let result = line.result;
         let v = match &line.inst {
             Inst::Binary { op, ty: Ty::Int(128), a, b } => {
@@ -301,13 +430,17 @@ impl<'a> Block<'a> {
             Inst::Gep { element, base, index_ty, index } => {
                 let Ty::Int(bits) = index_ty else { return Err("an index that is no integer".into()) };
                 let i = value::signed(self.bits(t, index)?, *bits);
-                Value::Bits(self.bits(t, base)?.wrapping_add((i * *element as i64) as u64))
+                Value::Bits(self.bits(t, base)?.wrapping_add_signed(i.wrapping_mul(*element as i64)))
+            }
+            Inst::AtomicLoad { ty, p } => {
+                let p = self.bits(t, p)?;
+                Value::Bits(self.atomic_global(t, global, p, ty, |_| Ok(None))?)
             }
             Inst::Load { ty, space, p } => {
                 let p = self.bits(t, p)?;
                 let bytes = match space {
                     3 => self.shared.read(p, ty.bytes(), t as u32)?,
-                    _ => global.read(p, ty.bytes())?,
+                    _ => self.read_global(t, global, p, ty.bytes())?,
                 };
                 from_bytes(ty, &bytes)
             }
@@ -318,7 +451,7 @@ impl<'a> Block<'a> {
                     3 => self.shared.write(p, &bytes, t as u32)?,
                     // The thread's own stack holds only what `vprintf` would print.
                     0 => {}
-                    _ => global.write(p, &bytes)?,
+                    _ => self.write_global(t, global, p, &bytes)?,
                 }
                 Value::Undef
             }
@@ -361,19 +494,16 @@ impl<'a> Block<'a> {
             }
             Inst::Atomic { op, p, ty, v } => {
                 let (p, v) = (self.bits(t, p)?, self.bits(t, v)?);
-                let old = read_bits(global, p, ty)?;
-                let new = atomic(op, ty, old, v)?;
-                global.write(p, &new.to_le_bytes()[..ty.bytes()])?;
-                Value::Bits(old)
+                Value::Bits(self.atomic_global(t, global, p, ty, |old| atomic(op, ty, old, v).map(Some))?)
             }
-            Inst::CompareExchange { p, ty, expected, new } => {
+            Inst::CompareExchange { p, ty, expected, new, synchronizes } => {
                 let (p, expected, new) = (self.bits(t, p)?, self.bits(t, expected)?, self.bits(t, new)?);
-                let old = read_bits(global, p, ty)?;
-                let same = old == expected & mask((ty.bytes() * 8) as u32);
-                if same {
-                    global.write(p, &new.to_le_bytes()[..ty.bytes()])?;
+                let expected = expected & mask((ty.bytes() * 8) as u32);
+                let old = self.atomic_global(t, global, p, ty, |old| Ok((old == expected).then_some(new)))?;
+                if *synchronizes {
+                    global.synchronize(p, self.number);
                 }
-                Value::many(vec![Value::Bits(old), Value::Bits(u64::from(same))])
+                Value::many(vec![Value::Bits(old), Value::Bits(u64::from(old == expected))])
             }
             Inst::Alloca => Value::Bits(0),
         };
@@ -410,7 +540,7 @@ impl<'a> Block<'a> {
         args: &[(Ty, Operand)],
         result: Option<usize>,
     ) -> Result<Option<Value>, String> {
-        if let Some(f) = self.functions.get(name).cloned() {
+        if let Some(f) = self.code.functions.get(name).cloned() {
             let mut registers = vec![Value::Undef; f.registers];
             for (&p, (_, a)) in f.params.iter().zip(args) {
                 registers[p] = self.get(t, a);
@@ -422,7 +552,7 @@ impl<'a> Block<'a> {
             let axis = |s: &str| "xyz".find(s).unwrap_or(0);
             return Ok(Some(Value::Bits(u64::from(match register.split_once('.') {
                 Some(("tid", "x")) => t as u32,
-                Some(("ctaid", d)) => self.pid[axis(d)],
+                Some(("ctaid", d)) => self.place[axis(d)],
                 Some(("nctaid", d)) => self.launch.grid[axis(d)],
                 _ => return Err(format!("special register `{register}`")),
             }))));
@@ -432,7 +562,7 @@ impl<'a> Block<'a> {
             return Ok(None);
         }
         if name == "llvm.nvvm.fence.proxy.async.shared_cta" {
-            self.shared.fence(t as u32);
+            self.shared.clocks.fence(t as u32);
             return Ok(Some(Value::Undef));
         }
         if name == "llvm.assume" || name == "vprintf" {
@@ -447,7 +577,9 @@ impl<'a> Block<'a> {
 
     /// An instruction that several threads execute as one.
     fn together(&mut self, members: &[usize], global: &mut Global) -> Result<(), String> {
-        let line = self.line(members[0]);
+        let f = self.threads[members[0]].frames.last().expect("a running thread");
+        let (function, block, at) = (f.function.clone(), f.block, f.at);
+        let line = &function.blocks[block][at];
         match &line.inst {
             Inst::Call { name, .. } if name == "llvm.nvvm.bar.warp.sync" => {
                 self.shared.clocks.meet(members);
@@ -493,10 +625,6 @@ fn wide(v: &Value) -> Result<u128, String> {
 
 fn narrow(v: u128) -> Value {
     Value::many(vec![Value::Bits(v as u64), Value::Bits((v >> 64) as u64)])
-}
-
-fn read_bits(global: &Global, p: u64, ty: &Ty) -> Result<u64, String> {
-    from_bytes(ty, &global.read(p, ty.bytes())?).bits()
 }
 
 pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, String> {

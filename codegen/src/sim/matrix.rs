@@ -21,7 +21,7 @@ impl Descriptor {
             1 => 128,
             2 => 64,
             3 => 32,
-            _ => return Err("a descriptor without swizzle".into()),
+            _ => 16,
         };
         if (bits >> 49) & 7 != 0 {
             return Err("a descriptor with a base offset".into());
@@ -32,7 +32,12 @@ impl Descriptor {
     /// Address of the element (`at` along M or N, `k`) of so many bytes.
     pub fn address(&self, [at, k]: [u64; 2], k_major: bool, bytes: u64) -> u64 {
         let per_span = self.span / bytes;
-        let offset = if k_major {
+        // Without a swizzle, core matrices of eight chunks of 16 bytes lie `leading` apart along K, `stride` apart along M or N.
+        let offset = if self.span == 16 {
+            let (row, column) = if k_major { (at, k) } else { (k, at) };
+            let (along_k, along_at) = if k_major { (column / per_span, row / 8) } else { (row / 8, column / per_span) };
+            along_k * self.leading + along_at * self.stride + (row % 8) * 16 + (column % per_span) * bytes
+        } else if k_major {
             (at / 8) * self.stride + (at % 8) * self.span + k * bytes
         } else {
             (at / per_span) * self.leading + (at % per_span) * bytes + (k / 8) * self.stride + (k % 8) * self.span
@@ -41,7 +46,8 @@ impl Descriptor {
         let rows = match self.span {
             128 => 7,
             64 => 3,
-            _ => 1,
+            32 => 1,
+            _ => 0,
         };
         linear ^ (((linear >> 7) & rows) << 4)
     }

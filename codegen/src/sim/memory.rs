@@ -1,64 +1,16 @@
-//! Global memory in buffers, and one block's shared memory with a record of who touched which byte.
+//! One block's shared memory with a record of who touched which byte.
 
 use super::clock::Clocks;
 use super::parse::SMEM_BASE;
 use std::collections::HashMap;
-
-/// Buffers at made-up addresses, far enough apart that no access runs from one into the next.
-#[derive(Clone, Debug, Default)]
-pub struct Global {
-    buffers: Vec<Vec<u8>>,
-}
-
-const SPACING: u64 = 1 << 40;
-
-impl Global {
-    /// Adds a buffer; gives its address.
-    pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
-        self.buffers.push(bytes);
-        self.buffers.len() as u64 * SPACING
-    }
-
-    /// Contents of the buffer at an address that [`Global::add`] gave.
-    pub fn bytes(&self, address: u64) -> &[u8] {
-        &self.buffers[(address / SPACING - 1) as usize]
-    }
-
-    fn locate(&self, address: u64, len: usize) -> Result<(usize, usize), String> {
-        let index = (address / SPACING) as usize;
-        let offset = (address % SPACING) as usize;
-        match index.checked_sub(1).and_then(|i| self.buffers.get(i)) {
-            Some(b) if offset + len <= b.len() && (offset as u64).is_multiple_of(len.min(16) as u64) => {
-                Ok((index - 1, offset))
-            }
-            Some(b) => Err(format!(
-                "global access of {len} bytes at offset {offset} of buffer {}, which has {} bytes, or misaligned",
-                index - 1,
-                b.len()
-            )),
-            None => Err(format!("global access of {len} bytes at {address:#x}, where no buffer is")),
-        }
-    }
-
-    pub(super) fn read(&self, address: u64, len: usize) -> Result<Vec<u8>, String> {
-        let (b, at) = self.locate(address, len)?;
-        Ok(self.buffers[b][at..at + len].to_vec())
-    }
-
-    pub(super) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {
-        let (b, at) = self.locate(address, bytes.len())?;
-        self.buffers[b][at..at + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-}
 
 /// Who wrote a byte last, and who has read it since.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trace {
     /// The source of the write, and its time.
     writer: Option<(u32, u32)>,
-    /// The number of the write, for fences.
-    sequence: u64,
+    /// One more than the thread whose `cp.async` may write the byte at any time; 0 where there is none.
+    copying: u32,
     /// Readers since the last write: the last one's number in the list of all.
     readers: u32,
     defined: bool,
@@ -76,11 +28,8 @@ struct Reader {
 pub struct Shared {
     bytes: Vec<u8>,
     trace: Vec<Trace>,
-    sequence: u64,
     /// Per byte: products under way that read it.
     reading: Vec<u16>,
-    /// Per thread: writes up to here are fenced for the asynchronous proxy.
-    fenced: Vec<u64>,
     pub clocks: Clocks,
     /// Lists of readers, each linked to the one before; number 0 is nobody.
     readers: Vec<Reader>,
@@ -93,9 +42,7 @@ impl Shared {
         Shared {
             bytes: vec![0xAA; bytes as usize],
             trace: vec![Trace::default(); bytes as usize],
-            sequence: 0,
             reading: vec![0; bytes as usize],
-            fenced: vec![0; threads as usize],
             clocks: Clocks::new(threads),
             readers: vec![Reader { before: 0, thread: 0, when: 0 }],
             added: ((u32::MAX, 0), HashMap::new()),
@@ -123,6 +70,12 @@ impl Shared {
         }
         for i in at..at + len {
             let t = &mut self.trace[i];
+            if t.copying > 0 {
+                return Err(format!(
+                    "race: thread {thread} reads shared byte {i}, which a copy by thread {} may still write",
+                    t.copying - 1
+                ));
+            }
             if !t.defined {
                 return Err(format!("read of shared byte {i}, which nothing wrote"));
             }
@@ -165,8 +118,7 @@ impl Shared {
 
     pub fn write(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
-        self.not_being_read(at, bytes.len())?;
-        self.sequence += 1;
+        self.not_busy(at, bytes.len())?;
         let now = self.clocks.now(thread);
         for (i, &b) in (at..).zip(bytes) {
             let t = &self.trace[i];
@@ -181,7 +133,7 @@ impl Shared {
                     "race: thread {thread} writes shared byte {i}, which another thread read after the last barrier"
                 ));
             }
-            self.trace[i] = Trace { writer: Some((thread, now)), sequence: self.sequence, readers: 0, defined: true };
+            self.trace[i] = Trace { writer: Some((thread, now)), copying: 0, readers: 0, defined: true };
             self.bytes[i] = b;
         }
         Ok(())
@@ -190,14 +142,13 @@ impl Shared {
     /// A write by the bulk copy engine that `thread` asked for. It is known by the source `by` at the time `when`.
     pub fn write_bulk(&mut self, address: u64, bytes: &[u8], thread: u32, by: u32, when: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
-        self.not_being_read(at, bytes.len())?;
-        self.sequence += 1;
+        self.not_busy(at, bytes.len())?;
         for (i, &b) in (at..).zip(bytes) {
             if let Some((writer, time)) = self.trace[i].writer {
                 if !self.clocks.knows(thread, writer, time) {
                     return Err(format!("race: a bulk copy overwrites shared byte {i} while its last writer is at it"));
                 }
-                if self.clocks.is_thread(writer) && self.fenced[writer as usize] < self.trace[i].sequence {
+                if self.clocks.is_thread(writer) && !self.clocks.proxy_knows(thread, writer, time) {
                     return Err(format!(
                         "a bulk copy overwrites shared byte {i}, which thread {writer} wrote without a proxy fence since"
                     ));
@@ -208,7 +159,7 @@ impl Shared {
                     "race: a bulk copy overwrites shared byte {i}, which thread {reader} may still be reading"
                 ));
             }
-            self.trace[i] = Trace { writer: Some((by, when)), sequence: self.sequence, readers: 0, defined: true };
+            self.trace[i] = Trace { writer: Some((by, when)), copying: 0, readers: 0, defined: true };
             self.bytes[i] = b;
         }
         Ok(())
@@ -218,9 +169,11 @@ impl Shared {
     pub fn read_async(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
         for i in at..at + len {
-            if let Some((writer, _)) = self.trace[i].writer
+            if let Some((writer, when)) = self.trace[i].writer
                 && self.clocks.is_thread(writer)
-                && self.fenced[writer as usize] < self.trace[i].sequence
+                // Whether a barrier lies in between says `read`.
+                && self.clocks.knows(thread, writer, when)
+                && !self.clocks.proxy_knows(thread, writer, when)
             {
                 return Err(format!(
                     "the asynchronous proxy reads shared byte {i}, which thread {writer} wrote without a proxy fence since"
@@ -230,11 +183,6 @@ impl Shared {
         self.read(address, len, thread)
     }
 
-    /// `fence.proxy.async`: what the thread has written becomes visible to the tensor cores.
-    pub fn fence(&mut self, thread: u32) {
-        self.fenced[thread as usize] = self.sequence;
-    }
-
     /// A product under way reads these bytes from now on.
     pub fn begin_product(&mut self, address: u64, len: usize) -> Result<(), String> {
         let at = self.locate(address, len)?;
@@ -242,29 +190,58 @@ impl Shared {
         Ok(())
     }
 
-    /// The product that `thread` waited for has read these bytes.
-    pub fn end_product(&mut self, address: u64, len: usize, thread: u32) -> Result<(), String> {
+    /// The product that these threads waited for has read these bytes. Each knows of it, and nobody else.
+    pub fn end_product(&mut self, address: u64, len: usize, threads: &[u32]) -> Result<(), String> {
         let at = self.locate(address, len)?;
         self.reading[at..at + len].iter_mut().for_each(|n| *n -= 1);
-        self.read(address, len, thread).map(drop)
-    }
-
-    fn not_being_read(&self, at: usize, len: usize) -> Result<(), String> {
-        match (at..at + len).find(|&i| self.reading[i] > 0) {
-            Some(i) => Err(format!("shared byte {i} was overwritten while a product under way was reading it")),
-            None => Ok(()),
+        for &thread in threads {
+            self.read(address, len, thread)?;
         }
+        Ok(())
     }
 
-    /// `thread` starts a copy to these bytes, which may arrive at any time.
-    pub fn start_copy(&self, address: u64, len: usize, thread: u32) -> Result<(), String> {
+    /// Neither does a product under way read these bytes, nor may a copy still write them.
+    fn not_busy(&self, at: usize, len: usize) -> Result<(), String> {
+        for i in at..at + len {
+            if self.reading[i] > 0 {
+                return Err(format!("shared byte {i} was overwritten while a product under way was reading it"));
+            }
+            if self.trace[i].copying > 0 {
+                return Err(format!(
+                    "race: shared byte {i} is overwritten, which a copy by thread {} may still write",
+                    self.trace[i].copying - 1
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// `thread` starts a copy to these bytes, which may arrive at any time until it has waited for it.
+    pub fn start_copy(&mut self, address: u64, len: usize, thread: u32) -> Result<(), String> {
         let at = self.locate(address, len)?;
-        self.not_being_read(at, len)?;
-        match (at..at + len).find(|&i| self.open_reader(i, thread).is_some()) {
-            Some(i) => Err(format!(
-                "race: thread {thread} copies to shared byte {i}, which another thread read after the last barrier"
-            )),
-            None => Ok(()),
+        self.not_busy(at, len)?;
+        for i in at..at + len {
+            if self.open_reader(i, thread).is_some() {
+                return Err(format!(
+                    "race: thread {thread} copies to shared byte {i}, which another thread read after the last barrier"
+                ));
+            }
+            if let Some((writer, when)) = self.trace[i].writer
+                && !self.clocks.knows(thread, writer, when)
+            {
+                return Err(format!(
+                    "race: thread {thread} copies to shared byte {i}, which another thread wrote after the last barrier"
+                ));
+            }
         }
+        self.trace[at..at + len].iter_mut().for_each(|t| t.copying = thread + 1);
+        Ok(())
+    }
+
+    /// The thread that started it has waited for the copy.
+    pub fn end_copy(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
+        let at = self.locate(address, bytes.len())?;
+        self.trace[at..at + bytes.len()].iter_mut().for_each(|t| t.copying = 0);
+        self.write(address, bytes, thread)
     }
 }

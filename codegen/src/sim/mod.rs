@@ -8,9 +8,12 @@
 //! what may still be read, or that are not announced as they come, accesses outside their buffer, and threads that wait
 //! for each other for ever.
 //!
-//! Reading order: [`parse`] (text to instructions), [`value`] (arithmetic on bits), [`memory`] (global and shared memory,
-//! races), [`clock`] (who knows of whose doings), [`machine`] (threads and scheduling), [`barriers`] (phases, bulk copies), [`bulk_add`],
-//! [`asm`] (the PTX inside), [`matrix`] (matrix fragments, descriptors).
+//! Programs of the grid run interleaved: [`grid`] says what one may expect of another.
+//!
+//! Reading order: [`parse`] (text to instructions), [`value`] (arithmetic on bits), [`clock`] (happens-before), [`memory`] (shared memory,
+//! races), [`global`] (global memory, races), [`grid`] (programs), [`machine`] (threads and scheduling), [`barriers`] (phases, bulk copies),
+//! [`bulk_add`], [`asm`] (the PTX that the lowering writes), [`ptx`] (the PTX that users write), [`matrix`] (matrix fragments, descriptors),
+//! [`mutate`] (faults for tests of the simulator).
 
 mod asm;
 mod barriers;
@@ -20,12 +23,20 @@ mod bulk_add_tests;
 #[cfg(test)]
 mod bulk_tests;
 mod clock;
+mod error;
+mod global;
+mod grid;
 mod machine;
 mod matrix;
+#[cfg(test)]
+mod meaning_tests;
 mod memory;
+pub mod mutate;
 #[cfg(test)]
 mod padding_tests;
 mod parse;
+mod ptx;
+mod random;
 #[cfg(test)]
 mod role_tests;
 #[cfg(test)]
@@ -34,5 +45,6 @@ mod tests;
 mod tf32_tests;
 mod value;
 
-pub use machine::{Launch, run};
-pub use memory::Global;
+pub use error::SimError;
+pub use global::Global;
+pub use grid::{Launch, run, run_in_order};

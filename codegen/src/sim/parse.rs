@@ -1,6 +1,8 @@
 //! LLVM IR text, as far as the GPU lowering writes it, to instructions.
 
+use crate::lower::nvptx::PLACE;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// An LLVM type.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,25 +47,107 @@ pub enum Operand {
 
 #[derive(Clone, Debug)]
 pub enum Inst {
-    Binary { op: String, ty: Ty, a: Operand, b: Operand },
-    Compare { predicate: String, ty: Ty, a: Operand, b: Operand },
-    FNeg { ty: Ty, x: Operand },
-    Select { c: Operand, a: Operand, b: Operand },
-    Cast { op: String, from: Ty, x: Operand, to: Ty },
-    Gep { element: usize, base: Operand, index_ty: Ty, index: Operand },
-    Load { ty: Ty, space: u32, p: Operand },
-    Store { ty: Ty, v: Operand, space: u32, p: Operand },
-    ExtractElement { v: Operand, i: Operand },
-    InsertElement { len: usize, v: Operand, x: Operand, i: Operand },
-    ExtractValue { v: Operand, i: usize },
-    Call { name: String, ty: Ty, args: Vec<(Ty, Operand)> },
-    Asm { text: String, constraints: Vec<String>, ty: Ty, args: Vec<(Ty, Operand)> },
-    Phi { edges: Vec<(Operand, usize)> },
-    Branch { to: usize },
-    BranchIf { c: Operand, yes: usize, no: usize },
-    Ret { v: Option<Operand> },
-    Atomic { op: String, p: Operand, ty: Ty, v: Operand },
-    CompareExchange { p: Operand, ty: Ty, expected: Operand, new: Operand },
+    Binary {
+        op: String,
+        ty: Ty,
+        a: Operand,
+        b: Operand,
+    },
+    Compare {
+        predicate: String,
+        ty: Ty,
+        a: Operand,
+        b: Operand,
+    },
+    FNeg {
+        ty: Ty,
+        x: Operand,
+    },
+    Select {
+        c: Operand,
+        a: Operand,
+        b: Operand,
+    },
+    Cast {
+        op: String,
+        from: Ty,
+        x: Operand,
+        to: Ty,
+    },
+    Gep {
+        element: usize,
+        base: Operand,
+        index_ty: Ty,
+        index: Operand,
+    },
+    Load {
+        ty: Ty,
+        space: u32,
+        p: Operand,
+    },
+    AtomicLoad {
+        ty: Ty,
+        p: Operand,
+    },
+    Store {
+        ty: Ty,
+        v: Operand,
+        space: u32,
+        p: Operand,
+    },
+    ExtractElement {
+        v: Operand,
+        i: Operand,
+    },
+    InsertElement {
+        len: usize,
+        v: Operand,
+        x: Operand,
+        i: Operand,
+    },
+    ExtractValue {
+        v: Operand,
+        i: usize,
+    },
+    Call {
+        name: String,
+        ty: Ty,
+        args: Vec<(Ty, Operand)>,
+    },
+    Asm {
+        text: String,
+        constraints: Vec<String>,
+        ty: Ty,
+        args: Vec<(Ty, Operand)>,
+    },
+    Phi {
+        edges: Vec<(Operand, usize)>,
+    },
+    Branch {
+        to: usize,
+    },
+    BranchIf {
+        c: Operand,
+        yes: usize,
+        no: usize,
+    },
+    Ret {
+        v: Option<Operand>,
+    },
+    Atomic {
+        op: String,
+        p: Operand,
+        ty: Ty,
+        v: Operand,
+    },
+    /// With acquire and release, or relaxed.
+    CompareExchange {
+        p: Operand,
+        ty: Ty,
+        expected: Operand,
+        new: Operand,
+        synchronizes: bool,
+    },
     Alloca,
 }
 
@@ -72,6 +156,8 @@ pub struct Line {
     pub result: Option<usize>,
     pub inst: Inst,
     pub text: String,
+    /// The line of the kernel's source that it comes from, as the last comment says; empty where there is none.
+    pub place: Rc<str>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -114,6 +200,7 @@ pub fn parse(text: &str) -> Module {
 struct FunctionParser {
     registers: HashMap<String, usize>,
     labels: HashMap<String, usize>,
+    place: Rc<str>,
 }
 
 struct Cursor<'a> {
@@ -244,6 +331,11 @@ impl FunctionParser {
                 Some("entry") if f.blocks.len() == 1 && f.blocks[0].is_empty() => {}
                 Some(_) => f.blocks.push(Vec::new()),
                 None if line.trim().is_empty() => {}
+                None if line.trim_start().starts_with(';') => {
+                    if let Some(place) = line.trim_start().strip_prefix(PLACE) {
+                        self.place = place.trim().into();
+                    }
+                }
                 None => {
                     let parsed = self.line(line);
                     f.blocks.last_mut().expect("a block").push(parsed);
@@ -266,7 +358,7 @@ impl FunctionParser {
             None => None,
         };
         let inst = self.inst(&mut c);
-        Line { result, inst, text: text.trim().to_string() }
+        Line { result, inst, text: text.trim().to_string(), place: self.place.clone() }
     }
 
     fn operand(&mut self, c: &mut Cursor, ty: &Ty) -> Operand {
@@ -367,9 +459,13 @@ impl FunctionParser {
                 Inst::Gep { element, base, index_ty, index }
             }
             "load" => {
+                let atomic = c.eat("atomic");
                 let ty = c.ty();
                 c.expect(",");
                 let (p_ty, p) = self.typed(c);
+                if atomic {
+                    return Inst::AtomicLoad { ty, p };
+                }
                 Inst::Load { ty, space: space(&p_ty), p }
             }
             "store" => {
@@ -448,7 +544,8 @@ impl FunctionParser {
                 let (ty, expected) = self.typed(c);
                 c.expect(",");
                 let (_, new) = self.typed(c);
-                Inst::CompareExchange { p, ty, expected, new }
+                let synchronizes = c.rest.contains("acq_rel") || c.rest.contains("seq_cst");
+                Inst::CompareExchange { p, ty, expected, new, synchronizes }
             }
             "alloca" => Inst::Alloca,
             other => panic!("instruction `{other}` in `{}`", c.whole),

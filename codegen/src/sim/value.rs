@@ -1,6 +1,8 @@
 //! Values as bits, and arithmetic on them.
 
 use super::parse::Ty;
+use crate::ir::DType;
+use crate::num;
 use std::rc::Rc;
 
 /// What a register of a thread holds.
@@ -49,25 +51,32 @@ pub fn f32_of(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
 }
 
-/// The number that a float's bits stand for.
-pub fn float(bits: u64, ty: &Ty) -> f64 {
+/// The element type of a float.
+pub fn dtype(ty: &Ty) -> DType {
     match ty {
-        Ty::Half => half::f16::from_bits(bits as u16).to_f64(),
-        Ty::BFloat => half::bf16::from_bits(bits as u16).to_f64(),
-        Ty::Float => f64::from(f32_of(bits)),
-        Ty::Double => f64::from_bits(bits),
+        Ty::Half => DType::F16,
+        Ty::BFloat => DType::BF16,
+        Ty::Float => DType::F32,
+        Ty::Double => DType::F64,
         other => panic!("{other:?} is no float"),
     }
 }
 
-/// The nearest float's bits.
+/// The number that a float's bits stand for.
+pub fn float(bits: u64, ty: &Ty) -> f64 {
+    match ty {
+        Ty::Float => f64::from(f32_of(bits)),
+        Ty::Double => f64::from_bits(bits),
+        ty => num::decode(dtype(ty), bits & 0xFFFF),
+    }
+}
+
+/// The nearest float's bits, rounded once.
 pub fn float_bits(x: f64, ty: &Ty) -> u64 {
     match ty {
-        Ty::Half => u64::from(half::f16::from_f64(x).to_bits()),
-        Ty::BFloat => u64::from(half::bf16::from_f64(x).to_bits()),
         Ty::Float => u64::from((x as f32).to_bits()),
         Ty::Double => x.to_bits(),
-        other => panic!("{other:?} is no float"),
+        ty => num::encode(dtype(ty), x),
     }
 }
 
@@ -188,14 +197,9 @@ pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> u64 {
         "sext" => signed(x, int(from)) as u64 & mask(int(to)),
         "trunc" => x & mask(int(to)),
         "fpext" | "fptrunc" => float_bits(float(x, from), to),
-        "sitofp" => match to {
-            Ty::Float => u64::from((signed(x, int(from)) as f32).to_bits()),
-            _ => float_bits(signed(x, int(from)) as f64, to),
-        },
-        "uitofp" => match to {
-            Ty::Float => u64::from(((x & mask(int(from))) as f32).to_bits()),
-            _ => float_bits((x & mask(int(from))) as f64, to),
-        },
+        // By way of f64 the narrow ones would round twice.
+        "sitofp" => num::convert(DType::I64, dtype(to), signed(x, int(from)) as u64),
+        "uitofp" => num::convert(DType::U64, dtype(to), x & mask(int(from))),
         "fptosi" => float(x, from) as i64 as u64 & mask(int(to)),
         "fptoui" => float(x, from) as u64 & mask(int(to)),
         "ptrtoint" => x & mask(int(to)),

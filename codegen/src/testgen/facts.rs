@@ -62,6 +62,7 @@ impl Trace for Claims {
 struct Sizes<'p> {
     args: &'p [Argument],
     bytes: Vec<u64>,
+    addresses: &'p [u64],
 }
 
 impl reach::Launch for Sizes<'_> {
@@ -74,6 +75,10 @@ impl reach::Launch for Sizes<'_> {
 
     fn bytes(&self, arg: usize) -> u64 {
         self.bytes[arg]
+    }
+
+    fn address(&self, arg: usize) -> u64 {
+        self.addresses[arg]
     }
 }
 
@@ -94,12 +99,12 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     canonicalize::run(&mut left);
     cse::run(&mut left);
     dce::run(&mut left);
-    let ends = run(program, &left)?;
+    let (ends, addresses) = run(program, &left)?;
     let reach = reach::Reach::of(func);
     for (arg, &end) in ends.iter().enumerate().filter(|&(_, &end)| end > 0) {
         // With a byte less, somebody has to object.
         let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
-        let sizes = Sizes { args: &program.args, bytes };
+        let sizes = Sizes { args: &program.args, bytes, addresses: &addresses };
         if reach.check(&sizes, program.grid).is_ok() {
             return Err(format!("argument `{}` is accessed up to byte {end}, beyond its reach", func.args[arg].name));
         }
@@ -108,8 +113,8 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
 }
 
 /// Runs a function, checks what is claimed of its values and of which memory it accesses, and gives the end of the bytes that
-/// it accesses of each argument's.
-fn run(program: &Program, func: &Func) -> Result<Vec<u64>, String> {
+/// it accesses of each argument's, with their addresses.
+fn run(program: &Program, func: &Func) -> Result<(Vec<u64>, Vec<u64>), String> {
     let mut memory = Memory::new();
     let (values, buffers) = program.arguments(&mut memory);
     let mut claims = Claims::new(func);
@@ -130,5 +135,6 @@ fn run(program: &Program, func: &Func) -> Result<Vec<u64>, String> {
         }
         ends[arg] = read.max(wrote) as u64;
     }
-    Ok(ends)
+    let addresses = buffers.iter().map(|id| id.map_or(0, |id| memory.address(id))).collect();
+    Ok((ends, addresses))
 }

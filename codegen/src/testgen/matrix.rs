@@ -181,7 +181,11 @@ impl Gen {
         let inner = if !self.regular && self.rng.one_in(4) { 0 } else { 1 };
         let pad = if self.rng.one_in(3) { self.rng.range(0, 9) as usize } else { 0 };
         // Strides that are multiples of 16 bytes, which bulk copies want, or any.
-        let pitch = if !self.regular && self.rng.one_in(3) { extents[inner] + pad } else { (extents[inner] + pad).next_multiple_of(16) };
+        let pitch = if !self.regular && self.rng.one_in(3) {
+            extents[inner] + pad
+        } else {
+            (extents[inner] + pad).next_multiple_of(16)
+        };
         let count = pitch * extents[1 - inner];
         let mut bytes = Vec::new();
         for _ in 0..count {

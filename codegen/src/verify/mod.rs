@@ -19,6 +19,7 @@ mod types;
 
 use crate::ir::attr::attr_enum;
 use crate::ir::{Func, Loc, Op, OpData, OpId, Stage, Type};
+use crate::mma::Family;
 use crate::text::print_op;
 use std::fmt;
 
@@ -270,9 +271,8 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
         Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared | Op::TakeTurn | Op::PassTurn => Ok(()),
-        Op::MmaSync { precision: _, warps, k_end, n_end } | Op::Wgmma { warps, late: _, open: _, k_end, n_end } => {
-            shared::dot_by_warps(cx, warps, [*k_end, *n_end])
-        }
+        Op::MmaSync { precision: _, warps, k_end, n_end } => shared::mma(cx, Family::MmaSync, warps, [*k_end, *n_end]),
+        Op::Wgmma { warps, late: _, open: _, k_end, n_end } => shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end]),
         Op::FmaDot => shared::dot(cx),
         Op::WgmmaWait { pending: _ } => {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())

@@ -3,6 +3,8 @@
 use super::shape::permutation;
 use super::{Check, OpCx, Rule, contract, memory, require};
 use crate::ir::{DType, Padding, Type};
+use crate::mma::shared::Matrix;
+use crate::mma::{Family, Instruction};
 
 /// Operand `i` is a shared buffer; gives its shape and element.
 pub(super) fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Broken> {
@@ -88,11 +90,37 @@ pub(super) fn dot(cx: &OpCx) -> Check {
     contract::dot_types(cx, cx.operand(0), cx.operand(1))
 }
 
-/// As [`dot`], for instructions that `warps` share along M and N.
-pub(super) fn dot_by_warps(cx: &OpCx, warps: &[u32], ends: [Option<u32>; 2]) -> Check {
+/// As [`dot`], for a matrix instruction of the table ([`crate::mma`]), which `warps` share along M and N.
+pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 2]) -> Check {
     let fine = warps.len() == 2 && warps.iter().all(|n| n.is_power_of_two());
     cx.attribute(fine, || format!("`warps` should be two powers of two, along M and N, found {warps:?}"))?;
     dot(cx)?;
+    let elem = |i: usize| shared(cx.operand(i)).map(|(_, elem)| elem).or(cx.operand(i).dtype());
+    let row = elem(0).zip(cx.operand(2).dtype()).and_then(|(of, acc)| Instruction::find(family, of, acc));
+    let Some(instruction) = row.filter(|_| elem(0) == elem(1)) else {
+        return require(false, Rule::OperandTypes, || {
+            format!("there is no {family:?} of {} and {}", cx.operand(0), cx.operand(1))
+        });
+    };
+    let (m, [k, n]) = (cx.operand(0).shape()[0], [0, 1].map(|axis| cx.operand(1).shape()[axis]));
+    let plan = instruction.plan([m, n, k].map(|extent| extent as u32), warps[0] * warps[1]);
+    require(plan.is_some_and(|plan| plan.warps == *warps), Rule::OperandTypes, || {
+        format!(
+            "{warps:?} warps do not share [{m}, {k}] times [{k}, {n}] by {}",
+            instruction.mnemonic(instruction.n[0])
+        )
+    })?;
+    if family == Family::Wgmma {
+        for (i, k_axis) in [(0, 1), (1, 0)] {
+            let Type::Shared { layout, elem, .. } = cx.operand(i) else {
+                require(i == 0, Rule::OperandTypes, || format!("operand {i} should be in shared memory"))?;
+                continue;
+            };
+            let layout = cx.func.layout(*layout);
+            let readable = Matrix::of(layout, k_axis, elem.bytes() as u32, instruction.transposes).is_some();
+            require(readable, Rule::OperandTypes, || format!("wgmma cannot read operand {i}, which lies as {layout}"))?;
+        }
+    }
     for (end, (name, &extent)) in ends.iter().zip(["k_end", "n_end"].iter().zip(cx.operand(1).shape())) {
         let inside = end.is_none_or(|end| (end as usize) < extent);
         cx.attribute(inside, || {

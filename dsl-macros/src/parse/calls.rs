@@ -156,6 +156,7 @@ functions! {
     rand(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     rand4x(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     randn(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
+    randn4x(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     randint(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     randint4x(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     range(start: Operand, end: Operand, step: Operand = One, num_stages: Operand = Unset, unroll: Operand = Unset,

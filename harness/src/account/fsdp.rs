@@ -27,13 +27,14 @@ impl Sharing {
         shared / n + (1.0 - self.shared_activations) * activations
     }
 
-    /// The fewest devices with which each needs less than `limit` bytes; `None` where no number is enough.
+    /// The fewest devices with which each needs less than `limit` bytes; `None` where no number is enough, or none below 2⁵³.
     pub fn fewest(&self, ffn: &Ffn, limit: f64, tokens: f64) -> Option<u64> {
         let activations = ffn.activations(self.element) * tokens;
         let room = limit - (1.0 - self.shared_activations) * activations;
         let shared = ffn.parameters() * self.bytes.sum() + self.shared_activations * activations;
         // Less, not at most: one more where it divides.
-        (room > 0.0).then(|| (shared / room).floor() as u64 + 1)
+        let fewest = (shared / room).floor() + 1.0;
+        (room > 0.0 && fewest < (1_u64 << 53) as f64).then_some(fewest as u64)
     }
 }
 

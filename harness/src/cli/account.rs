@@ -156,8 +156,9 @@ fn part(text: &str) -> Result<f64, String> {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     match &arguments.subject {
         Subject::Ddp(arguments) => {
-            arguments.outputs.check()?;
-            Ok(arguments.outputs.write(ddp(arguments)?, out)?)
+            let outputs = arguments.outputs.apart_from(arguments.records.iter().chain(&arguments.measured));
+            outputs.check()?;
+            Ok(outputs.write(ddp(arguments)?, out)?)
         }
         Subject::Memory(arguments) => Ok(arguments.outputs.write(memory(arguments), out)?),
         Subject::Fsdp(arguments) => Ok(arguments.outputs.write(fsdp(arguments), out)?),
@@ -362,7 +363,7 @@ fn link(arguments: &Ddp) -> Result<(Link, String)> {
 
 /// Rows of all tables of a report in JSON.
 fn rows(path: &Path) -> Result<Vec<Value>> {
-    let text = std::fs::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
+    let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let report: Value = serde_json::from_str(&text).map_err(|error| CliError::file("read", path, error))?;
     let tables = report["tables"].as_array().cloned().unwrap_or_default();
     Ok(tables.iter().flat_map(|table| table["rows"].as_array().cloned().unwrap_or_default()).collect())

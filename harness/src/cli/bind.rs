@@ -93,7 +93,7 @@ impl Extents {
     /// The extent that a parameter's or dimension's name means.
     ///
     /// # Errors
-    /// Tensors that disagree about it, both with their extents.
+    /// Tensors that disagree about it, both with their extents; an extent beyond an i64.
     pub fn of_name(&self, name: &str) -> Result<Option<i64>, String> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(Some(number));
@@ -114,7 +114,10 @@ impl Extents {
             }
         }
         let of_rows = || name.strip_prefix("n_").and_then(|tensor| self.rows(tensor));
-        Ok(found.map(|(_, extent)| extent).or_else(of_rows).map(|extent| extent as i64))
+        let extent = found.map(|(_, extent)| extent).or_else(of_rows);
+        extent
+            .map(|extent| i64::try_from(extent).map_err(|_| format!("its extent is {extent}, which is too large")))
+            .transpose()
     }
 
     /// The extent of a tensor's dimension `row`, or of its only dimension.
@@ -181,9 +184,9 @@ impl Extents {
     }
 }
 
-/// Row-major strides of a dense tensor, in elements.
+/// Row-major strides of a dense tensor, in elements. Those of an empty tensor end at the largest number.
 pub fn dense_strides(shape: &[usize]) -> Vec<i64> {
-    let shape: Vec<i64> = shape.iter().map(|&extent| extent as i64).collect();
+    let shape: Vec<i64> = shape.iter().map(|&extent| i64::try_from(extent).unwrap_or(i64::MAX)).collect();
     tilewright::Strided::row_major(&shape).strides
 }
 
@@ -228,6 +231,18 @@ mod tests {
         assert_eq!(extents.of_name("scale"), Ok(None));
         let message = extents.of_name("rows").unwrap_err();
         assert!(message.contains("70 in `k`") && message.contains("100 in `q`"), "{message}");
+    }
+
+    #[test]
+    fn extents_beyond_an_i64_are_mistakes() {
+        let mut extents = Extents::default();
+        extents.add_tensor(
+            "x",
+            &[0, usize::MAX, 1 << 62],
+            Some(&Strides { params: vec![], dims: vec![None, Some("d"), None] }),
+        );
+        assert!(extents.of_name("d").unwrap_err().contains("18446744073709551615"));
+        assert_eq!(dense_strides(&[0, usize::MAX, 1 << 62]), [i64::MAX, 1 << 62, 1]);
     }
 
     #[test]

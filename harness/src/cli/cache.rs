@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     match arguments.action.as_ref().unwrap_or(&Action::List) {
         Action::Path => writeln!(out, "{dir}")?,
         Action::List => {
-            let (entries, bytes) = cache.usage();
+            let (entries, bytes) = cache.usage()?;
             writeln!(out, "{dir}: {}, {} KiB", kernels(entries), bytes.div_ceil(1024))?;
         }
         Action::Clear => {

@@ -32,9 +32,28 @@ pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
 }
 
 /// Reads `name=value` words, several with commas, as `--set` takes them.
+///
+/// # Errors
+/// A word that is no such pair, and a name that is given twice.
 pub fn pairs<'a>(words: &'a [String], option: &str) -> Result<Vec<(&'a str, &'a str)>> {
-    let parts = words.iter().flat_map(|word| word.split(',')).map(str::trim).filter(|part| !part.is_empty());
-    parts.map(|part| pair(part, option)).collect()
+    let mut pairs: Vec<(&str, &str)> = Vec::new();
+    for (name, value) in parts(words).map(|part| pair(part, option)).collect::<Result<Vec<_>>>()? {
+        if pairs.iter().any(|(other, _)| *other == name) {
+            return Err(twice(option, name));
+        }
+        pairs.push((name, value));
+    }
+    Ok(pairs)
+}
+
+/// Words between commas.
+pub fn parts(words: &[String]) -> impl Iterator<Item = &str> {
+    words.iter().flat_map(|word| word.split(',')).map(str::trim)
+}
+
+/// The mistake of an option that names something twice.
+pub fn twice(option: &str, name: &str) -> CliError {
+    CliError::usage(format!("{option} names `{name}` twice"), "give each name once")
 }
 
 /// Reads one `name=value`.
@@ -66,11 +85,9 @@ pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'sta
                 true => format!("`{name}` is passed at each launch; the constants are {}", names.join(", ")),
                 false => suggest(name, &names, "the constants are"),
             };
-            return Err(CliError::usage(format!("kernel `{}` has no constant `{name}`", def.name), help));
+            let message = format!("--set {name} is unused: kernel `{}` has no constant `{name}`", def.name);
+            return Err(CliError::usage(message, help));
         };
-        if constants.iter().any(|(n, _)| *n == name) {
-            return Err(CliError::usage(format!("--set names `{name}` twice"), "give each constant once"));
-        }
         let parsed = ConstValue::from_text(value);
         if !fits(&parsed, ty) {
             return Err(CliError::usage(
@@ -123,8 +140,16 @@ pub fn check_complete(def: &KernelDef, given: &[(&str, ConstValue)]) -> Result<(
 /// # Errors
 /// A word that is no element type, one outside the parameter's bound, and a parameter that gets none.
 pub fn dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<DType>> {
+    complete_dtypes(def, some_dtypes(def, words)?)
+}
+
+/// As [`dtypes`], where parameters may get none.
+///
+/// # Errors
+/// As there, but for that.
+pub fn some_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DType>>> {
     let mut chosen: Vec<Option<DType>> = vec![None; def.generics.len()];
-    for word in words.iter().flat_map(|word| word.split(',')).map(str::trim).filter(|word| !word.is_empty()) {
+    for word in parts(words) {
         let (targets, name) = match word.split_once('=') {
             None => ((0..def.generics.len()).collect::<Vec<_>>(), word),
             Some((parameter, name)) => match def.generics.iter().position(|g| g.name == parameter.trim()) {
@@ -145,7 +170,7 @@ pub fn dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<DType>> {
         })?;
         if def.generics.is_empty() {
             return Err(CliError::usage(
-                format!("kernel `{}` has no type parameter", def.name),
+                format!("--dtype {name} is unused: kernel `{}` has no type parameter", def.name),
                 "leave --dtype out: its signature says all element types",
             ));
         }
@@ -154,6 +179,14 @@ pub fn dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<DType>> {
             chosen[target] = Some(dtype);
         }
     }
+    Ok(chosen)
+}
+
+/// All element types.
+///
+/// # Errors
+/// A parameter that has none.
+pub fn complete_dtypes(def: &KernelDef, chosen: Vec<Option<DType>>) -> Result<Vec<DType>> {
     def.generics
         .iter()
         .zip(chosen)

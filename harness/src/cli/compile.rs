@@ -1,6 +1,5 @@
 //! `tilewright compile`: a kernel ahead of time, as text and as code, with a manifest for whoever launches it.
 
-use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use tilewright::codegen::target::{self, Artifact, Code, CompileOptions, GpuArch,
 use tilewright::codegen::text;
 use tilewright::env::Env;
 use tilewright::kernel::{explain, explain_failure};
-use tilewright::{Error, watch};
+use tilewright::{Error, terminal, watch};
 
 use super::manifest;
 use super::{CliError, Result, choose};
@@ -269,10 +268,9 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 
 /// What the code may assume: memory aligned to 16 bytes, and what `--assume` adds.
 pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
-    let mut specialization = Specialization::aligned(def);
+    let mut specialization = Specialization::aligned_memory(def);
     let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
-    let parts = words.iter().flat_map(|word| word.split(',')).map(str::trim).filter(|part| !part.is_empty());
-    for part in parts {
+    for part in choose::parts(words) {
         let wrong = |message: String| Err(CliError::usage(message, "write --assume name%16 or --assume name=1"));
         let split = part.split_once('%').map(|(name, n)| (name, n, true));
         let Some((name, number, multiple)) = split.or_else(|| part.split_once('=').map(|(name, n)| (name, n, false)))
@@ -330,11 +328,11 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
 }
 
 /// Compiles, or takes the code from the cache, and writes it to `dir` with a manifest that has the kernel's name; gives the
-/// path of the code.
+/// path of the code. Neither may be the file that the command reads.
 ///
 /// # Errors
 /// As [`compile_to`].
-pub fn compile_cached_to(request: &Request, dir: &Path) -> Result<PathBuf> {
+pub fn compile_cached_to(request: &Request, dir: &Path, input: Option<&Path>) -> Result<PathBuf> {
     let Request { def, dtypes, constants, specialization, target, options } = request;
     let artifact = tilewright::kernel::compile(def, dtypes, constants, specialization, target, options)?;
     std::fs::create_dir_all(dir).map_err(|error| CliError::file("make the folder", dir, error))?;
@@ -343,15 +341,16 @@ pub fn compile_cached_to(request: &Request, dir: &Path) -> Result<PathBuf> {
         Code::Object(object) => (Emit::Obj, object.as_slice()),
     };
     let name = format!("{}.{}", def.name, kind.extension());
-    let path = dir.join(&name);
+    let (path, described) = (dir.join(&name), dir.join(format!("{}.json", def.name)));
+    crate::files::check_distinct(&[&path, &described], input.as_slice())?;
     write(&path, code)?;
     let manifest = manifest::describe(request, &artifact, &[(kind.word(), name)]);
-    write(&dir.join(format!("{}.json", def.name)), manifest.as_bytes())?;
+    write(&described, manifest.as_bytes())?;
     Ok(path)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    std::fs::write(path, bytes).map_err(|error| CliError::file("write", path, error))
+    crate::files::replace(path, |file| file.write_all(bytes)).map_err(|error| CliError::file("write", path, error))
 }
 
 /// Code, and what it was on its way.
@@ -394,11 +393,9 @@ pub fn compile_artifact(request: &Request) -> Result<Artifact> {
 fn compile(request: &Request) -> Result<Compiled> {
     let Request { def, dtypes, constants, specialization, target, options } = request;
     let recording = def.record_full(dtypes, constants, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
-    let mut prints = String::new();
     for line in &recording.prints {
-        let _ = writeln!(prints, "{}: {line}", def.name);
+        terminal::say(format_args!("{}: {line}", def.name));
     }
-    eprint!("{prints}");
     let mut texts = Texts { tile: text::print(&recording.func), ..Texts::default() };
     let artifact = watch::compile(&recording.func, target, options, Env::get()?, &mut texts)
         .map_err(|error| explain_failure(&recording.func, error))?;

@@ -15,6 +15,8 @@ pub enum CliError {
     Usage(String),
     /// Something went wrong: exit code 1.
     Failure(String),
+    /// Words that are no arguments of the program, or ask for help: exit codes 2 and 0.
+    Arguments(clap::Error),
     /// Nobody reads our output any more.
     ClosedOutput,
 }
@@ -35,6 +37,7 @@ impl CliError {
             CliError::ClosedOutput => ExitCode::SUCCESS,
             CliError::Failure(_) => ExitCode::from(1),
             CliError::Usage(_) => ExitCode::from(2),
+            CliError::Arguments(error) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
         }
     }
 }
@@ -45,6 +48,7 @@ impl fmt::Display for CliError {
             // A diagnostic of the compiler has its own heading.
             CliError::Usage(text) | CliError::Failure(text) if text.starts_with("error") => f.write_str(text),
             CliError::Usage(text) | CliError::Failure(text) => write!(f, "error: {text}"),
+            CliError::Arguments(error) => error.fmt(f),
             CliError::ClosedOutput => f.write_str("error: the output is closed"),
         }
     }
@@ -62,6 +66,12 @@ impl From<io::Error> for CliError {
     }
 }
 
+impl From<crate::files::Clash> for CliError {
+    fn from(clash: crate::files::Clash) -> CliError {
+        CliError::usage(clash.to_string(), "name another file")
+    }
+}
+
 impl From<tilewright::Error> for CliError {
     fn from(error: tilewright::Error) -> CliError {
         CliError::Failure(error.to_string())
@@ -72,6 +82,7 @@ impl From<crate::report::Error> for CliError {
     fn from(error: crate::report::Error) -> CliError {
         match error {
             crate::report::Error::Print(error) => error.into(),
+            crate::report::Error::Clash(clash) => clash.into(),
             error => CliError::Failure(error.to_string()),
         }
     }

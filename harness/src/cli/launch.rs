@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -48,10 +48,15 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     // The ranks' lines go past our own buffer, which must not hold older ones.
     out.flush()?;
     let name = plan.program.to_string_lossy().into_owned();
-    let ends = launch::run(&plan, Terminal::Out, Terminal::Err)
+    let failed = Arc::new(OnceLock::new());
+    let ends = launch::run(&plan, Terminal::Out(failed.clone()), Terminal::Err)
         .map_err(|error| CliError::Failure(format!("cannot start {name}: {error}")))?;
     if let Some(report) = launch::report(&ends) {
         return Err(CliError::Failure(report));
+    }
+    // The ranks went on without it.
+    if let Some(kind) = failed.get() {
+        return Err(io::Error::from(*kind).into());
     }
     match plan.stop.load(Ordering::Relaxed) {
         true => Err(CliError::Failure("stopped, and all ranks with it".into())),
@@ -100,7 +105,8 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
 /// This process's output, for whichever thread has a line.
 #[derive(Clone)]
 enum Terminal {
-    Out,
+    /// With why it could not be written at first.
+    Out(Arc<OnceLock<io::ErrorKind>>),
     Err,
 }
 
@@ -108,7 +114,9 @@ impl Write for Terminal {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             // The lock of our own writer is held by whoever runs the command.
-            Terminal::Out => raw(1, bytes),
+            Terminal::Out(failed) => raw(1, bytes).inspect_err(|error| {
+                failed.get_or_init(|| error.kind());
+            }),
             Terminal::Err => raw(2, bytes),
         }
     }

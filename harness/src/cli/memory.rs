@@ -42,10 +42,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    arguments.outputs.check()?;
-    if let Some(path) = &arguments.snapshot {
-        files::check_writable(path).map_err(|error| CliError::file("write", path, error))?;
-    }
+    arguments.outputs.check_beside(&arguments.snapshot)?;
     let (report, snapshots) = memory(arguments)?;
     arguments.outputs.write(report, out)?;
     let folder = arguments.outputs.out.as_ref();

@@ -36,6 +36,7 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tilewright::terminal;
 use tracing_subscriber::EnvFilter;
 
 pub use error::{CliError, Result};
@@ -90,33 +91,53 @@ enum Command {
 
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    program(|out| dispatch(arguments.command, out))
+    program(|arguments: Arguments, out| dispatch(arguments.command, out))
 }
 
-/// Sets logging up, runs a program's one function with its output, and says why it stopped.
-pub fn program(run: impl FnOnce(&mut dyn Write) -> Result<()>) -> ExitCode {
+/// Reads a program's arguments, sets logging up, runs its one function with its output, and says why it stopped.
+///
+/// A broken pipe ends the program quietly; output that cannot be written for another reason is an error. What cannot be written to
+/// standard error is lost, and ends nothing.
+pub fn program<A: Parser>(run: impl FnOnce(A, &mut dyn Write) -> Result<()>) -> ExitCode {
+    // A file beyond the limit of `ulimit -f` is then an error of the write, and not the end of the process.
+    // SAFETY: no handler runs.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let filter = EnvFilter::try_from_env("TILEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        // The library would say so with `eprintln!`, which panics where standard error is full.
+        .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let outcome = run(&mut out).and_then(|()| Ok(out.flush()?));
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+    // Not locked: kernels print from the threads of the pool.
+    let mut out = io::BufWriter::new(io::stdout());
+    let arguments = A::try_parse().map_err(CliError::Arguments);
+    let outcome = arguments.and_then(|arguments| run(arguments, &mut out)).and_then(|()| Ok(out.flush()?));
+    let error = match outcome {
+        Ok(()) => return ExitCode::SUCCESS,
+        // Help is what was asked for.
+        Err(CliError::Arguments(help)) if !help.use_stderr() => {
+            match help.print().and_then(|()| io::stdout().flush()) {
+                Ok(()) => return ExitCode::SUCCESS,
+                Err(error) => error.into(),
+            }
+        }
+        Err(error) => error,
+    };
+    match &error {
         // Whoever read our output has seen enough, as in `tilewright list | head`.
-        Err(CliError::ClosedOutput) => ExitCode::SUCCESS,
-        Err(error) => {
+        CliError::ClosedOutput => {}
+        CliError::Arguments(wrong) => drop(wrong.print()),
+        error => {
             // What was found before the failure is worth reading too.
             let _ = out.flush();
-            eprintln!("{error}");
-            error.exit_code()
+            terminal::say(error);
         }
     }
+    error.exit_code()
 }
 
 fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {

@@ -93,6 +93,8 @@ impl ModelOptions {
 /// # Errors
 /// A GPU was asked for, and this build or this machine has none.
 pub fn model_device(choice: Option<Choice>) -> Result<candle_core::Device> {
+    // Tokenizers and starting values want it, wherever the model is.
+    tilewright::pool::start();
     let choice = match (choice, Env::get()?.device) {
         (Some(choice), _) => Some(choice),
         (None, Some(DeviceChoice::Cpu)) => Some(Choice::Cpu),

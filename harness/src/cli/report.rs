@@ -57,6 +57,8 @@ impl Section {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let cannot_write = |error| CliError::file("write", &arguments.page, error);
+    let included: Vec<&Path> = arguments.include.iter().map(PathBuf::as_path).collect();
+    files::check_distinct(&[&arguments.page], &included)?;
     files::check_writable(&arguments.page).map_err(cannot_write)?;
     let included = arguments.include.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
     let all = arguments.sections.is_empty() && arguments.run.is_empty() && arguments.include.is_empty();
@@ -141,8 +143,10 @@ fn measure(section: Section, arguments: &Arguments) -> Result<Report> {
 /// Runs this program with these words, and reads the JSON that it writes.
 fn run_command(words: &str) -> Result<Report> {
     let fail = |reason: String| CliError::Failure(format!("`tilewright {words}` cannot be put on the page: {reason}"));
-    let folder = tempfile::tempdir().map_err(|error| fail(format!("no folder for its results: {error}")))?;
+    let folder = files::temporary_folder().map_err(|error| fail(error.to_string()))?;
     let json = folder.path().join("results.json");
+    // Nobody asked for that file.
+    let fail = |reason: String| fail(reason.replace(&*json.to_string_lossy(), "its results"));
     let program =
         std::env::current_exe().map_err(|error| fail(format!("this program does not find itself: {error}")))?;
     let command = Command::new(program).args(words.split_whitespace()).arg("--json").arg(&json).output();
@@ -154,7 +158,10 @@ fn run_command(words: &str) -> Result<Report> {
             String::from_utf8_lossy(&output.stderr).trim_end()
         )));
     }
-    read(&json).map(without_place)
+    read(&json).map(without_place).map_err(|error| match error {
+        CliError::Failure(reason) => fail(reason),
+        other => other,
+    })
 }
 
 /// The machine is said at the top of the page.
@@ -169,7 +176,7 @@ const MEASURED_ON: &str = "Measured on ";
 
 /// A report that another command wrote as JSON.
 fn read(path: &Path) -> Result<Report> {
-    let bytes = std::fs::read(path).map_err(|error| CliError::file("read", path, error))?;
+    let bytes = crate::files::read(path).map_err(|error| CliError::file("read", path, error))?;
     let value = serde_json::from_slice(&bytes).map_err(|error| CliError::file("read", path, error))?;
     let mut report = Report::from_json(&value).map_err(|reason| {
         CliError::Failure(format!(

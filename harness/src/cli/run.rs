@@ -17,6 +17,7 @@ use super::bind::{self, Extents, Strides};
 use super::compile::Options;
 use super::tensors::{self, Contents, OnDevice, Tensor};
 use super::{CliError, Result, choose, shapes};
+use crate::files;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -86,6 +87,8 @@ pub fn open(choice: Option<Choice>) -> Result<Device> {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let def = choose::kernel(&arguments.kernel)?;
+    files::check_distinct(&[&arguments.output], &[&arguments.input])?;
+    files::check_writable(&arguments.output).map_err(|error| CliError::file("write", &arguments.output, error))?;
     let job = Job::plan(def, arguments)?;
     job.check_shapes()?;
     let device = open(arguments.device)?;
@@ -120,6 +123,11 @@ impl Job {
         let file = tensors::read(&arguments.input)?;
         let in_file: Vec<String> = file.iter().map(|(name, _)| name.clone()).collect();
         let given = given_tensors(def, file);
+        if let Some((name, tensor)) = shapes.keys().find_map(|name| given.get_key_value(name)) {
+            let (shape, input) = (&tensor.shape, arguments.input.display());
+            let message = format!("--shape {name} is unused: {input} has a tensor `{name}` of shape {shape:?}");
+            return Err(CliError::usage(message, "leave it out: shapes are for tensors that the file does not have"));
+        }
         // A tensor that is missing explains whatever else is not known.
         let or_missing = |error| check_given(def, &given, &[], arguments, &in_file).err().unwrap_or(error);
         let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
@@ -216,6 +224,13 @@ impl Job {
                 format!("`{name}` has {elements} elements: kernel `{}` may reach element {reached}", self.def.name),
                 "do the shapes of the tensors fit together, and --arg and --grid to them?",
             ),
+            Error::NegativeExtent { name, found, dim, .. } => CliError::usage(
+                format!(
+                    "`{name}` is {found}, and kernel `{}` takes it for the extent of dimension {dim}: expected 0 or more",
+                    self.def.name
+                ),
+                "pass --arg with the number of elements that the tensor has there",
+            ),
             error => error.into(),
         })?;
         drop(args);
@@ -267,7 +282,8 @@ fn scalar_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTre
                 Some(_) => format!("`{name}` is memory: its tensor is in the input file"),
                 None => choose::suggest(name, &known, "the arguments are"),
             };
-            return Err(CliError::usage(format!("kernel `{}` has no scalar argument `{name}`", def.name), help));
+            let message = format!("--arg {name} is unused: kernel `{}` has no scalar argument `{name}`", def.name);
+            return Err(CliError::usage(message, help));
         }
     }
     Ok(pairs.into_iter().collect())
@@ -281,9 +297,12 @@ fn shape_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTree
         let (name, shape) = choose::pair(word, "--shape")?;
         if !known.contains(&name) {
             let help = choose::suggest(name, &known, "its memory is");
-            return Err(CliError::usage(format!("kernel `{}` has no tensor `{name}`", def.name), help));
+            let message = format!("--shape {name} is unused: kernel `{}` has no tensor `{name}`", def.name);
+            return Err(CliError::usage(message, help));
         }
-        shapes.insert(name, shape);
+        if shapes.insert(name, shape).is_some() {
+            return Err(choose::twice("--shape", name));
+        }
     }
     Ok(shapes)
 }
@@ -373,17 +392,26 @@ fn element_types(
             },
         }
     }
-    if let Some(all) = found.iter().map(|entry| entry.map(|(_, dtype)| dtype)).collect::<Option<Vec<_>>>() {
-        return Ok(all);
-    }
-    // What the tensors say wins over a `--dtype` for all; a parameter without tensors takes it.
-    let mut complete: Vec<String> = words.to_vec();
-    for (generic, entry) in def.generics.iter().zip(&found) {
-        if let Some((_, dtype)) = entry {
-            complete.push(format!("{}={dtype}", generic.name));
+    // A word is right for the parameters that it speaks of, whether or not tensors have said the same.
+    let chosen = choose::some_dtypes(def, words)?;
+    let mut open = found.iter().zip(&chosen).filter(|(found, chosen)| found.is_none() && chosen.is_some());
+    let is_used = open.next().is_some();
+    for ((generic, found), chosen) in def.generics.iter().zip(&found).zip(&chosen) {
+        // What the tensors say wins over a `--dtype` for all, which a parameter without tensors takes.
+        let named =
+            choose::parts(words).any(|word| word.split('=').next().is_some_and(|name| name.trim() == generic.name));
+        if let (Some((tensor, dtype)), Some(chosen)) = (found, chosen)
+            && dtype != chosen
+            && (named || !is_used)
+        {
+            return Err(CliError::usage(
+                format!("--dtype {chosen} is unused: tensor `{tensor}` says that `{}` is {dtype}", generic.name),
+                "leave it out, or convert the tensor before",
+            ));
         }
     }
-    choose::dtypes(def, &complete)
+    let all = found.iter().zip(chosen).map(|(found, chosen)| found.map(|(_, dtype)| dtype).or(chosen));
+    choose::complete_dtypes(def, all.collect())
 }
 
 /// The shape of an output from the names of its dimensions.
@@ -398,7 +426,9 @@ pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, exte
     let extent = |dim: &Option<&'static str>| {
         let dim = dim.ok_or_else(|| unknown(": its dimension has no name"))?;
         match extents.of_name(dim) {
-            Ok(Some(extent)) => Ok(extent as usize),
+            Ok(Some(extent)) => {
+                usize::try_from(extent).map_err(|_| unknown(&format!(": its dimension `{dim}` is {extent}")))
+            }
             Ok(None) => Err(unknown(&format!(": no input has a dimension `{dim}`"))),
             Err(why) => Err(unknown(&format!(": dimension `{dim}` is not one number: {why}"))),
         }

@@ -7,8 +7,9 @@ use super::model_options::{ModelOptions, model_device};
 use super::run::{Choice, device};
 use super::{CliError, Result};
 use crate::memory::residual::Sizes;
-use crate::model::{Config, Transformer};
+use crate::model::{Config, Kind, Transformer};
 use crate::numerics::autocast::uniform;
+use crate::ops::memory::kernel_device;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::no_grad;
 use crate::profile::{Phase, phase, span};
@@ -105,6 +106,13 @@ impl Step {
         work: Work,
         team: Option<&TeamOptions>,
     ) -> Result<Step> {
+        let kind = match work {
+            Work::Forward => Kind::Forward,
+            Work::ForwardBackward => Kind::ForwardBackward,
+            Work::TrainStep => Kind::TrainStep,
+        };
+        let needed = config.step_bytes(options.batch as usize, kind);
+        kernel_device(device)?.expect_memory(needed).map_err(|error| stopped(error.into()))?;
         let model = {
             let _span = span("model");
             Transformer::new(config, device, 0).map_err(explained)?

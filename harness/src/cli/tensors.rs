@@ -52,7 +52,7 @@ impl Tensor {
 /// # Errors
 /// A file that cannot be read or is no safetensors file, and a tensor of a type that kernels do not have.
 pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
-    let bytes = std::fs::read(path).map_err(|error| CliError::file("read", path, error))?;
+    let bytes = crate::files::read(path).map_err(|error| CliError::file("read", path, error))?;
     parse(&bytes).map_err(|message| CliError::file("use", path, message))
 }
 
@@ -89,12 +89,7 @@ pub fn serialize(tensors: &[(String, Tensor)]) -> Result<Vec<u8>, String> {
 /// A file that cannot be written.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     let bytes = serialize(tensors).map_err(|error| CliError::file("write", path, error))?;
-    // What is no ordinary file (`/dev/stdout`, say) is written to, not replaced.
-    let written = match path.exists() && !path.is_file() {
-        true => std::fs::write(path, bytes),
-        false => crate::files::replace(path, |file| file.write_all(&bytes)),
-    };
-    written.map_err(|error| CliError::file("write", path, error))
+    crate::files::replace(path, |file| file.write_all(&bytes)).map_err(|error| CliError::file("write", path, error))
 }
 
 fn from_file(dtype: Dtype) -> Option<DType> {
@@ -187,7 +182,7 @@ fn typed<T: Element>(device: &Device, contents: Contents<'_>) -> tilewright::Res
         Contents::Bytes(bytes) => {
             let values = T::from_bytes(bytes.len() / size_of::<T>(), |memory| {
                 memory.copy_from_slice(bytes);
-                Ok::<_, tilewright::Error>(())
+                Ok(())
             })?;
             Buffer::from_slice(device, &values)?
         }

@@ -70,7 +70,7 @@ impl Dataset {
     /// A text that is too short, with both lengths.
     pub fn check_context(&self, context: usize) -> Result<()> {
         for (part, found) in [("training", self.train().len()), ("validation", self.validation().len())] {
-            let needed = context + 1;
+            let needed = context.saturating_add(1);
             if found < needed {
                 return Err(Error::TooShort { name: self.name.clone(), part, found, context, needed });
             }

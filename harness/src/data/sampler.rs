@@ -54,7 +54,7 @@ impl Batch {
 
     /// Consecutive parts of at most `windows` windows each: micro-batches.
     pub fn split(&self, windows: usize) -> impl Iterator<Item = Batch> {
-        let tokens = windows.max(1) * self.context;
+        let tokens = windows.max(1).saturating_mul(self.context);
         self.inputs.chunks(tokens).zip(self.targets.chunks(tokens)).map(|(inputs, targets)| Batch {
             inputs: inputs.to_vec(),
             targets: targets.to_vec(),
@@ -89,12 +89,13 @@ impl Sampler {
         assert_eq!(windows % shard.world, 0, "internal error: {windows} windows for {} processes", shard.world);
         let places = (part.len() - context) as u64;
         let share = windows / shard.world;
-        let first = self.state.drawn + (shard.rank * share) as u64;
+        // A checkpoint may say any number, and after the last one comes 0.
+        let first = self.state.drawn.wrapping_add((shard.rank * share) as u64);
         let mut batch = Batch::with_room(share, context);
-        for number in first..first + share as u64 {
-            batch.push(part, below(places, self.state.seed, number) as usize);
+        for number in 0..share as u64 {
+            batch.push(part, below(places, self.state.seed, first.wrapping_add(number)) as usize);
         }
-        self.state.drawn += windows as u64;
+        self.state.drawn = self.state.drawn.wrapping_add(windows as u64);
         batch
     }
 }

@@ -1,6 +1,5 @@
 //! Plain text: a file of the user's, or the book that ships.
 
-use std::fs::File;
 use std::path::Path;
 
 use super::{Error, Result};
@@ -47,13 +46,8 @@ impl Text {
     /// A file that is missing, cannot be read, is empty, or is not UTF-8 (with the place of the first wrong byte).
     pub fn open(path: &Path) -> Result<Text> {
         let name = path.display().to_string();
-        let file = File::open(path).map_err(Error::file("read", path))?;
-        let metadata = file.metadata().map_err(Error::file("read", path))?;
-        if metadata.is_dir() {
-            let source = std::io::Error::new(std::io::ErrorKind::IsADirectory, "it is a folder");
-            return Err(Error::file("read", path)(source));
-        }
-        if metadata.len() == 0 {
+        let file = crate::files::open_to_map(path).map_err(Error::file("read", path))?;
+        if file.metadata().map_err(Error::file("read", path))?.len() == 0 {
             return Err(Error::Empty { name });
         }
         // SAFETY: the map is only read, as bytes. Another process that cuts the file short meanwhile ends this one with a

@@ -31,7 +31,8 @@ impl Bpe {
             return Err(Error::VocabularyTooSmall { found: vocabulary, least: alphabet.len() });
         }
         let mut trainer = BpeTrainerBuilder::new()
-            .vocab_size(vocabulary)
+            // The library takes memory for all of them at once; each merge leaves a text shorter by a byte at least.
+            .vocab_size(vocabulary.min(alphabet.len() + text.as_str().len()))
             // A pair that occurs once teaches nothing.
             .min_frequency(2)
             .initial_alphabet(alphabet)
@@ -64,7 +65,7 @@ impl Bpe {
     /// # Errors
     /// A file that cannot be read, or is no tokenizer.
     pub fn open(path: &Path) -> Result<Bpe> {
-        let json = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+        let json = crate::files::read_to_string(path).map_err(Error::file("read", path))?;
         Bpe::from_json(json).map_err(|error| Error::damaged(path, error.to_string()))
     }
 
@@ -142,6 +143,8 @@ mod tests {
         let text = Text::of("t", "abc").unwrap();
         let message = Bpe::train(&text, 100).err().unwrap().to_string();
         assert!(message.contains("100") && message.contains("256"), "{message}");
+        // More entries than any text has merges: all that there are.
+        assert_eq!(Bpe::train(&text, usize::MAX).unwrap().vocabulary(), 256);
         assert!(Bpe::from_json("{}".to_string()).is_err());
     }
 }

@@ -167,24 +167,31 @@ fn start(
     ];
     command.envs(variables);
     #[cfg(target_os = "linux")]
-    // SAFETY: prctl is safe to call between fork and exec.
+    // SAFETY: prctl and signal are safe to call between fork and exec.
     unsafe {
         command.pre_exec(|| {
             // Ranks must not outlive us, however we end.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            // We ignore it ourselves; their program decides for itself.
+            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
             Ok(())
         });
     }
     let mut child = command.spawn()?;
     let last = Arc::new(Mutex::new(VecDeque::new()));
-    let mut readers = Vec::new();
-    if let Some(stream) = child.stdout.take() {
-        readers.push(forward(number, stream, out, last.clone()));
+    let out = child.stdout.take().map(|stream| forward(number, stream, out, last.clone())).transpose();
+    let err = child.stderr.take().map(|stream| forward(number, stream, err, last.clone())).transpose();
+    match (out, err) {
+        (Ok(out), Ok(err)) => {
+            let readers = out.into_iter().chain(err).collect();
+            Ok(Rank { number, child, last, readers, end: None, stopped: false })
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error)
+        }
     }
-    if let Some(stream) = child.stderr.take() {
-        readers.push(forward(number, stream, err, last.clone()));
-    }
-    Ok(Rank { number, child, last, readers, end: None, stopped: false })
 }
 
 /// Copies lines with the rank before them.
@@ -193,8 +200,8 @@ fn forward(
     stream: impl Read + Send + 'static,
     mut to: impl Write + Send + 'static,
     last: Arc<Mutex<VecDeque<String>>>,
-) -> JoinHandle<()> {
-    std::thread::spawn(move || {
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().spawn(move || {
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
         while stream.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {

@@ -63,10 +63,10 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// How long each pass runs before it is timed, in milliseconds; 1000, and 25 in a sweep or on the CPU
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub warmup_ms: Option<f64>,
     /// How long each pass is timed, in milliseconds; 10000, and 100 in a sweep or on the CPU
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub rep_ms: Option<f64>,
     /// Tune the kernels before, for at most so many seconds each
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -91,6 +91,12 @@ pub struct Arguments {
 pub fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|s| (0.0..=86400.0).contains(s) && *s > 0.0);
     number.ok_or_else(|| format!("`{text}` is no number of seconds up to a day"))
+}
+
+/// A number of milliseconds, from 0.
+pub fn milliseconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|ms| (0.0..=86_400_000.0).contains(ms));
+    number.ok_or_else(|| format!("`{text}` is no number of milliseconds up to a day"))
 }
 
 impl Arguments {
@@ -148,7 +154,7 @@ impl Arguments {
     }
 
     fn plan(&self, dtype: &str, precision: Option<Precision>, heads: usize, n: usize, d: usize) -> Result<Plan> {
-        if self.batch * heads * n == 0 || !(1..=256).contains(&d) {
+        if [self.batch, heads, n].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
                 "there is no attention of this shape",
                 "batch, heads and length are at least 1, head dimensions from 1 to 256",

@@ -16,16 +16,13 @@ mod tests;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-pub use arguments::{Arguments, seconds};
+pub use arguments::{Arguments, milliseconds, seconds};
 
 use crate::cli::{Result, program};
 
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    program(|out| run(&arguments, out))
+    program(|arguments: Arguments, out| run(&arguments, out))
 }
 
 /// Measures what the arguments say; prints and writes it.
@@ -33,7 +30,9 @@ pub fn main() -> ExitCode {
 /// # Errors
 /// A wrong result, which gets no time; a shape that does not fit; a device or a file that does not work.
 pub fn run(arguments: &Arguments, out: &mut dyn std::io::Write) -> Result<()> {
-    arguments.outputs.check().map_err(crate::cli::CliError::from)?;
+    let outputs = arguments.outputs.apart_from(&arguments.compare);
+    outputs.check_beside(&arguments.record)?;
+    let arguments = &Arguments { outputs, ..arguments.clone() };
     match arguments.sweep {
         false => single::run(arguments, out),
         true => sweep::run(arguments, out),

@@ -78,7 +78,7 @@ impl Peers {
     /// # Errors
     /// A file that cannot be read, or that has no row.
     pub fn read(path: &Path) -> Result<Peers> {
-        let text = std::fs::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
+        let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
         let mut peers = Peers::default();
         for line in text.lines() {
             if let Ok(row) = serde_json::from_str(line) {

@@ -40,6 +40,14 @@ pub struct Config {
     pub precision: Precision,
 }
 
+/// How much of a step runs, for [`Config::step_bytes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Forward,
+    ForwardBackward,
+    TrainStep,
+}
+
 /// Which norm stands before attention, feed-forward and head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -208,19 +216,58 @@ impl Config {
         Heads { heads: self.heads, heads_kv: self.heads_kv, d: self.width / self.heads.max(1) }
     }
 
-    /// Number of parameters, as papers count them.
+    /// Number of parameters, as papers count them, of a config that [`Config::check`] accepts.
     pub fn parameters(&self) -> usize {
-        self.specs().iter().map(|spec| spec.numel()).sum()
+        self.count() as usize
+    }
+
+    /// The same of any numbers. Exact below 2⁵³.
+    fn count(&self) -> f64 {
+        let of = |n: usize| n as f64;
+        let (width, hidden, heads, heads_kv) = (of(self.width), of(self.hidden), of(self.heads), of(self.heads_kv));
+        let qkv = width * (heads + 2.0 * heads_kv) * of(self.width / self.heads.max(1));
+        let norm = if self.norm == Norm::Layer { 2.0 * width } else { width };
+        let block = qkv + width * width + 3.0 * hidden * width + 2.0 * norm;
+        let heads = if self.tied { 1.0 } else { 2.0 };
+        of(self.layers) * block + heads * of(self.vocabulary) * width + norm
+    }
+
+    /// Bytes of host or device memory that the model takes at least: f32 values and gradients, and what is known of each tensor.
+    pub fn model_bytes(&self) -> f64 {
+        8.0 * self.count() + 256.0 * 6.0 * self.layers as f64
+    }
+
+    /// Bytes that a step of `windows` windows takes at least: the parameters with what training keeps for each, the logits, and what
+    /// the blocks keep for backward. Activations follow Korthikanti et al., "Reducing activation recomputation in large transformer
+    /// models" (2023), section 4.1.
+    pub fn step_bytes(&self, windows: usize, kind: Kind) -> f64 {
+        let of = |n: usize| n as f64;
+        let element = self.precision.dtype().size_in_bytes() as f64;
+        let tokens = of(windows) * of(self.context);
+        let logits = 2.0 * 4.0 * tokens * of(self.vocabulary);
+        let scores = match self.attention {
+            Attention::Naive => 2.0 * element * tokens * of(self.context) * of(self.heads),
+            Attention::Tiled | Attention::Flash => 0.0,
+        };
+        let block = element * tokens * (5.0 * of(self.width) + 3.0 * of(self.hidden)) + scores;
+        let kept = match (kind, self.checkpoint) {
+            (Kind::Forward, _) | (_, true) => 2.0 * block,
+            (_, false) => of(self.layers) * block,
+        };
+        let moments = if kind == Kind::TrainStep { 8.0 * self.count() } else { 0.0 };
+        self.model_bytes() + moments + logits + kept
     }
 
     /// Multiplications and additions of a training step per token: 6 per weight of a product, and attention's two products of
     /// rows that see half of the `length` keys on average, three times (Kaplan et al., "Scaling laws for neural language
     /// models", 2020, section 2.1).
     pub fn flops_per_token(&self, length: usize) -> f64 {
-        let head = self.vocabulary * self.width;
-        let block = self.width * (self.head_columns().columns() + self.width + 3 * self.hidden);
-        let attention = 2 * self.width * length;
-        (6 * (self.layers * block + head) + 3 * self.layers * attention) as f64
+        let of = |n: usize| n as f64;
+        let (width, layers) = (of(self.width), of(self.layers));
+        let head = of(self.vocabulary) * width;
+        let block = width * (of(self.head_columns().columns()) + width + 3.0 * of(self.hidden));
+        let attention = 2.0 * width * of(length);
+        6.0 * (layers * block + head) + 3.0 * layers * attention
     }
 
     /// Checks that the numbers fit together.
@@ -240,6 +287,23 @@ impl Config {
             if n == 0 {
                 return fail(format!("a model's {name} is at least 1, found 0"));
             }
+        }
+        // What follows computes with these numbers, and none of it may leave an integer.
+        if self.count() > MOST_PARAMETERS {
+            return fail(format!(
+                "a model with layers {}, width {}, hidden {}, heads {}, heads_kv {} and vocabulary {} has {:.1e} parameters: \
+                 expected at most {MOST_PARAMETERS:.1e}",
+                self.layers,
+                self.width,
+                self.hidden,
+                self.heads,
+                self.heads_kv,
+                self.vocabulary,
+                self.count()
+            ));
+        }
+        if self.context > MOST_TOKENS {
+            return fail(format!("a model's context is at most {MOST_TOKENS} tokens, found {}", self.context));
         }
         if !self.width.is_multiple_of(self.heads) {
             let near = nearest_divisors(self.width, self.heads);
@@ -276,10 +340,16 @@ impl Config {
     }
 }
 
+/// Far beyond any memory, and small enough that sums of sizes stay exact: 2⁴⁸.
+const MOST_PARAMETERS: f64 = (1_u64 << 48) as f64;
+
+/// Positions are 32-bit numbers.
+const MOST_TOKENS: usize = i32::MAX as usize;
+
 /// "8 and 16 do", for numbers of heads around `count` that divide `n`.
 fn nearest_divisors(n: usize, count: usize) -> String {
     let below = (1..count.min(n)).rev().find(|h| n.is_multiple_of(*h));
-    let above = (count + 1..=n).find(|h| n.is_multiple_of(*h));
+    let above = (count.saturating_add(1)..=n).find(|h| n.is_multiple_of(*h));
     match (below, above) {
         (Some(a), Some(b)) => format!("{a} and {b} do"),
         (Some(a), None) | (None, Some(a)) => format!("{a} does"),

@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 
-pub use config::{Attention, Config, Fusion, Norm, Precision, SIZES};
+pub use config::{Attention, Config, Fusion, Kind, Norm, Precision, SIZES};
 pub use replay::Replay;
 
 use crate::ops::{self, Rope};
@@ -126,6 +126,7 @@ impl Transformer {
     /// A config whose numbers do not fit together, or no memory.
     pub fn new(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
         config.check()?;
+        ops::memory::kernel_device(device)?.expect_memory(config.model_bytes()).map_err(ops::memory::kernel_error)?;
         let params = Params::new(config.specs(), device, seed)?;
         Transformer::with_params(config, params)
     }

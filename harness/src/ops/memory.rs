@@ -261,7 +261,10 @@ impl<T: Elem> Fresh<T> {
     pub fn new(device: &Device, len: usize) -> Result<Fresh<T>> {
         let on = kernel_device(device)?;
         let memory = match device {
-            Device::Cpu => FreshMemory::Cpu(bytemuck::zeroed_vec(len)),
+            Device::Cpu => FreshMemory::Cpu(bytemuck::allocation::try_zeroed_vec(len).map_err(|()| {
+                let requested = (len as u64).saturating_mul(size_of::<T>() as u64);
+                kernel_error(tilewright::Error::HostMemory { requested })
+            })?),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => FreshMemory::Cuda(cuda::allocate(cuda, len)?, cuda.clone()),
             other => {

@@ -412,7 +412,8 @@ fn starting_values(start: &Start<'_>, len: usize, device: &Device) -> Result<Ten
         let (count, after) = (PIECE.min(len - first), first + PIECE);
         std::thread::scope(|scope| {
             if after < len {
-                scope.spawn(|| start.fill(after, &mut next[..PIECE.min(len - after)]));
+                let fill = || start.fill(after, &mut next[..PIECE.min(len - after)]);
+                std::thread::Builder::new().spawn_scoped(scope, fill)?;
             }
             values.slice_set(&Tensor::from_slice(&ready[..count], count, device)?, 0, first)
         })?;

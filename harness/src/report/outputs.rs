@@ -38,6 +38,9 @@ pub struct Outputs {
     /// The commit that this program was built from; without it, that of the repository that the program lies in
     #[arg(long, value_name = "ID")]
     pub commit: Option<String>,
+    /// Files that the command reads, which it must not write: see [`Outputs::apart_from`].
+    #[arg(skip)]
+    pub inputs: Vec<PathBuf>,
 }
 
 /// Why a file was not written.
@@ -47,6 +50,8 @@ pub enum Error {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot make the folder {}: {source}", path.display())]
     Folder { path: PathBuf, source: io::Error },
+    #[error("{0}\n  help: name another file")]
+    Clash(#[from] files::Clash),
     #[error("cannot write the output: {0}")]
     Print(#[from] io::Error),
 }
@@ -58,18 +63,38 @@ impl Outputs {
         files.into_iter().any(Option::is_some)
     }
 
-    /// Finds out before a measurement that a file's folder is missing or that nothing can be written there. Makes the
-    /// folder of `--out`.
+    /// The same files of a command that reads `inputs`: none of them may be written.
+    pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Outputs {
+        Outputs { inputs: inputs.into_iter().cloned().collect(), ..self.clone() }
+    }
+
+    /// Finds out before a measurement that a file's folder is missing, that nothing can be written there, or that one file has
+    /// two purposes. Makes the folder of `--out`.
     ///
     /// # Errors
     /// The first file or folder that cannot be written.
     pub fn check(&self) -> Result<(), Error> {
+        self.check_beside([])
+    }
+
+    /// As [`Outputs::check`], for a command that writes `others` too.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_beside<'a>(&'a self, others: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Error> {
         if let Some(folder) = &self.out {
             fs::create_dir_all(folder).map_err(|source| Error::Folder { path: folder.clone(), source })?;
             check(&folder.join("report"))?;
         }
         let files = [&self.json, &self.csv, &self.markdown, &self.latex, &self.plot, &self.html];
-        files.into_iter().flatten().try_for_each(|path| check(path))
+        let mut files: Vec<&Path> = files.into_iter().flatten().map(PathBuf::as_path).collect();
+        files.extend(others.into_iter().map(PathBuf::as_path));
+        files::check_distinct(&files, &self.inputs())?;
+        files.into_iter().try_for_each(check)
+    }
+
+    fn inputs(&self) -> Vec<&Path> {
+        self.inputs.iter().map(PathBuf::as_path).collect()
     }
 
     /// Prints the report for people to `out`, then writes the files that were asked for and names them.
@@ -101,6 +126,8 @@ impl Outputs {
         }
         let mut written = Vec::new();
         for (path, text) in self.files(report) {
+            // Names inside a folder are known only now.
+            files::check_distinct(&[&path], &self.inputs())?;
             files::replace(&path, |file| file.write_all(text.as_bytes()))
                 .map_err(|source| Error::Write { path: path.clone(), source })?;
             written.push(path);

@@ -12,7 +12,6 @@
 //! scale and the sampler's state are all that a step depends on.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -158,7 +157,7 @@ impl Checkpoint {
     /// A file that cannot be read, was cut short, or is something else.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let damaged = |reason: String| Error::Damaged { path: path.to_path_buf(), reason };
-        let file = File::open(path).map_err(Error::file("read", path))?;
+        let file = crate::files::open_to_map(path).map_err(Error::file("read", path))?;
         // SAFETY: the map is only read, as bytes; a checkpoint is replaced by renaming, which leaves this file as it is.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::file("read", path))?;
         if let Some((expected, found)) = cut_short(&map) {
@@ -171,6 +170,10 @@ impl Checkpoint {
         let header: Header = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
         if header.format != FORMAT {
             return Err(damaged(format!("expected the format `{FORMAT}`, found `{}`", header.format)));
+        }
+        if header.optimizer_steps > header.step {
+            let (made, all) = (header.optimizer_steps, header.step);
+            return Err(damaged(format!("its optimizer has made {made} of {all} steps")));
         }
         let tokenizer = entries.get("tokenizer").ok_or_else(no_run)?.clone();
         SafeTensors::deserialize(&map).map_err(|error| damaged(error.to_string()))?;
@@ -288,7 +291,7 @@ fn cut_short(bytes: &[u8]) -> Option<(usize, usize)> {
             let header: Value = serde_json::from_slice(&bytes[8..8 + len as usize]).ok()?;
             let end_of = |tensor: &Value| tensor["data_offsets"][1].as_u64().unwrap_or(0);
             let end = header.as_object()?.values().map(end_of).max().unwrap_or(0);
-            let expected = 8 + (len + end) as usize;
+            let expected = (8 + len).saturating_add(end) as usize;
             (found < expected).then_some((expected, found))
         }
     }

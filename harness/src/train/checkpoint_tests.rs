@@ -104,6 +104,31 @@ fn a_file_cut_at_any_place_is_refused() {
 }
 
 #[test]
+fn numbers_that_no_run_has_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = saved(dir.path());
+    let whole = std::fs::read(&path).unwrap();
+    let (length, rest) = whole.split_first_chunk::<8>().unwrap();
+    let (header, tensors) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    // Opens the file with its header changed.
+    let refuse = |change: &dyn Fn(&mut Value)| {
+        let mut changed: Value = serde_json::from_slice(header).unwrap();
+        change(&mut changed);
+        let changed = serde_json::to_vec(&changed).unwrap();
+        std::fs::write(&path, [&(changed.len() as u64).to_le_bytes(), changed.as_slice(), tensors].concat()).unwrap();
+        Checkpoint::open(&path).err().unwrap().to_string()
+    };
+    let message = refuse(&|header| header["out.weight"]["data_offsets"] = json!([0, u64::MAX]));
+    assert!(message.contains("cut short"), "{message}");
+    let message = refuse(&|header| {
+        let mut own: Value = serde_json::from_str(header["__metadata__"]["tilewright"].as_str().unwrap()).unwrap();
+        own["optimizer_steps"] = json!(u64::MAX);
+        header["__metadata__"]["tilewright"] = json!(own.to_string());
+    });
+    assert!(message.contains("18446744073709551615 of 3 steps"), "{message}");
+}
+
+#[test]
 fn another_models_checkpoint_is_refused_with_what_differs() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&saved(dir.path())).unwrap();

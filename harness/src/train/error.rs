@@ -71,7 +71,10 @@ impl Error {
 
 fn kernel_is_out_of_memory(error: &tilewright::Error) -> bool {
     match error {
-        tilewright::Error::OutOfMemory { .. } | tilewright::Error::HostMemory { .. } => true,
+        tilewright::Error::OutOfMemory { .. }
+        | tilewright::Error::HostMemory { .. }
+        | tilewright::Error::HostMemoryShort { .. }
+        | tilewright::Error::TooLarge { .. } => true,
         tilewright::Error::Cuda { failure, .. } => failure.code == 2,
         _ => false,
     }

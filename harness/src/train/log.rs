@@ -93,7 +93,7 @@ fn parse(line: &str) -> Option<Line> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    match std::fs::read_to_string(path) {
+    match crate::files::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
         other => other.map_err(Error::file("read", path)),
     }

@@ -26,6 +26,8 @@ pub const CHECKPOINT: &str = "checkpoint.safetensors";
 pub const LOG: &str = "log.jsonl";
 pub const CURVE: &str = "loss.svg";
 pub const NOT_FINITE: &str = "not-finite.safetensors";
+/// The files of [`Run::export`].
+pub const EXPORTED: [&str; 2] = ["start.safetensors", "batches.safetensors"];
 
 /// What a run does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -460,7 +462,8 @@ impl<'a> Run<'a> {
     /// What the file system says.
     pub fn export(&self, folder: &Path) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
-        self.write(&folder.join("start.safetensors"), self.sampler.state())?;
+        let [start, batches] = EXPORTED.map(|name| folder.join(name));
+        self.write(&start, self.sampler.state())?;
         let RunOptions { batch: windows, context, steps, .. } = self.options;
         let steps = steps.saturating_sub(self.learner.step()) as usize;
         let mut sampler = self.sampler.clone();
@@ -470,7 +473,7 @@ impl<'a> Run<'a> {
             inputs.extend(batch.inputs.iter().flat_map(|token| token.to_le_bytes()));
             targets.extend(batch.targets.iter().flat_map(|token| token.to_le_bytes()));
         }
-        let path = folder.join("batches.safetensors");
+        let path = batches;
         let view = |bytes| TensorView::new(safetensors::Dtype::U32, vec![steps, windows, context], bytes);
         let bytes = view(&inputs)
             .and_then(|inputs| Ok([("inputs", inputs), ("targets", view(&targets)?)]))

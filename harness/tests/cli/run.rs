@@ -169,3 +169,19 @@ fn tensors_that_do_not_fit_together_are_refused() {
     let text = run(&["--shape", "y=rows"]);
     assert!(text.contains("tensor `w` has shape [9]") && text.contains("one of shape [8]"), "{text}");
 }
+
+/// −1 tokens used to let every access through: extents were compared as unsigned numbers.
+#[test]
+fn extents_below_zero_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let frequencies = [1.0f64, 0.5].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let frequencies = Named { name: "frequencies".to_string(), dtype: Dtype::F64, shape: vec![2], bytes: frequencies };
+    write(dir.path(), &[tensor("x", &[1, 1, 4], &small(4)), frequencies]);
+    let arguments = ["--grid", "1", "--shape", "y=x", "--set", "tokens_tile=64,heads_tile=1,d_tile=64", "--arg"];
+    let with = |arg: &str| run(dir.path(), "rope_from", &[&arguments[..], &[arg]].concat());
+    let message = with("tokens=-1,start=0,length=1").fails(2);
+    for part in ["`tokens` is -1", "`rope_from`", "expected 0 or more", "--arg"] {
+        assert!(message.contains(part), "`{part}` is missing in: {message}");
+    }
+    with("tokens=1,start=0,length=1").ok();
+}

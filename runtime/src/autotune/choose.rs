@@ -11,10 +11,11 @@ use tilewright_codegen::lang::kernel::Specialization;
 use tilewright_codegen::text;
 
 use super::config::{Autotune, Config, KeyPart, Problem};
-use super::journal::{self, Journal};
+use super::journal::{Event, Journal};
 use super::store::{self, DeviceId};
 use super::table::{Entry, Table};
 use super::tuner::{self, Attempt, Job, Report};
+use crate::cache::Cache;
 use crate::device::{Device, Inner};
 use crate::env::Env;
 use crate::error::{Error, Result};
@@ -195,11 +196,8 @@ impl Search<'_> {
         attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
     ) -> Result<(Config, Source)> {
         let (kernel, key) = (self.autotune.def.name, self.problem.key());
-        let dir = store::dir(kernel);
-        let remembered = match &dir {
-            Some(dir) => store::recall(dir, &self.id),
-            None => Table::new(self.id.clone(), Vec::new()),
-        };
+        let cache = Cache::shared()?;
+        let remembered = store::recall(cache, kernel, &self.id);
         let shipped = self.shipped();
         // Recording the kernel is for those who need it: whoever tunes, and whoever has something to hold against it.
         let wanted = match options.is_some() || remembered.exact(kernel, &key).is_some() {
@@ -207,8 +205,8 @@ impl Search<'_> {
             false => None,
         };
         let log = |wanted: &Entry| {
-            let beside = dir.as_ref().map(|dir| journal::path(dir, &store::name(&self.id, wanted)));
-            options.and_then(|options| options.log.clone()).or(beside)
+            let named = options.and_then(|options| options.log.clone());
+            named.or_else(|| store::log(cache, &self.id, wanted))
         };
         if let Some(wanted) = &wanted {
             let same = |entry: &&Entry| {
@@ -222,7 +220,7 @@ impl Search<'_> {
             }
         }
         if let Some((options, wanted)) = options.zip(wanted.as_ref()) {
-            let config = self.tune(options, wanted, dir.as_deref(), log(wanted), attempt)?;
+            let config = self.tune(options, wanted, log(wanted), attempt)?;
             return Ok((config, Source::Measured));
         }
         if let Some(config) = shipped.exact(kernel, &key).and_then(|entry| self.usable(entry)) {
@@ -264,10 +262,10 @@ impl Search<'_> {
         let def = self.autotune.def;
         let attempt = attempt(&self.default)?;
         // Not this launch's facts about alignment, which the key does not have.
-        let recorded = def.record(self.problem.dtypes, &attempt.constants, &Specialization::aligned(def));
+        let recorded = def.record(self.problem.dtypes, &attempt.constants, &Specialization::aligned_memory(def));
         let func = recorded.map_err(|d| Error::Kernel(explain(&d)))?;
         let ir = blake3::hash(text::print(&func).as_bytes()).to_hex()[..16].to_string();
-        let compiler = tilewright_codegen::VERSION.to_string();
+        let compiler = tilewright_codegen::compiler_id().to_string();
         let kernel = def.name.to_string();
         Ok(Entry { kernel, key, compiler: Some(compiler), ir: Some(ir), ..Entry::default() })
     }
@@ -276,7 +274,6 @@ impl Search<'_> {
         &self,
         options: &Options,
         wanted: &Entry,
-        dir: Option<&std::path::Path>,
         log: Option<std::path::PathBuf>,
         attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
     ) -> Result<Config> {
@@ -313,9 +310,7 @@ impl Search<'_> {
         let report = tuner::tune(&job, candidates, &mut journal)?;
         let (config, median_ms) = report.chosen.clone();
         let entry = Entry { config: config.to_string(), median_ms: Some(median_ms), ..wanted.clone() };
-        if let Some(dir) = dir {
-            store::remember(dir, &self.id, &entry);
-        }
+        store::remember(Cache::shared()?, &self.id, &entry);
         ASKED.with(|asked| {
             if let Some((_, reports)) = asked.borrow_mut().as_mut() {
                 reports.push(report);
@@ -328,5 +323,5 @@ impl Search<'_> {
 /// Whether a log is there that came to no end.
 fn is_unfinished(log: Option<std::path::PathBuf>) -> bool {
     let events = log.map(|path| Journal::read(&path)).unwrap_or_default();
-    !events.is_empty() && !events.iter().any(|event| matches!(event, journal::Event::Chosen { .. }))
+    !events.is_empty() && !events.iter().any(|event| matches!(event, Event::Chosen { .. }))
 }

@@ -2,13 +2,14 @@
 //!
 //! What a later run of the same job reads from it: candidates that were dropped stay so, times count, and a candidate at
 //! which the log ends (so did the process) gets one more try. Lines that make no sense, such as a last one cut short, are
-//! passed over.
+//! passed over. A log that somebody else can write is neither read nor written.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+
+use crate::cache::owned::{self, Unusable};
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,6 +28,9 @@ pub enum Event {
     /// The end.
     Chosen { config: String, median_ms: f64 },
 }
+
+/// No log is as large as this.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// How often a candidate may be the last thing that a process did.
 const TRIES: usize = 2;
@@ -66,7 +70,13 @@ impl Journal {
 
     /// The events of a log; none where there is no log.
     pub fn read(path: &Path) -> Vec<Event> {
-        let bytes = std::fs::read(path).unwrap_or_default();
+        let read = || -> Result<Vec<u8>, Unusable> { Ok(owned::read(&owned::open(path, owned::user())?, MAX_BYTES)?) };
+        let bytes = read().unwrap_or_else(|why| {
+            if !matches!(why, Unusable::Missing) {
+                tracing::debug!("the log {} is not read: {why}", path.display());
+            }
+            Vec::new()
+        });
         String::from_utf8_lossy(&bytes).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
@@ -75,10 +85,9 @@ impl Journal {
     /// # Errors
     /// The file cannot be written.
     pub fn append(path: &Path, event: &Event) -> std::io::Result<()> {
-        let mut file = OpenOptions::new().append(true).open(path)?;
+        let file = owned::open_to_append(path, false, owned::user()).map_err(into_io)?;
         // The process before may have been stopped within a line.
-        writeln!(file, "\n{}", line(event))?;
-        file.sync_data()
+        owned::append(&file, &format!("\n{}\n", line(event)))
     }
 
     /// The candidate that was started last, if nothing is known of how it ended.
@@ -96,7 +105,7 @@ impl Journal {
     /// Writes an event down before anything else happens.
     pub fn add(&mut self, event: Event) {
         if let Some(file) = &mut self.file
-            && let Err(error) = writeln!(file, "{}", line(&event)).and_then(|()| file.sync_data())
+            && let Err(error) = owned::append(file, &format!("{}\n", line(&event)))
         {
             tracing::warn!("the log of the tuning run ends here: {error}");
             self.file = None;
@@ -148,22 +157,19 @@ fn line(event: &Event) -> String {
     serde_json::to_string(event).unwrap_or_default()
 }
 
-fn start(path: &Path, anew: bool) -> std::io::Result<File> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    let mut options = OpenOptions::new();
-    let file = match anew {
-        true => options.write(true).create(true).truncate(true).open(path)?,
-        false => options.append(true).open(path)?,
-    };
-    if !anew {
-        writeln!(&file)?;
+fn start(path: &Path, anew: bool) -> Result<File, Unusable> {
+    let file = owned::open_to_append(path, true, owned::user())?;
+    match anew {
+        true => file.set_len(0)?,
+        false => owned::append(&file, "\n")?,
     }
     Ok(file)
 }
 
-/// Where the log of a problem is.
-pub(super) fn path(dir: &Path, name: &str) -> PathBuf {
-    dir.join(name).with_extension("log.jsonl")
+fn into_io(why: Unusable) -> std::io::Error {
+    match why {
+        Unusable::Missing => std::io::ErrorKind::NotFound.into(),
+        Unusable::Refused { .. } => std::io::Error::other(why.to_string()),
+        Unusable::Failed(error) => error,
+    }
 }

@@ -118,9 +118,10 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
     let (sender, receiver) = channel();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
     let tasks = Arc::new(Mutex::new(tasks));
+    let mut running = 0;
     for _ in 0..threads {
         let (tasks, sender) = (tasks.clone(), sender.clone());
-        std::thread::spawn(move || {
+        let work = move || {
             loop {
                 let Some(task) = tasks.lock().unwrap_or_else(|e| e.into_inner()).pop_front() else { return };
                 let outcome = catch_unwind(AssertUnwindSafe(|| task.run()));
@@ -130,7 +131,17 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
                     return;
                 }
             }
-        });
+        };
+        let work = Arc::new(work);
+        let on_thread = work.clone();
+        if std::thread::Builder::new().spawn(move || on_thread()).is_err() {
+            // The system has no more threads: this one does what no other does.
+            if running == 0 {
+                work();
+            }
+            break;
+        }
+        running += 1;
     }
     receiver
 }

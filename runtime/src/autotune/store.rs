@@ -1,17 +1,16 @@
-//! Choices that this machine remembers: a file each, in `tuned/KERNEL` of the cache's directory.
+//! Choices that this machine remembers: a file each, in `tuned/KERNEL` of the cache's folder.
 //!
 //! A file is a [`Table`] with one entry, written to a temporary file and renamed. What is wrong with one, it is ignored with
-//! a warning; another device's is passed over.
+//! a warning; another device's is passed over. As the cache's entries, they count only if nobody else can write them.
 
 use std::fmt;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use super::table::{Entry, Table};
+use crate::cache::{Cache, owned};
 use crate::device::Device;
-use crate::env::Env;
 
 /// A kind of device: choices are the same for all of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,50 +42,53 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// Where choices of a kernel are kept; `None` without a cache.
-pub(super) fn dir(kernel: &str) -> Option<PathBuf> {
-    let root = Env::get().ok()?.cache_dir.as_ref()?;
-    Some(root.join("tuned").join(kernel))
-}
-
 /// A name for the files about one problem.
-pub(super) fn name(device: &DeviceId, entry: &Entry) -> String {
+fn name(device: &DeviceId, entry: &Entry) -> String {
     let text = |part: &Option<String>| part.clone().unwrap_or_default();
     let parts = [device.to_string(), text(&entry.compiler), text(&entry.ir), entry.key.clone()];
     blake3::hash(parts.join("\n").as_bytes()).to_hex()[..32].to_string()
 }
 
 /// Keeps a choice. A failure is no error: the next process chooses again.
-pub(super) fn remember(dir: &Path, device: &DeviceId, entry: &Entry) {
-    let path = dir.join(name(device, entry)).with_extension(EXTENSION);
+pub(super) fn remember(cache: &Cache, device: &DeviceId, entry: &Entry) {
+    let Some(folder) = cache.make(&[FOLDER, &entry.kernel]) else { return };
+    let name = name(device, entry) + EXTENSION;
     let table = Table::new(device.clone(), vec![entry.clone()]).text();
-    let write = || -> std::io::Result<()> {
-        std::fs::create_dir_all(dir)?;
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
-        file.write_all(table.as_bytes())?;
-        file.persist(&path)?;
-        Ok(())
-    };
-    if let Err(error) = write() {
-        tracing::warn!("the tuned configuration cannot be kept in {}: {error}", path.display());
+    if let Err(error) = folder.write(&name, table.as_bytes()) {
+        cache.warn_unwritable(&folder.path().display().to_string(), &error);
     }
 }
 
-const EXTENSION: &str = "json";
+/// The folder in the cache's with a folder for each kernel.
+const FOLDER: &str = "tuned";
+const EXTENSION: &str = ".json";
+
+/// No table is as large as this.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// Where the log of tuning a problem is; `None` where none can be kept.
+pub(super) fn log(cache: &Cache, device: &DeviceId, entry: &Entry) -> Option<PathBuf> {
+    let folder = cache.make(&[FOLDER, &entry.kernel])?;
+    Some(folder.path().join(name(device, entry)).with_extension("log.jsonl"))
+}
 
 /// Everything that is remembered about a kernel on a device, from any compiler.
-pub(super) fn recall(dir: &Path, device: &DeviceId) -> Table {
+pub(super) fn recall(cache: &Cache, kernel: &str, device: &DeviceId) -> Table {
     let mut found = Table::new(device.clone(), Vec::new());
-    let mut paths: Vec<PathBuf> =
-        std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let Some(folder) = cache.open(&[FOLDER, kernel]) else { return found };
+    let mut names = folder.names().unwrap_or_default();
     // The same order in every process, whatever the file system says.
-    paths.sort();
-    for path in paths.iter().filter(|path| path.extension().is_some_and(|extension| extension == EXTENSION)) {
-        let read = std::fs::read_to_string(path).map_err(|error| error.to_string());
-        match read.and_then(|text| Table::parse(&text)) {
+    names.sort();
+    for name in names.iter().filter(|name| name.ends_with(EXTENSION)) {
+        let read = || -> Result<Table, String> {
+            let file = folder.open_file(name).map_err(|why| why.to_string())?;
+            let bytes = owned::read(&file, MAX_BYTES).map_err(|error| error.to_string())?;
+            Table::parse(std::str::from_utf8(&bytes).map_err(|_| "it is no text")?)
+        };
+        match read() {
             Ok(table) if table.device == *device => found.entries.extend(table.entries),
             Ok(_) => {}
-            Err(why) => tracing::warn!("{} is ignored: {why}", path.display()),
+            Err(why) => tracing::warn!("{} is ignored: {why}", folder.path().join(name).display()),
         }
     }
     found
@@ -95,8 +97,8 @@ pub(super) fn recall(dir: &Path, device: &DeviceId) -> Table {
 /// What this machine remembers about a kernel: for `tilewright tune --export`.
 pub fn remembered(kernel: &str, device: &Device) -> Table {
     let id = DeviceId::of(device);
-    match dir(kernel) {
-        Some(dir) => recall(&dir, &id),
-        None => Table::new(id, Vec::new()),
+    match Cache::shared() {
+        Ok(cache) => recall(cache, kernel, &id),
+        Err(_) => Table::new(id, Vec::new()),
     }
 }

@@ -1,9 +1,16 @@
 //! Words, tables and logs. Tuning runs in `runtime/tests/autotune.rs`, in processes with a cache of their own.
 
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode};
+
 use super::config::distance;
 use super::journal::{Event, Journal};
 use super::store::{DeviceId, recall, remember};
 use super::*;
+use crate::cache::Cache;
 use crate::prelude::*;
 
 fn by_size(problem: &Problem) -> Config {
@@ -149,16 +156,70 @@ fn tables_are_read_as_they_are_written() {
 fn what_is_damaged_or_of_another_device_is_not_recalled() {
     let dir = tempfile::tempdir().unwrap();
     let id = |name: &str| DeviceId { device: name.into(), compute_capability: None };
-    remember(dir.path(), &id("here"), &entry("T=f32,n<=64", "tile=64"));
-    remember(dir.path(), &id("there"), &entry("T=f32,n<=64", "tile=128"));
-    remember(dir.path(), &id("here"), &entry("T=f32,n<=64", "tile=256"));
-    std::fs::write(dir.path().join("torn.json"), "{\"format\": \"tilewri").unwrap();
-    let found = recall(dir.path(), &id("here"));
+    let cache = Cache::at(dir.path());
+    remember(&cache, &id("here"), &entry("T=f32,n<=64", "tile=64"));
+    remember(&cache, &id("there"), &entry("T=f32,n<=64", "tile=128"));
+    remember(&cache, &id("here"), &entry("T=f32,n<=64", "tile=256"));
+    std::fs::write(dir.path().join("tuned/scale/torn.json"), "{\"format\": \"tilewri").unwrap();
+    let found = recall(&cache, "scale", &id("here"));
     assert_eq!(
         found.entries,
         [entry("T=f32,n<=64", "tile=256")],
         "the last choice for a problem replaces the one before"
     );
+}
+
+#[test]
+fn choices_that_others_can_write_are_not_recalled() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cache, id) = (Cache::at(dir.path()), DeviceId { device: "here".into(), compute_capability: None });
+    remember(&cache, &id, &entry("T=f32,n<=64", "tile=64"));
+    let folder = dir.path().join("tuned/scale");
+    let table = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let set_mode = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    assert_eq!((mode(&folder), mode(&table)), (0o700, 0o600));
+    let count = || recall(&Cache::at(dir.path()), "scale", &id).entries.len();
+    assert_eq!(count(), 1);
+    for place in [&table, &folder, &dir.path().to_path_buf()] {
+        let before = mode(place);
+        set_mode(place, before | 0o002);
+        assert_eq!(count(), 0, "{}", place.display());
+        set_mode(place, before);
+    }
+    rustix::fs::mknodat(CWD, folder.join("fifo.json"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    symlink(&table, folder.join("link.json")).unwrap();
+    assert_eq!(count(), 1, "a FIFO and a link");
+    // A FIFO or a link in place of the table gives way to a new table.
+    std::fs::rename(folder.join("fifo.json"), &table).unwrap();
+    remember(&cache, &id, &entry("T=f32,n<=64", "tile=64"));
+    assert_eq!(count(), 1);
+    assert!(cache.warnings().is_empty());
+}
+
+#[test]
+fn a_log_that_others_can_write_is_neither_read_nor_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log.jsonl");
+    let text = "{\"job\":\"job\"}\n{\"start\":\"a\"}\n{\"start\":\"a\"}\n";
+    // What the candidate `a` is said to have done twice.
+    let dropped = || Journal::open(Some(&path), "job").dropped("a").is_some();
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    assert!(dropped());
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+    assert!(!dropped());
+    assert!(Journal::append(&path, &Event::Job("job".into())).unwrap_err().to_string().contains("by others"));
+    let target = dir.path().join("elsewhere");
+    std::fs::rename(&path, &target).unwrap();
+    std::fs::set_permissions(&target, Permissions::from_mode(0o600)).unwrap();
+    symlink(&target, &path).unwrap();
+    assert!(!dropped());
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), text, "nothing is written through a link");
+    std::fs::remove_file(&path).unwrap();
+    rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    assert!(!dropped() && Journal::read(&path).is_empty(), "a FIFO holds nothing up");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use tilewright_codegen::target::{CompileOptions, GpuArch, HostCpu, Target};
 
 pub(crate) use cpu::Cpu;
+pub use cpu::expect_host_memory;
 pub(crate) use cuda::Cuda;
 pub(crate) use driver::{driver_version, gpu_count};
 pub(crate) use memory::{HostMemory, Memory};
@@ -171,6 +172,14 @@ impl Device {
             Inner::Cpu(_) => Ok(()),
             Inner::Cuda(cuda) => cuda.trim_pool(),
         }
+    }
+
+    /// Fails where this is the CPU and [`expect_host_memory`] does. GPUs say themselves what they lack.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn expect_memory(&self, bytes: f64) -> Result<()> {
+        if self.is_cuda() { Ok(()) } else { expect_host_memory(bytes) }
     }
 
     /// Free and total memory in bytes, now; `None` on the CPU.

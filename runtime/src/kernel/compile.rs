@@ -2,19 +2,18 @@
 //! line.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
+use tilewright_codegen::analysis::reach;
 use tilewright_codegen::diag::Diagnostic;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
 use tilewright_codegen::pipeline::CompileError;
 use tilewright_codegen::target::{Artifact, CompileOptions, Target};
-use tilewright_codegen::text;
 
 use crate::cache::{Cache, Key};
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::watch;
+use crate::{terminal, watch};
 
 /// Records a kernel and compiles it, or takes the artifact from the cache on disk. Lines of `static_print` go to standard
 /// error.
@@ -32,7 +31,7 @@ pub fn compile(
     compile_func(&record(def, dtypes, consts, specialization)?, target, options)
 }
 
-/// Records a kernel. Lines of `static_print` go to standard error.
+/// Records a kernel, without hints that no launch checks. Lines of `static_print` go to standard error.
 pub(crate) fn record(
     def: &KernelDef,
     dtypes: &[DType],
@@ -41,9 +40,11 @@ pub(crate) fn record(
 ) -> Result<Func> {
     let recording = def.record_full(dtypes, consts, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
     for line in &recording.prints {
-        eprintln!("{}: {line}", def.name);
+        terminal::say(format_args!("{}: {line}", def.name));
     }
-    Ok(recording.func)
+    let mut func = recording.func;
+    reach::drop_unchecked_hints(&mut func);
+    Ok(func)
 }
 
 /// As [`compile`](fn@compile), for a function that is recorded already.
@@ -51,14 +52,15 @@ pub(crate) fn record(
 /// # Errors
 /// What the target does not have.
 pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
-    static CACHE: OnceLock<Result<Cache>> = OnceLock::new();
-    let cache = CACHE.get_or_init(Cache::from_env).as_ref().map_err(Clone::clone)?;
+    let cache = Cache::shared()?;
     let env = Env::get()?;
-    let key = Key::new(&text::print(func), target, options, tilewright_codegen::VERSION);
+    let key = Key::new(func, target, options);
     // What somebody wants to see must be compiled.
     if !env.watches(&func.name)
-        && let Some(artifact) = cache.get(&key)
+        && let Some(mut artifact) = cache.get(&key)
     {
+        // The kernel may have moved in its file since.
+        artifact.manifest.source = func.loc.to_string();
         return Ok(artifact);
     }
     let artifact = watch::compile(func, target, options, env, &mut ()).map_err(|error| explain_failure(func, error))?;

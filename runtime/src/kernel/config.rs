@@ -160,7 +160,8 @@ impl LaunchConfig {
     ///
     /// # Safety
     /// In each launch with this configuration, every load, store and atomic of the kernel stays inside the memory of the
-    /// argument that its address is computed from.
+    /// argument that its address is computed from; `multiple_of` in the kernel tells the truth, and no index of its loops
+    /// overflows.
     pub unsafe fn unchecked(mut self) -> LaunchConfig {
         self.reach = ReachCheck { skipped: true };
         self

@@ -1,6 +1,6 @@
-//! Whether a launch stays inside its arguments' memory.
+//! Whether a launch keeps what its kernel promises, and stays inside its arguments' memory.
 
-use tilewright_codegen::analysis::reach::{Beyond, Launch, Reach};
+use tilewright_codegen::analysis::reach::{Beyond, Launch, Reach, Refused};
 use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
 
 use super::arg::label;
@@ -20,15 +20,63 @@ impl Launch for Values<'_> {
             _ => 0,
         }
     }
+
+    fn address(&self, arg: usize) -> u64 {
+        match self.0[arg] {
+            LaunchArg::Ptr { addr, .. } => addr,
+            _ => 0,
+        }
+    }
 }
 
 pub(super) fn check(def: &KernelDef, reach: &Reach, args: &[LaunchArg], grid: [u32; 3]) -> Result<()> {
-    reach.check(&Values(args), grid).map_err(|beyond| explain(def, beyond))
+    reach.check(&Values(args), grid).map_err(|refused| explain(def, refused))
 }
 
-fn explain(def: &KernelDef, Beyond { arg, elements, reached, loc }: Beyond) -> Error {
+/// Name of an argument, from its place among those that are passed.
+fn name_of(def: &KernelDef, arg: usize) -> Option<&'static str> {
     let mut passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
-    let name = arg.and_then(|arg| passed.nth(arg)).map(|p| p.name);
+    passed.nth(arg).map(|p| p.name)
+}
+
+fn explain(def: &KernelDef, refused: Refused) -> Error {
+    let kernel = label(def);
+    match refused {
+        Refused::Beyond(beyond) => explain_access(def, beyond),
+        Refused::Extent { arg, dim, found, loc } => {
+            let place = loc.to_string();
+            match arg.and_then(|arg| name_of(def, arg)) {
+                Some(name) => Error::NegativeExtent { kernel, name: name.into(), found, dim, place },
+                None => {
+                    let promise =
+                        format!("extents of block pointers are not negative: dimension {dim} has {found} elements");
+                    Error::BrokenPromise { kernel, promise, place }
+                }
+            }
+        }
+        Refused::Step { found, loc } => {
+            let promise = format!("the step of a loop is positive: it is {found}");
+            Error::BrokenPromise { kernel, promise, place: loc.to_string() }
+        }
+        Refused::LoopEnd { found, step, dtype, loc } => {
+            let promise = format!(
+                "a loop ends well before the largest {dtype}: it goes up to {found} in steps of {step}, and its index would overflow"
+            );
+            Error::BrokenPromise { kernel, promise, place: loc.to_string() }
+        }
+        Refused::Assumption { loc } => {
+            let promise = "the condition of `assume` holds".to_string();
+            Error::BrokenPromise { kernel, promise, place: loc.to_string() }
+        }
+        Refused::Multiple { by, loc } => {
+            let promise = format!("what `multiple_of` names is a multiple of {by}");
+            Error::BrokenPromise { kernel, promise, place: loc.to_string() }
+        }
+    }
+}
+
+fn explain_access(def: &KernelDef, Beyond { arg, elements, reached, loc }: Beyond) -> Error {
+    let name = arg.and_then(|arg| name_of(def, arg));
     let (kernel, place) = (label(def), loc.to_string());
     match (name, reached) {
         (Some(name), Some(reached)) => Error::OutOfReach { kernel, name: name.into(), elements, reached, place },

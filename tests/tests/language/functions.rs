@@ -181,6 +181,200 @@ fn random_numbers_have_the_right_distribution_and_known_words() {
     assert_eq!(ran.i32(1), [0x6627_e8d5_u32, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8].map(|w| w as i32));
 }
 
+/// Philox 4×32-10 of one counter (Salmon et al., SC11), and what Triton's `random.py` makes of its words.
+struct Reference;
+
+impl Reference {
+    fn philox(seed: u64, mut counter: [u32; 4]) -> [u32; 4] {
+        let mut key = [seed as u32, (seed >> 32) as u32];
+        for _ in 0..10 {
+            let [a, b] = [0xD251_1F53_u64 * u64::from(counter[0]), 0xCD9E_8D57_u64 * u64::from(counter[2])];
+            let [high_a, high_b] = [a, b].map(|product| (product >> 32) as u32);
+            counter = [high_b ^ counter[1] ^ key[0], b as u32, high_a ^ counter[3] ^ key[1], a as u32];
+            key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+        }
+        counter
+    }
+
+    fn words(seed: u64, offset: u64) -> [u32; 4] {
+        Reference::philox(seed, [offset as u32, (offset >> 32) as u32, 0, 0])
+    }
+
+    /// `uint_to_uniform_float`: `where(x < 0, -x - 1, x) * 4.6566127342e-10` in f32.
+    fn uniform(word: u32) -> f32 {
+        let x = word as i32;
+        let x = if x < 0 { -1 - x } else { x };
+        x as f32 * 4.656_612_7e-10_f32
+    }
+
+    /// `pair_uniform_to_normal`, in f64.
+    fn normal(a: u32, b: u32) -> (f64, f64) {
+        let (a, b) = (f64::from(Reference::uniform(a)).max(1e-7), f64::from(Reference::uniform(b)));
+        let (radius, angle) = ((-2.0 * a.ln()).sqrt(), std::f64::consts::TAU * b);
+        (radius * angle.cos(), radius * angle.sin())
+    }
+}
+
+#[kernel]
+fn random_of<I: Int>(offsets: In<I>, uniform: Out<f32>, normal: Out<f32>, bits: Out<i32>, seed: i64) {
+    let i = arange(0, 64);
+    let at = load(offsets + i);
+    let (a, b, c, d) = rand4x(seed, at);
+    store(uniform + i, rand(seed, at));
+    store(uniform + 64 + i, b);
+    store(uniform + 128 + i, c);
+    store(uniform + 192 + i, d);
+    store(uniform + 256 + i, a);
+    let (w, x, y, z) = randn4x(seed, at);
+    store(normal + i, randn(seed, at));
+    store(normal + 64 + i, x);
+    store(normal + 128 + i, y);
+    store(normal + 192 + i, z);
+    store(normal + 256 + i, w);
+    store(bits + i, randint(seed, at).bitcast::<i32>());
+}
+
+#[test]
+fn random_numbers_are_those_of_triton() {
+    // Random123's kat_vectors of philox4x32-10.
+    let known = [
+        (0, [0; 4], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+        (u64::MAX, [u32::MAX; 4], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+        (
+            0x299f_31d0_a409_3822,
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+    for (seed, counter, words) in known {
+        assert_eq!(Reference::philox(seed, counter), words, "seed {seed:#x}");
+    }
+    let narrow: Vec<i32> = (0..64).map(|i| i * i * 7919 - 40_000).collect();
+    let wide: Vec<i64> = (0..64).map(|i| i * i * 0x1_2345_6789 - 77).collect();
+    for seed in [0, 42, -7, 0x1234_5678_9abc_def0] {
+        for (dtype, offsets) in [(DType::I32, A::I32(&narrow)), (DType::I64, A::I64(&wide))] {
+            let at: Vec<u64> = match dtype {
+                DType::I32 => narrow.iter().map(|&n| u64::from(n as u32)).collect(),
+                _ => wide.iter().map(|&n| n as u64).collect(),
+            };
+            let args = [offsets, A::OutF32(320), A::OutF32(320), A::OutI32(64), A::Int(seed)];
+            let ran = run_as(&RANDOM_OF, &[dtype], &vec![], &args, 1);
+            let (uniform, normal, bits) = (ran.f32(1), ran.f32(2), ran.i32(3));
+            for (i, &offset) in at.iter().enumerate() {
+                let words = Reference::words(seed as u64, offset);
+                assert_eq!(bits[i], words[0] as i32, "seed {seed}, offset {offset:#x}");
+                for (place, word) in [(0, words[0]), (64, words[1]), (128, words[2]), (192, words[3]), (256, words[0])]
+                {
+                    let expected = Reference::uniform(word);
+                    assert_eq!(uniform[place + i].to_bits(), expected.to_bits(), "seed {seed}, offset {offset:#x}");
+                }
+                let ((a, b), (c, d)) = (Reference::normal(words[0], words[1]), Reference::normal(words[2], words[3]));
+                for (place, expected) in [(0, a), (64, b), (128, c), (192, d), (256, a)] {
+                    let found = f64::from(normal[place + i]);
+                    assert!(
+                        (found - expected).abs() < 1e-5,
+                        "seed {seed}, offset {offset:#x}: {found}, not {expected}"
+                    );
+                }
+            }
+        }
+    }
+    // The words at which the product is largest and smallest, and the sign goes.
+    let ends = [0, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff].map(Reference::uniform);
+    assert!(ends.iter().all(|u| (0.0..1.0).contains(u)), "{ends:?}");
+}
+
+/// Sums in the types that Triton's `_pick_sum_dtype` gives: the store fails to compile where they are others.
+#[kernel]
+fn sums(
+    a: In<i8>,
+    b: In<u8>,
+    c: In<i16>,
+    d: In<u16>,
+    e: In<bool>,
+    f: In<bf16>,
+    signed: Out<i32>,
+    unsigned: Out<u32>,
+    floats: Out<f32>,
+) {
+    let i = arange(0, 64);
+    let none = i * 0;
+    let (a, b, c, d) = (load(a + i), load(b + i), load(c + i), load(d + i));
+    store(signed + 0, sum(a));
+    store(signed + 1, sum(c));
+    store(signed + 64 + i, cumsum(a, axis = 0));
+    store(signed + 128 + i, c.cumsum(0));
+    store(unsigned + 0, sum(b));
+    store(unsigned + 1, sum(d));
+    store(unsigned + 2, sum(load(e + i)));
+    store(unsigned + 64 + i, cumsum(b, axis = 0));
+    store(unsigned + 128 + i, b.reshape([1, 64]).sum(0) + none.to::<u32>());
+    store(floats + i, cumsum(load(f + i), axis = 0));
+    store(floats + 64 + i, cumprod(load(f + i), axis = 0));
+}
+
+#[test]
+fn sums_of_small_types_are_as_wide_as_tritons() {
+    let bytes: Vec<u8> = (0..64).map(|i| 255 - i).collect();
+    let shorts: Vec<u8> = (0..64u16).flat_map(|i| (65_535 - 3 * i).to_le_bytes()).collect();
+    let flags: Vec<u8> = (0..64).map(|i| u8::from(i % 3 != 0)).collect();
+    let half: Vec<u8> = (0..64).flat_map(|i| half::bf16::from_f32(1.0 + i as f32 / 256.0).to_le_bytes()).collect();
+    let args = [
+        A::Bytes(&bytes),
+        A::Bytes(&bytes),
+        A::Bytes(&shorts),
+        A::Bytes(&shorts),
+        A::Bytes(&flags),
+        A::Bytes(&half),
+        A::OutI32(192),
+        A::OutI32(192),
+        A::OutF32(128),
+    ];
+    let ran = run(&SUMS, &vec![], &args, 1);
+    let (signed, unsigned, floats) = (ran.i32(6), ran.i32(7), ran.f32(8));
+    let a = |i: usize| i32::from(bytes[i] as i8);
+    let c = |i: usize| -1 - 3 * i as i32;
+    assert_eq!(signed[..2], [(0..64).map(a).sum(), (0..64).map(c).sum::<i32>()]);
+    assert_eq!(unsigned[0], (0..64).map(|i| i32::from(bytes[i])).sum::<i32>());
+    assert_eq!(unsigned[1], (0..64).map(|i| 65_535 - 3 * i).sum::<i32>());
+    assert_eq!(unsigned[2], flags.iter().map(|&flag| i32::from(flag)).sum::<i32>());
+    let (mut total, mut product) = (0f32, 1f32);
+    for i in 0..64 {
+        assert_eq!(signed[64 + i], (0..=i).map(a).sum::<i32>());
+        assert_eq!(signed[128 + i], (0..=i).map(c).sum::<i32>());
+        assert_eq!(unsigned[64 + i], (0..=i).map(|k| i32::from(bytes[k])).sum::<i32>());
+        assert_eq!(unsigned[128 + i], i32::from(bytes[i]));
+        let x = half::bf16::from_f32(1.0 + i as f32 / 256.0).to_f32();
+        (total, product) = (total + x, product * x);
+        assert!((floats[i] - total).abs() < 1e-4 && (floats[64 + i] - product).abs() < 1e-4 * product);
+    }
+}
+
+#[kernel]
+fn generic_sums<T: Num, I: Int>(x: In<T>, n: In<I>, out: Out<f32>, counts: Out<i64>) {
+    let i = arange(0, 64);
+    store(out + 0, sum(load(x + i)).to::<f32>());
+    store(out + 1 + i, cumsum(load(x + i), axis = 0).to::<f32>());
+    store(counts + 0, sum(load(n + i)).to::<i64>());
+    store(counts + 1 + i, load(n + i).cumsum(0).to::<i64>());
+}
+
+#[test]
+fn type_parameters_are_added_up_like_the_types_that_they_stand_for() {
+    let bytes: Vec<u8> = (0..64).map(|i| 255 - i).collect();
+    for (d, value) in [(DType::I8, (|b: u8| i64::from(b as i8)) as fn(u8) -> i64), (DType::U8, |b| i64::from(b))] {
+        let args = [A::Bytes(&bytes), A::Bytes(&bytes), A::OutF32(65), A::OutBytes(65 * 8)];
+        let ran = run_as(&GENERIC_SUMS, &[d, d], &vec![], &args, 1);
+        let counts: Vec<i64> = ran.bytes(3).chunks(8).map(|c| i64::from_le_bytes(c.try_into().unwrap())).collect();
+        let total: i64 = bytes.iter().map(|&b| value(b)).sum();
+        assert_eq!(
+            (counts[0], counts[64], ran.f32(2)[0], ran.f32(2)[64]),
+            (total, total, total as f32, total as f32),
+            "{d}"
+        );
+    }
+}
+
 #[kernel]
 fn debugging(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] tile: usize) {
     static_assert(tile >= 4, "tiles of at least 4");

@@ -32,10 +32,15 @@ pub fn text(def: &KernelDef, dtypes: &[DType], consts: &Consts) -> String {
 pub enum A<'a> {
     F32(&'a [f32]),
     I32(&'a [i32]),
+    I64(&'a [i64]),
+    /// Elements of any type.
+    Bytes(&'a [u8]),
     /// An output of that many f32, poisoned.
     OutF32(usize),
     /// An output of that many i32, zeroed.
     OutI32(usize),
+    /// An output of that many bytes, zeroed.
+    OutBytes(usize),
     Int(i64),
     Float(f64),
 }
@@ -55,9 +60,12 @@ impl Ran {
         self.words(arg).map(i32::from_le_bytes).collect()
     }
 
+    pub fn bytes(&self, arg: usize) -> &[u8] {
+        self.memory.bytes(self.buffers[arg].expect("a buffer"))
+    }
+
     fn words(&self, arg: usize) -> impl Iterator<Item = [u8; 4]> {
-        let bytes = self.memory.bytes(self.buffers[arg].expect("a buffer"));
-        bytes.chunks(4).map(|c| [c[0], c[1], c[2], c[3]])
+        self.bytes(arg).chunks(4).map(|c| [c[0], c[1], c[2], c[3]])
     }
 }
 
@@ -76,8 +84,11 @@ pub fn run_as(def: &KernelDef, dtypes: &[DType], c: &Consts, args: &[A], grid: u
         let bytes: Option<Vec<u8>> = match arg {
             A::F32(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
             A::I32(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            A::I64(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            A::Bytes(x) => Some(x.to_vec()),
             A::OutF32(n) => Some(vec![0xff; 4 * n]),
             A::OutI32(n) => Some(vec![0; 4 * n]),
+            A::OutBytes(n) => Some(vec![0; *n]),
             A::Int(_) | A::Float(_) => None,
         };
         let buffer = bytes.map(|b| memory.add(b));

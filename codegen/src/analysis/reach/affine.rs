@@ -10,7 +10,7 @@
 //! to be no number, the plain interval remains.
 
 use super::build::{Axes, Bound, Builder, Step, loop_of, peel, step, widened};
-use super::{Interval, Node, NodeId};
+use super::{Interval, Launch, Node, NodeId};
 use crate::ir::{BinaryOp, Def, Op, OpId, Value};
 
 /// An interval that has to be inside another one.
@@ -122,6 +122,77 @@ fn highest(sum: &[i128], ranges: &[Interval]) -> Option<i128> {
         let end = if c < 0 { range.low } else { range.high };
         all.checked_add(c.checked_mul(end)?)
     })
+}
+
+/// A sum as far as it matters to whether it is a multiple of a number.
+#[derive(Clone, Debug)]
+pub(super) struct Multiple {
+    /// The argument whose address is added.
+    base: Option<usize>,
+    /// What each of the others is multiplied by: the size of an element in bytes, 1 for integers.
+    unit: i128,
+    /// Parts that are numbers of the launch: factors of each.
+    numbers: Vec<[NodeId; 2]>,
+    /// What unknowns are multiplied by.
+    factors: Vec<NodeId>,
+    /// That no arithmetic wraps, where that matters.
+    tests: Vec<Test>,
+}
+
+impl Multiple {
+    /// Whether it is a multiple of `by` in this launch, whatever the unknowns are.
+    pub fn holds(&self, by: i64, values: &[Interval], launch: &impl Launch) -> bool {
+        let by = i128::from(by);
+        let known = |id: NodeId| Some(values[id as usize]).filter(|i| i.low == i.high && i.low.abs() <= FAR);
+        let part = |id: NodeId| known(id).map(|i| i.low % by * (self.unit % by) % by);
+        let sum = self.numbers.iter().try_fold(0, |sum, &[number, factor]| {
+            let product = part(factor)? * (known(number)?.low % by);
+            Some((sum + product) % by)
+        });
+        let address = self.base.map_or(0, |arg| i128::from(launch.address(arg)));
+        self.tests.iter().all(|&(test, inside)| inside.contains(values[test as usize]))
+            && sum.is_some_and(|sum| (sum + address) % by == 0)
+            && self.factors.iter().all(|&factor| part(factor) == Some(0))
+    }
+}
+
+/// An integer, or the address that a pointer is, as a sum of which a launch can tell whether all its elements are multiples of
+/// `by`; `None` where it cannot, whatever the launch.
+pub(super) fn multiple(b: &mut Builder, v: Value, by: i64) -> Option<Multiple> {
+    let mut budget = BUDGET;
+    let axes: Axes = (0..b.func.ty(v).shape().len()).collect();
+    let pointee = b.func.ty(v).elem()?.pointee();
+    let (base, form) = match pointee {
+        Some(_) => (Some(b.pointer(v, &axes)?.0), address(b, v, &axes, &mut budget)?),
+        None if b.func.ty(v).dtype()?.is_int() => (None, form(b, v, &axes, &mut budget)),
+        None => return None,
+    };
+    let unit = pointee.map_or(1, |d| d.bytes() as i128);
+    let mut all = Multiple { base, unit, numbers: Vec::new(), factors: Vec::new(), tests: form.tests };
+    // What wraps does so by multiples of 2⁸ at least, which these divide.
+    if by.count_ones() == 1 && by <= 1 << 8 {
+        all.tests.clear();
+    }
+    for (unknown, factor) in form.terms {
+        match unknown {
+            Unknown::One => {
+                let one = b.number(1);
+                all.numbers.push([one, factor]);
+            }
+            Unknown::Value(v, _) if b.is_number_of_launch(v) => {
+                let number = b.node(v, &[]);
+                all.numbers.push([number, factor]);
+            }
+            Unknown::Value(..) | Unknown::Before(_) | Unknown::All(_) => {
+                let never = |factor: Interval| factor.low * unit % i128::from(by) != 0;
+                if b.constant(factor).is_some_and(never) {
+                    return None;
+                }
+                all.factors.push(factor);
+            }
+        }
+    }
+    Some(all)
 }
 
 /// What sums are made of.

@@ -2,6 +2,7 @@
 
 use super::affine::{self, Bounded};
 use super::linear::Linear;
+use super::promises::{Promise, checked_hint};
 use super::{Access, Formulas, Interval, Node, NodeId, Reach};
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
 use crate::passes::edit::terminator;
@@ -35,22 +36,23 @@ pub(super) fn build(func: &Func) -> Reach {
     Reach { elem_bytes: elem_bytes.collect(), plain: formulas(&func, false), sums: of_use.then_some(sums) }
 }
 
+/// Takes the promises out of hints that no launch can check; `max_contiguous` is one of them.
+pub(super) fn drop_unchecked_hints(func: &mut Func) {
+    let mut builder = Builder::new(func, false);
+    let hints = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Hint { .. }));
+    let kept: Vec<(OpId, bool)> = hints.map(|id| (id, checked_hint(&mut builder, id).is_some())).collect();
+    for (id, kept) in kept {
+        if let Op::Hint { divisible, contiguous } = &mut func.op_mut(id).op {
+            *contiguous = None;
+            *divisible = divisible.filter(|_| kept);
+        }
+    }
+}
+
 fn formulas(func: &Func, sums: bool) -> Formulas {
-    let mut builder = Builder {
-        func,
-        sums,
-        nodes: Vec::new(),
-        known: HashMap::new(),
-        made: HashMap::new(),
-        of_launch: HashMap::new(),
-        under_way: HashSet::new(),
-        facts: Vec::new(),
-        selections: 0,
-        when: Vec::new(),
-        accesses: Vec::new(),
-    };
+    let mut builder = Builder::new(func, sums);
     builder.block(func.body);
-    Formulas { nodes: builder.nodes, accesses: builder.accesses }
+    Formulas { nodes: builder.nodes, accesses: builder.accesses, promises: builder.promises }
 }
 
 /// What a comparison says of a value.
@@ -91,6 +93,26 @@ pub(super) struct Builder<'f> {
     selections: usize,
     when: Vec<NodeId>,
     accesses: Vec<Access>,
+    pub promises: Vec<Promise>,
+}
+
+impl<'f> Builder<'f> {
+    fn new(func: &'f Func, sums: bool) -> Builder<'f> {
+        Builder {
+            func,
+            sums,
+            nodes: Vec::new(),
+            known: HashMap::new(),
+            made: HashMap::new(),
+            of_launch: HashMap::new(),
+            under_way: HashSet::new(),
+            facts: Vec::new(),
+            selections: 0,
+            when: Vec::new(),
+            accesses: Vec::new(),
+            promises: Vec::new(),
+        }
+    }
 }
 
 impl Builder<'_> {
@@ -158,6 +180,7 @@ impl Builder<'_> {
                 Op::Store { .. } | Op::AtomicRmw { .. } => self.pointers(data, data.operands.get(2)),
                 Op::AtomicCas => self.pointers(data, None),
                 Op::For { .. } => {
+                    self.promise_loop(data);
                     let value = func.block(data.regions[0]).params[0];
                     let index = self.node(value, &[]);
                     self.when.push(index);
@@ -176,7 +199,8 @@ impl Builder<'_> {
                     self.block(data.regions[0]);
                     self.while_body(data);
                 }
-                Op::Assume => self.add_facts(data.operands[0], &[], true),
+                Op::Assume => self.promise_assumption(data),
+                Op::Hint { .. } => self.promise_multiple(id),
                 _ if self.may_touch_memory(data) => {
                     self.access_anywhere(data);
                 }
@@ -357,6 +381,7 @@ impl Builder<'_> {
         };
         let block = func.ty(view).shape();
         let rank = block.len();
+        self.promise_extents(parts, rank, &data.loc);
         for (d, &block) in block.iter().enumerate() {
             let [shape, stride, offset] = [0, 1, 2].map(|part| self.node(parts.operands[1 + part * rank + d], &[]));
             let shape = boundary.contains(&d).then_some(shape);
@@ -374,6 +399,12 @@ impl Builder<'_> {
     }
 
     fn access(&mut self, arg: Option<usize>, elements: NodeId, sum: Option<Bounded>, data: &OpData) {
+        let when = self.conditions();
+        self.accesses.push(Access { arg, elements, sum, when, loc: data.loc.clone() });
+    }
+
+    /// What is empty where the op of this moment does not run.
+    pub fn conditions(&mut self) -> Vec<NodeId> {
         let mut when = self.when.clone();
         for fact in self.facts.clone() {
             when.push(match fact.bound {
@@ -383,11 +414,11 @@ impl Builder<'_> {
         }
         when.sort_unstable();
         when.dedup();
-        self.accesses.push(Access { arg, elements, sum, when, loc: data.loc.clone() });
+        when
     }
 
     /// The argument that an address belongs to, and elements from its start on.
-    fn pointer(&mut self, v: Value, axes: &[usize]) -> Option<(usize, NodeId)> {
+    pub fn pointer(&mut self, v: Value, axes: &[usize]) -> Option<(usize, NodeId)> {
         let func = self.func;
         let (v, axes) = peel(func, v, axes);
         match func.value(v).def {

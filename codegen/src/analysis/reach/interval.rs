@@ -1,6 +1,6 @@
 //! Sets of integers that a value can be in, as one interval.
 
-use crate::ir::{BinaryOp, DType};
+use crate::ir::{BinaryOp, CmpOp, DType};
 use crate::num::int_range;
 
 /// The integers from `low` to `high`; none where `low > high`.
@@ -55,10 +55,20 @@ impl Interval {
         }
     }
 
-    /// What of this remains representable in a type: where it does not fit, a value may have wrapped to anything.
+    /// These numbers modulo 2ⁿ, as an integer type of n bits holds them: the whole type where they are not neighbors there.
     pub fn wrap(self, dtype: DType) -> Interval {
         let all = Interval::of_type(dtype);
-        if all.contains(self) { self } else { all }
+        if all.contains(self) {
+            return self;
+        }
+        // Ends at FAR have been cut: what lies beyond is not known, nor what it is modulo anything.
+        if !dtype.is_int() || self.low <= -FAR || self.high >= FAR {
+            return all;
+        }
+        let values = all.high - all.low + 1;
+        let turns = (self.low - all.low).div_euclid(values) * values;
+        let wrapped = Interval { low: self.low - turns, high: self.high - turns };
+        if all.contains(wrapped) { wrapped } else { all }
     }
 
     pub fn plus(self, other: Interval) -> Interval {
@@ -81,16 +91,22 @@ impl Interval {
         })
     }
 
-    /// Quotients that are rounded toward zero; anything where the divisor may be 0.
+    /// Quotients that are rounded toward zero, 0 for the divisor 0; anything where the divisor may be 0.
     pub fn quotient(self, other: Interval) -> Interval {
+        if other == Interval::point(0) && !self.is_empty() {
+            return other;
+        }
         if !other.is_empty() && other.low <= 0 && other.high >= 0 {
             return Interval::ANY;
         }
         self.bounded(other, |a, b| Interval::around([a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high]))
     }
 
-    /// Remainders with the dividend's sign; anything where the divisor may be 0.
+    /// Remainders with the dividend's sign, 0 for the divisor 0; anything where the divisor may be 0.
     fn remainder(self, other: Interval) -> Interval {
+        if other == Interval::point(0) && !self.is_empty() {
+            return other;
+        }
         if !other.is_empty() && other.low <= 0 && other.high >= 0 {
             return Interval::ANY;
         }
@@ -113,6 +129,15 @@ impl Interval {
     /// What an elementwise function gives, before it wraps; anything where nothing better is known.
     pub fn binary(self, op: BinaryOp, other: Interval) -> Interval {
         let (a, b) = (self, other);
+        if let (BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, true, true) =
+            (op, a == Interval::point(a.low), b == Interval::point(b.low))
+        {
+            return Interval::point(match op {
+                BinaryOp::And => a.low & b.low,
+                BinaryOp::Or => a.low | b.low,
+                _ => a.low ^ b.low,
+            });
+        }
         let natural = |f: fn(Interval, Interval) -> Interval| match a.low >= 0 && b.low >= 0 {
             true => a.bounded(b, f),
             false => Interval::ANY,
@@ -134,6 +159,25 @@ impl Interval {
                 a.bounded(b, |a, b| Interval { low: a.low >> b.low, high: a.high >> b.low })
             }
             BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => Interval::ANY,
+        }
+    }
+
+    /// What a comparison of their numbers gives: 0, 1 or either.
+    pub fn compare(self, op: CmpOp, other: Interval) -> Interval {
+        let (a, b) = (self, other);
+        let (always, never) = match op {
+            CmpOp::Lt => (a.high < b.low, a.low >= b.high),
+            CmpOp::Le => (a.high <= b.low, a.low > b.high),
+            CmpOp::Gt => (a.low > b.high, a.high <= b.low),
+            CmpOp::Ge => (a.low >= b.high, a.high < b.low),
+            CmpOp::Eq => (a.low == b.high && a.high == b.low, a.high < b.low || a.low > b.high),
+            CmpOp::Ne => (a.high < b.low || a.low > b.high, a.low == b.high && a.high == b.low),
+        };
+        match (a.is_empty() || b.is_empty(), always, never) {
+            (true, ..) => Interval::EMPTY,
+            (_, true, _) => Interval::point(1),
+            (_, _, true) => Interval::point(0),
+            _ => Interval::of_type(DType::Bool),
         }
     }
 
@@ -185,8 +229,8 @@ mod tests {
             BinaryOp::Add => a + b,
             BinaryOp::Sub => a - b,
             BinaryOp::Mul => a * b,
-            BinaryOp::Div => a.checked_div(b)?,
-            BinaryOp::Rem => a.checked_rem(b)?,
+            BinaryOp::Div => a.checked_div(b).unwrap_or(0),
+            BinaryOp::Rem => a.checked_rem(b).unwrap_or(0),
             BinaryOp::Min => a.min(b),
             BinaryOp::Max => a.max(b),
             BinaryOp::And => a & b,
@@ -216,6 +260,26 @@ mod tests {
     }
 
     #[test]
+    fn every_comparison_is_in_its_interval() {
+        let intervals = || (-3..3).flat_map(|low| (low..3).map(move |high| Interval { low, high }));
+        for op in [CmpOp::Lt, CmpOp::Le, CmpOp::Gt, CmpOp::Ge, CmpOp::Eq, CmpOp::Ne] {
+            for (a, b) in intervals().flat_map(|a| intervals().map(move |b| (a, b))) {
+                let seen =
+                    (a.low..=a.high).flat_map(|x| (b.low..=b.high).map(move |y| (x, y))).map(|(x, y)| match op {
+                        CmpOp::Lt => x < y,
+                        CmpOp::Le => x <= y,
+                        CmpOp::Gt => x > y,
+                        CmpOp::Ge => x >= y,
+                        CmpOp::Eq => x == y,
+                        CmpOp::Ne => x != y,
+                    });
+                let seen = seen.fold(Interval::EMPTY, |all, holds| all.hull(Interval::point(holds.into())));
+                assert_eq!(a.compare(op, b), seen, "{a:?} {op:?} {b:?}");
+            }
+        }
+    }
+
+    #[test]
     fn bounds_are_reached_where_that_is_easy() {
         let (a, b) = (Interval { low: -3, high: 5 }, Interval { low: 2, high: 4 });
         assert_eq!(a.binary(BinaryOp::Mul, b), Interval { low: -12, high: 20 });
@@ -229,5 +293,25 @@ mod tests {
         let large = Interval { low: 0, high: 1 << 31 };
         assert_eq!(large.wrap(DType::I32), Interval::of_type(DType::I32));
         assert_eq!(large.wrap(DType::I64), large);
+        assert_eq!(Interval::ANY.wrap(DType::I64), Interval::of_type(DType::I64));
+        let cut = Interval { low: FAR - 3, high: FAR };
+        assert_eq!(cut.wrap(DType::I32), Interval::of_type(DType::I32));
+    }
+
+    #[test]
+    fn what_wraps_as_a_whole_stays_exact() {
+        for (n, dtype, wrapped) in [
+            (1 << 31, DType::I32, -1 << 31),
+            (2_500_000_000, DType::I32, 2_500_000_000i64 as i32 as i128),
+            (-1, DType::U32, (1 << 32) - 1),
+            (i128::from(i64::MIN) - 1, DType::I64, i128::from(i64::MAX)),
+            (300, DType::I8, 44),
+        ] {
+            assert_eq!(Interval::point(n).wrap(dtype), Interval::point(wrapped), "{n} as {dtype}");
+            let two = Interval { low: n, high: n + 1 };
+            let all = Interval::of_type(dtype);
+            let expected = if wrapped == all.high { all } else { Interval { low: wrapped, high: wrapped + 1 } };
+            assert_eq!(two.wrap(dtype), expected, "{two:?} as {dtype}");
+        }
     }
 }

@@ -9,7 +9,10 @@
 //!
 //! - through a view: in a dimension of `boundary_check` what block and shape have in common, in another one the block;
 //! - through pointers: what is left of their offsets under the mask, whose comparisons (joined by `&&`) bound the values
-//!   that they compare. Conditions of branches around the access bound values in the same way, `assume` too.
+//!   that they compare. Conditions of branches around the access bound values in the same way.
+//!
+//! Arithmetic wraps as it does in the code that is made: by two's complement, of the type that it is in. What else that code
+//! relies on (extents that are not negative, `assume`, hints) is checked too (`promises.rs`), and refused where it is not so.
 //!
 //! Where intervals alone cannot tell, addresses are followed as sums, which the mask may bound as a whole (`affine.rs`).
 //!
@@ -21,13 +24,15 @@ mod affine;
 mod build;
 mod interval;
 mod linear;
+mod promises;
 #[cfg(test)]
 mod tests;
 
 pub use interval::Interval;
 
-use crate::ir::{BinaryOp, DType, Func, Loc};
+use crate::ir::{BinaryOp, CmpOp, DType, Func, Loc};
 use affine::Bounded;
+use promises::Promise;
 
 /// The ends of an interval, as indices.
 const LOW: usize = 0;
@@ -50,6 +55,8 @@ enum Node {
     Binary(BinaryOp, NodeId, NodeId, Option<DType>),
     /// A conversion to that type.
     Cast(NodeId, DType),
+    /// A comparison: 0, 1 or either.
+    Compare(CmpOp, NodeId, NodeId),
     Hull(NodeId, NodeId),
     /// What of the first is at most the second plus a number.
     AtMost(NodeId, NodeId, i8),
@@ -100,6 +107,7 @@ struct Access {
 struct Formulas {
     nodes: Vec<Node>,
     accesses: Vec<Access>,
+    promises: Vec<Promise>,
 }
 
 /// What a kernel's accesses touch.
@@ -119,6 +127,25 @@ pub trait Launch {
     fn integer(&self, arg: usize) -> i128;
     /// Size in bytes of the memory that an argument points to.
     fn bytes(&self, arg: usize) -> u64;
+    /// Address of the memory that an argument points to.
+    fn address(&self, arg: usize) -> u64;
+}
+
+/// Why a launch is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// An access may leave its memory.
+    Beyond(Beyond),
+    /// The extent of a block pointer's dimension is negative. `arg` is the argument that it is, if it is one.
+    Extent { arg: Option<usize>, dim: usize, found: i128, loc: Loc },
+    /// The step of a loop is not positive.
+    Step { found: i128, loc: Loc },
+    /// The index of a loop may overflow.
+    LoopEnd { found: i128, step: i128, dtype: DType, loc: Loc },
+    /// The condition of an `assume` is false.
+    Assumption { loc: Loc },
+    /// What a `multiple_of` is about need not be a multiple.
+    Multiple { by: i64, loc: Loc },
 }
 
 /// An access that may leave the memory it is given.
@@ -139,19 +166,26 @@ impl Reach {
         build::build(func)
     }
 
-    /// Whether every access of a launch stays inside the arguments' memory.
+    /// Whether a launch keeps what the kernel promises, and every access stays inside the arguments' memory.
     ///
     /// # Errors
-    /// The first access that may not.
-    pub fn check(&self, launch: &impl Launch, grid: [u32; 3]) -> Result<(), Beyond> {
+    /// The first promise that it does not keep, or the first access that may go beyond.
+    pub fn check(&self, launch: &impl Launch, grid: [u32; 3]) -> Result<(), Refused> {
         if grid.contains(&0) {
             return Ok(());
         }
         let values = self.plain.evaluate(launch, grid);
-        let Some(beyond) = self.plain.first_beyond(&values, |access| self.available(access, launch)) else {
+        if let Some(broken) = self.plain.first_broken(&values, launch) {
+            return Err(broken);
+        }
+        self.check_accesses(&values, launch, grid).map_err(Refused::Beyond)
+    }
+
+    fn check_accesses(&self, values: &[Interval], launch: &impl Launch, grid: [u32; 3]) -> Result<(), Beyond> {
+        let Some(beyond) = self.plain.first_beyond(values, |access| self.available(access, launch)) else {
             return Ok(());
         };
-        let Some(sums) = &self.sums else { return Err(self.plain.explain(&values, beyond)) };
+        let Some(sums) = &self.sums else { return Err(self.plain.explain(values, beyond)) };
         let values = sums.evaluate(launch, grid);
         match sums.first_beyond(&values, |access| self.available(access, launch)) {
             Some(beyond) => Err(sums.explain(&values, beyond)),
@@ -221,6 +255,7 @@ impl Formulas {
                 Node::Binary(_, _, _, Some(dtype)) if value == Interval::of_type(dtype) => [true; 2],
                 Node::Binary(BinaryOp::Add, a, b, _) => [of(a)[LOW] || of(b)[LOW], of(a)[HIGH] || of(b)[HIGH]],
                 Node::Binary(_, a, b, _) => [either(a) || either(b); 2],
+                Node::Compare(_, a, b) => [either(a) || either(b); 2],
                 Node::Cast(a, _) | Node::Not(a, _) => of(a),
                 Node::Hull(a, b) => [of(a)[LOW] || of(b)[LOW], of(a)[HIGH] || of(b)[HIGH]],
                 Node::AtMost(a, b, _) if value.high < at(a).high => [of(a)[LOW], of(b)[HIGH]],
@@ -253,6 +288,7 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
             wraps.map_or(exact, |dtype| exact.wrap(dtype))
         }
         Node::Cast(a, dtype) => at(a).wrap(dtype),
+        Node::Compare(op, a, b) => at(a).compare(op, at(b)),
         Node::Hull(a, b) => at(a).hull(at(b)),
         Node::AtMost(a, b, more) => {
             let high = at(b).high + i128::from(more);
@@ -292,6 +328,12 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
             }
         }
     }
+}
+
+/// Takes out of a recorded kernel the hints that no launch can check, which then nobody believes: those that are left are
+/// among what [`Reach::check`] checks.
+pub fn drop_unchecked_hints(func: &mut Func) {
+    build::drop_unchecked_hints(func);
 }
 
 /// Unsigned arguments come as the signed ones with the same bits.

@@ -1,6 +1,7 @@
 //! Reaches of small kernels, compared with what they touch.
 
 use super::*;
+use crate::ir::Op;
 use crate::text::parse;
 
 struct Numbers {
@@ -14,6 +15,9 @@ impl Launch for Numbers {
     }
     fn bytes(&self, _: usize) -> u64 {
         self.bytes
+    }
+    fn address(&self, _: usize) -> u64 {
+        1 << 20
     }
 }
 
@@ -384,4 +388,160 @@ fn what_holds_in_one_iteration_says_nothing_of_those_before() {
   return
 }";
     assert!(needed(text, &[0, 10], [1, 1, 1]).is_none_or(|elements| elements >= 55));
+}
+
+/// What a launch of `text` with memory of `elements` f32 is refused for.
+fn refused(text: &str, integers: &[i128], elements: u64) -> Option<Refused> {
+    let mut func = parse(text).unwrap_or_else(|e| panic!("{e}"));
+    drop_unchecked_hints(&mut func);
+    let launch = Numbers { integers: integers.to_vec(), bytes: 4 * elements };
+    Reach::of(&func).check(&launch, [1; 3]).err()
+}
+
+#[test]
+fn extents_below_zero_are_refused_and_name_the_argument() {
+    for (boundary, n, m, arg, dim) in
+        [("[0, 1]", -1, 20, 1, 0), ("[0, 1]", 40, i64::MIN, 2, 1), ("[1]", -1, 20, 1, 0), ("[]", 40, -1, 2, 1)]
+    {
+        let found = refused(&viewed(boundary), &[0, n.into(), m.into(), 100], 1 << 40);
+        let Some(Refused::Extent { arg: found, dim: at, .. }) = found else {
+            panic!("{boundary}, {n}, {m}: {found:?}")
+        };
+        assert_eq!((found, at), (Some(arg), dim));
+    }
+    assert_eq!(refused(&viewed("[0, 1]"), &[0, 40, 20, 100], 1 << 40), None);
+}
+
+/// One element at an offset that `body` computes into `%k`, of the i32 `%n` and the i64 `%w`.
+fn at(body: &str) -> String {
+    format!(
+        "kernel @f(%p: ptr<f32>, %n: i32, %w: i64) {{
+  %zero = constant {{value = 0}} : i32
+  %one = constant {{value = 1}} : i32
+  {body}
+  %at = ptr_add %p, %k : ptr<f32>
+  %v = load %at {{eviction = normal}} : f32
+  device_print %v {{prefix = \"v\"}}
+  return
+}}"
+    )
+}
+
+#[test]
+fn arithmetic_of_a_launch_wraps_exactly() {
+    // 65 537² = 2³² + 2¹⁷ + 1.
+    let square = at("%k = mul %n, %n : i32");
+    assert_eq!(refused(&square, &[0, 65537, 0], (1 << 17) + 2), None);
+    let Some(Refused::Beyond(beyond)) = refused(&square, &[0, 65537, 0], (1 << 17) + 1) else { panic!("let through") };
+    assert_eq!(beyond.reached, Some((1 << 17) + 1));
+    let narrowed = at("%k = cast %w : i32");
+    assert_eq!(refused(&narrowed, &[0, 0, (1 << 32) + 5], 6), None);
+    assert!(refused(&narrowed, &[0, 0, (1 << 31) + 5], 6).is_some());
+    // Division by zero is zero, on every target.
+    assert_eq!(refused(&at("%k = div %n, %zero : i32"), &[0, 100, 0], 1), None);
+}
+
+#[test]
+fn assumptions_are_checked_where_they_are_about_the_launch_and_not_believed_elsewhere() {
+    let positive = at("%c = cmp_gt %n, %zero : bool\n  assume %c\n  %k = mul %n, %zero : i32");
+    assert_eq!(refused(&positive, &[0, 1, 0], 1), None);
+    assert!(matches!(refused(&positive, &[0, 0, 0], 1), Some(Refused::Assumption { .. })));
+    assert!(matches!(refused(&positive, &[0, i128::from(i32::MIN), 0], 1), Some(Refused::Assumption { .. })));
+    let both = at(
+        "%c = cmp_gt %n, %zero : bool\n  %d = cmp_lt %n, %one : bool\n  %e = not %d : bool\n  %a = and %c, %e : bool\n  assume %a\n  %k = mul %n, %zero : i32",
+    );
+    assert_eq!(refused(&both, &[0, 1, 0], 1), None);
+    assert!(refused(&both, &[0, 0, 0], 1).is_some());
+    // A number from memory is what it is, whatever a kernel assumes.
+    let text = "kernel @f(%p: ptr<f32>, %q: ptr<i32>, %n: i32) {
+  %zero = constant {value = 0} : i32
+  %k = load %q {eviction = normal} : i32
+  %low = cmp_ge %k, %zero : bool
+  %high = cmp_lt %k, %n : bool
+  %c = and %low, %high : bool
+  assume %c
+  %at = ptr_add %p, %k : ptr<f32>
+  %v = load %at {eviction = normal} : f32
+  device_print %v {prefix = \"v\"}
+  return
+}";
+    assert!(matches!(refused(text, &[0, 0, 10], 1 << 20), Some(Refused::Beyond(_))));
+}
+
+#[test]
+fn hints_are_checked_or_not_believed() {
+    let hinted = |body: &str| at(&format!("{body}\n  %l = min %h, %zero : i32\n  %k = max %l, %zero : i32"));
+    let of_argument = hinted("%h = hint %n {divisible = 16} : i32");
+    assert_eq!(refused(&of_argument, &[0, -32, 0], 1), None);
+    assert!(matches!(refused(&of_argument, &[0, 24, 0], 1), Some(Refused::Multiple { by: 16, .. })));
+    // Whatever the program's number is.
+    let of_product =
+        hinted("%i = program_id {axis = 0} : i32\n  %x = mul %i, %n : i32\n  %h = hint %x {divisible = 16} : i32");
+    assert_eq!(refused(&of_product, &[0, 48, 0], 1), None);
+    assert!(matches!(refused(&of_product, &[0, 40, 0], 1), Some(Refused::Multiple { by: 16, .. })));
+    // Nobody knows a number from memory.
+    for body in [
+        "%i = program_id {axis = 0} : i32\n  %h = hint %i {divisible = 16} : i32",
+        "%i = min %n, %one : i32\n  %j = program_id {axis = 0} : i32\n  %x = mul %j, %j : i32\n  %h = hint %x {contiguous = 4} : i32",
+    ] {
+        let mut func = parse(&hinted(body)).unwrap_or_else(|e| panic!("{e}"));
+        drop_unchecked_hints(&mut func);
+        let left = func.walk().into_iter().any(|id| {
+            matches!(&func.op(id).op, Op::Hint { divisible, contiguous } if divisible.is_some() || contiguous.is_some())
+        });
+        assert!(!left, "{body}");
+    }
+}
+
+#[test]
+fn hints_about_addresses_see_what_cancels() {
+    // p + (r + (⌈(r + n) / 4⌉ · 4 − (r + n))) is p − n and multiples of four f32s.
+    let text = "kernel @f(%p: ptr<f32>, %n: i32, %r: ptr<i32>) {
+  %four = constant {value = 4} : i32
+  %three = constant {value = 3} : i32
+  %row = load %r {eviction = normal} : i32
+  %from = add %row, %n : i32
+  %up = add %from, %three : i32
+  %q = div %up, %four : i32
+  %begin = mul %q, %four : i32
+  %head = sub %begin, %from : i32
+  %k = add %row, %head : i32
+  %at = ptr_add %p, %k : ptr<f32>
+  %h = hint %at {divisible = 16} : ptr<f32>
+  %zero = constant {value = 0} : i32
+  %c = cmp_lt %n, %zero : bool
+  if %c () {
+    %v = load %h {eviction = normal} : f32
+    device_print %v {prefix = \"v\"}
+    yield
+  } () {
+    yield
+  }
+  return
+}";
+    assert_eq!(refused(text, &[0, 4, 0], 1), None);
+    assert!(matches!(refused(text, &[0, 3, 0], 1), Some(Refused::Multiple { by: 16, .. })));
+}
+
+#[test]
+fn loops_go_up_and_end_before_their_index_overflows() {
+    let text = "kernel @f(%p: ptr<f32>, %start: i32, %end: i32, %step: i32) {
+  %zero = constant {value = 0} : i32
+  for %start, %end, %step (%i: i32) {
+    %k = mul %i, %zero : i32
+    %at = ptr_add %p, %k : ptr<f32>
+    %v = load %at {eviction = normal} : f32
+    device_print %v {prefix = \"v\"}
+    yield
+  }
+  return
+}";
+    let check = |start: i32, end: i32, step: i32| refused(text, &[0, start, end, step].map(i128::from), 1);
+    assert_eq!(check(0, 100, 7), None);
+    assert!(matches!(check(0, 100, 0), Some(Refused::Step { found: 0, .. })));
+    assert!(matches!(check(0, 100, -3), Some(Refused::Step { found: -3, .. })));
+    // A loop that does not run may have any step.
+    assert_eq!(check(5, 5, 0), None);
+    assert!(matches!(check(0, i32::MAX, 64), Some(Refused::LoopEnd { .. })));
+    assert_eq!(check(i32::MIN, i32::MIN + 70, 64), None);
 }

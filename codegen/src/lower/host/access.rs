@@ -14,7 +14,7 @@ pub struct ViewRef {
     pub block: Vec<usize>,
     /// Dimensions from the fastest-varying in memory to the slowest.
     pub order: Vec<usize>,
-    /// i64 operands, one per dimension.
+    /// i64 operands, one per dimension; extents are not negative.
     pub shape: Vec<String>,
     pub strides: Vec<String>,
     pub offsets: Vec<String>,
@@ -199,7 +199,7 @@ impl Lowering<'_> {
                 let all = nest.inst(&mut self.w, level, format!("add {wide} {first}, {}", iota("i64", lanes)));
                 lanewise = Some(nest.inst(&mut self.w, level, format!("icmp ult {wide} {all}, {extent}")));
             } else {
-                // Unsigned: a position before the start is as far outside as one behind the end.
+                // Unsigned: a position before the start is as far outside as one behind the end, as extents are not negative.
                 let inside = nest.inst(&mut self.w, level, format!("icmp ult i64 {position}, {extent}"));
                 scalar = Some(match scalar {
                     None => (inside, level),

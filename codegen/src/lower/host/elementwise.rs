@@ -81,6 +81,8 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
             BinaryOp::Mul => w.inst(format!("fmul {vty} {a}, {b}")),
             BinaryOp::Div => w.inst(format!("fdiv {vty} {a}, {b}")),
             BinaryOp::Rem => w.inst(format!("frem {vty} {a}, {b}")),
+            // Of what is rounded to 8 bits, infinity would become a number.
+            BinaryOp::Min | BinaryOp::Max if d == DType::F8E5M2 => extremum(w, op, ty, lanes, a, b),
             BinaryOp::Min | BinaryOp::Max => return extremum(w, op, ty, lanes, a, b),
             BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
                 panic!("internal compiler error: `{}` of {d}, please report", op.name())
@@ -278,7 +280,7 @@ fn cast_float(w: &mut Writer, from: DType, to: DType, lanes: usize, x: &str) -> 
 
 /// f64 → f32 rounding to odd: the result can be rounded again to a narrower type as if from the f64 directly
 /// (Boldo and Melquiond, "When double rounding is odd", 2005).
-fn truncate_to_odd(w: &mut Writer, lanes: usize, x: &str) -> String {
+pub fn truncate_to_odd(w: &mut Writer, lanes: usize, x: &str) -> String {
     let (float, double, int, cond) =
         (vector("float", lanes), vector("double", lanes), vector("i32", lanes), vector("i1", lanes));
     let near = w.inst(format!("fptrunc {double} {x} to {float}"));

@@ -7,6 +7,7 @@ use super::repr::{in_memory, reg};
 use super::state::{Lowering, Result};
 use super::writer::{iota, splat, vector};
 use crate::ir::{BinaryOp, DType, Elem, Literal, Op, OpId, Value};
+use crate::num;
 use std::collections::HashSet;
 
 /// A view that a root writes, with the map of the written tile and the dimensions to check.
@@ -40,21 +41,9 @@ fn round_literal(d: DType, x: f64) -> f64 {
     match d {
         DType::F16 => half::f16::from_f64(x).to_f64(),
         DType::BF16 => half::bf16::from_f64(x).to_f64(),
-        DType::F8E4M3 => round_to_grid(x, 3, -6, 448.0, 448.0),
-        DType::F8E5M2 => round_to_grid(x, 2, -14, 57344.0, f64::INFINITY),
+        DType::F8E4M3 | DType::F8E5M2 => num::decode(d, num::encode(d, x)),
         _ => x,
     }
-}
-
-/// x rounded to `mantissa` bits with exponents from `lowest`; beyond `largest`, `beyond`.
-fn round_to_grid(x: f64, mantissa: i32, lowest: i32, largest: f64, beyond: f64) -> f64 {
-    if x.is_nan() || x == 0.0 {
-        return x;
-    }
-    let exponent = (((x.abs().to_bits() >> 52) as i32) - 1023).max(lowest);
-    let step = 2f64.powi(exponent - mantissa);
-    let rounded = (x / step).round_ties_even() * step;
-    if rounded.abs() > largest { beyond.copysign(x) } else { rounded }
 }
 
 impl Lowering<'_> {
@@ -256,8 +245,9 @@ impl Lowering<'_> {
                 let (offset, extent) = (&view.offsets[d], &view.shape[d]);
                 let c = self.w.inst(format!("icmp sge i64 {offset}, 0"));
                 require(&mut self.w, c);
-                let end = self.w.inst(format!("add i64 {offset}, {}", view.block[d]));
-                let c = self.w.inst(format!("icmp sle i64 {end}, {extent}"));
+                // Extents are not negative, so this difference does not wrap; offset + block could.
+                let last = self.w.inst(format!("sub i64 {extent}, {}", view.block[d]));
+                let c = self.w.inst(format!("icmp sle i64 {offset}, {last}"));
                 require(&mut self.w, c);
             }
         }

@@ -15,10 +15,10 @@ use crate::ir::UnaryOp;
 /// Calls `op` on `lanes` lanes of `ty` (`float` or `double`).
 pub fn call(w: &mut Writer, op: UnaryOp, ty: &str, lanes: usize, x: &str) -> String {
     if ty == "double" {
-        return libm(w, op.name(), "double", lanes, x);
+        return libm(w, op.name(), lanes, x);
     }
     let vty = vector("float", lanes);
-    define(w, op, lanes, "#0", true);
+    define(w, op, lanes, "#0");
     w.call(&vty, &name(op, lanes), &[(&vty, x)])
 }
 
@@ -32,7 +32,7 @@ fn name(op: UnaryOp, lanes: usize) -> String {
 pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
     let mut w = Writer::new();
     for &op in ops {
-        define(&mut w, op, 1, attributes, false);
+        define(&mut w, op, 1, attributes);
     }
     if f8 {
         super::repr::define_f8(&mut w, attributes);
@@ -40,13 +40,13 @@ pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
     w.finish("")
 }
 
-/// Defines the function on `lanes` lanes, once. `has_libm`: arguments that the polynomials do not cover go to libm.
-fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str, has_libm: bool) {
+/// Defines the function on `lanes` lanes, once.
+fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str) {
     let name = name(op, lanes);
     let vty = vector("float", lanes);
     let signature = format!("define internal {vty} {name}({vty} %x) alwaysinline {attributes}");
     w.function(&name, &signature, |w| {
-        let mut m = Lanes { w, lanes, has_libm };
+        let mut m = Lanes { w, lanes };
         let result = match op {
             UnaryOp::Exp => m.exp("%x"),
             UnaryOp::Exp2 => m.exp2("%x"),
@@ -68,27 +68,26 @@ fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str, has_libm:
     });
 }
 
-/// Calls a libm function lane by lane.
-fn libm(w: &mut Writer, function: &str, ty: &str, lanes: usize, x: &str) -> String {
-    let callee = format!("@{function}{}", if ty == "float" { "f" } else { "" });
+/// Calls the f64 function of libm lane by lane.
+fn libm(w: &mut Writer, function: &str, lanes: usize, x: &str) -> String {
+    let callee = format!("@{function}");
     if lanes == 1 {
-        return w.call(ty, &callee, &[(ty, x)]);
+        return w.call("double", &callee, &[("double", x)]);
     }
-    let vty = vector(ty, lanes);
+    let vty = vector("double", lanes);
     let mut result = "poison".to_string();
     for lane in 0..lanes {
         let item = w.inst(format!("extractelement {vty} {x}, i64 {lane}"));
-        let value = w.call(ty, &callee, &[(ty, &item)]);
-        result = w.inst(format!("insertelement {vty} {result}, {ty} {value}, i64 {lane}"));
+        let value = w.call("double", &callee, &[("double", &item)]);
+        result = w.inst(format!("insertelement {vty} {result}, double {value}, i64 {lane}"));
     }
     result
 }
 
-/// Instructions on `lanes` f32 (and, where named so, i32 or f64) lanes.
+/// Instructions on `lanes` f32 (and, where named so, i32, i64 or f64) lanes.
 struct Lanes<'w> {
     w: &'w mut Writer,
     lanes: usize,
-    has_libm: bool,
 }
 
 impl Lanes<'_> {
@@ -106,6 +105,15 @@ impl Lanes<'_> {
 
     fn f(&mut self, op: &str, a: &str, b: &str) -> String {
         let ty = self.ty("float");
+        self.w.inst(format!("{op} {ty} {a}, {b}"))
+    }
+
+    fn wide(&self, x: i64) -> String {
+        splat("i64", self.lanes, x)
+    }
+
+    fn i64(&mut self, op: &str, a: &str, b: &str) -> String {
+        let ty = self.ty("i64");
         self.w.inst(format!("{op} {ty} {a}, {b}"))
     }
 
@@ -306,31 +314,37 @@ impl Lanes<'_> {
         self.select(&outside, &nan, &result)
     }
 
-    /// Leaves the function early where some lane is too large for the fast path.
-    fn sin_cos_of_large(&mut self, x: &str, cosine: bool) {
-        let large = self.c(1_073_741_824.0);
+    /// x = quadrant · π/2 + r with |r| ≤ π/4, as r and the quadrant modulo four, which is an i32.
+    fn reduce_angle(&mut self, x: &str) -> (String, String) {
+        let (floats, ints) = (self.ty("float"), self.ty("i32"));
+        // LLVM wants to know where a value comes from: the block needs a name.
+        self.w.branch("near");
+        self.w.label("near");
+        let near = self.reduce_near(x);
+        let limit = self.c(1_073_741_824.0);
         let magnitude = self.intrinsic("llvm.fabs", "float", &[x]);
-        let is_large = self.f("fcmp ogt", &magnitude, &large);
+        let is_far = self.f("fcmp ogt", &magnitude, &limit);
         let any = if self.lanes == 1 {
-            is_large.clone()
+            is_far.clone()
         } else {
             let cond = self.ty("i1");
             let callee = intrinsic("llvm.vector.reduce.or", "i1", self.lanes);
-            self.w.call("i1", &callee, &[(&cond, &is_large)])
+            self.w.call("i1", &callee, &[(&cond, &is_far)])
         };
-        self.w.branch_if(&any, "slow", "fast");
-        self.w.label("slow");
-        let vty = self.ty("float");
-        let slow = libm(self.w, if cosine { "cos" } else { "sin" }, "float", self.lanes, x);
-        self.w.line(format!("ret {vty} {slow}"));
-        self.w.label("fast");
+        self.w.branch_if(&any, "far", "reduced");
+        self.w.label("far");
+        let far = self.reduce_far(x, &magnitude);
+        let r = self.select(&is_far, &far.0, &near.0);
+        let quadrant = self.w.inst(format!("select {} {is_far}, {ints} {}, {ints} {}", self.ty("i1"), far.1, near.1));
+        self.w.branch("reduced");
+        self.w.label("reduced");
+        let r = self.w.inst(format!("phi {floats} [ {}, %near ], [ {r}, %far ]", near.0));
+        let quadrant = self.w.inst(format!("phi {ints} [ {}, %near ], [ {quadrant}, %far ]", near.1));
+        (r, quadrant)
     }
 
-    /// The quadrant is found in f64, which is exact enough up to |x| = 2³⁰; beyond that every lane goes to libm.
-    fn sin_cos(&mut self, x: &str, cosine: bool) -> String {
-        if self.has_libm {
-            self.sin_cos_of_large(x, cosine);
-        }
+    /// By f64, which is exact enough up to |x| = 2³⁰.
+    fn reduce_near(&mut self, x: &str) -> (String, String) {
         let wide = self.convert("fpext", "float", x, "double");
         let double = self.ty("double");
         let constant = |v: f64, lanes: usize| splat("double", lanes, super::writer::double_constant(v));
@@ -342,11 +356,6 @@ impl Lanes<'_> {
         let rest = constant(-6.123_233_995_736_766e-17, self.lanes);
         let r = self.intrinsic("llvm.fma", "double", &[&q, &rest, &r]);
         let r = self.convert("fptrunc", "double", &r, "float");
-        // Modulo four first: the quadrant number of a large argument does not fit an i32.
-        let quarter = self.w.inst(format!("fmul {double} {q}, {}", constant(0.25, self.lanes)));
-        let turns = self.intrinsic("llvm.floor", "double", &[&quarter]);
-        let four = constant(-4.0, self.lanes);
-        let q = self.intrinsic("llvm.fma", "double", &[&turns, &four, &q]);
         let ints = self.ty("i32");
         let sat = format!(
             "@llvm.fptosi.sat.{}.{}",
@@ -354,6 +363,89 @@ impl Lanes<'_> {
             if self.lanes == 1 { "f64".into() } else { format!("v{}f64", self.lanes) }
         );
         let quadrant = self.w.call(&ints, &sat, &[(&double, &q)]);
+        (r, quadrant)
+    }
+
+    /// For |x| > 2³⁰, of which f64 knows too little (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM
+    /// Newsletter 18, 1983). x = m · 2ᵏ with m < 2²⁴ and 7 ≤ k ≤ 104, so quadrants and their fraction are
+    /// m · (2ᵏ · 2/π mod 4) mod 4: 96 bits of 2/π from bit k − 2 on, of which two are integer, leave an error below 2⁻⁷⁰
+    /// quadrants. No f32 is closer than 2⁻³⁰ quadrants to a whole one.
+    fn reduce_far(&mut self, x: &str, magnitude: &str) -> (String, String) {
+        let bits = self.convert("bitcast", "float", magnitude, "i32");
+        let (fraction, hidden, place) = (self.ci(0x007f_ffff), self.ci(0x0080_0000), self.ci(23));
+        let m = self.i("and", &bits, &fraction);
+        let m = self.i("or", &m, &hidden);
+        let m = self.convert("zext", "i32", &m, "i64");
+        // The first bit of the window: the exponent's field has a bias of 127, and m 23 bits behind the point.
+        let exponent = self.i("lshr", &bits, &place);
+        let bias = self.ci(127 + 23 + 2);
+        let first = self.i("sub", &exponent, &bias);
+        let (five, in_word) = (self.ci(5), self.ci(31));
+        let word = self.i("lshr", &first, &five);
+        let shift = self.i("and", &first, &in_word);
+        let shift = self.convert("zext", "i32", &shift, "i64");
+        let (low_half, half) = (self.wide(32), self.wide(1 << 61));
+        let parts = [0, 1, 2, 3].map(|n| self.word_of_two_over_pi(&word, n));
+        let [high, middle, low] = [0, 1, 2].map(|n| {
+            let upper = self.i64("shl", &parts[n], &low_half);
+            let both = self.i64("or", &upper, &parts[n + 1]);
+            let moved = self.i64("shl", &both, &shift);
+            self.i64("lshr", &moved, &low_half)
+        });
+        // The upper 64 of 96 bits of the product; those above are multiples of four quadrants.
+        let product = self.i64("mul", &m, &low);
+        let carried = self.i64("lshr", &product, &low_half);
+        let product = self.i64("mul", &m, &middle);
+        let sum = self.i64("add", &product, &carried);
+        let product = self.i64("mul", &m, &high);
+        let product = self.i64("shl", &product, &low_half);
+        let product = self.i64("add", &product, &sum);
+        // To the nearest quadrant; what is left is a number of 64 bits behind the point, with a sign.
+        let half_more = self.i64("add", &product, &half);
+        let (integer, two) = (self.wide(62), self.wide(2));
+        let quadrant = self.i64("lshr", &half_more, &integer);
+        let quadrant = self.convert("trunc", "i64", &quadrant, "i32");
+        let rest = self.i64("shl", &product, &two);
+        let rest = self.convert("sitofp", "i64", &rest, "double");
+        let double = self.ty("double");
+        let scale = std::f64::consts::FRAC_PI_2 * 2f64.powi(-64);
+        let scale = splat("double", self.lanes, super::writer::double_constant(scale));
+        let r = self.w.inst(format!("fmul {double} {rest}, {scale}"));
+        let r = self.convert("fptrunc", "double", &r, "float");
+        self.reduced_with_sign(x, magnitude, &r, &quadrant)
+    }
+
+    /// What was found for |x|, for x: negated where x is negative, and NaN for infinity.
+    fn reduced_with_sign(&mut self, x: &str, magnitude: &str, r: &str, quadrant: &str) -> (String, String) {
+        let (infinity, nan, zero) = (self.c(f32::INFINITY), self.c(f32::NAN), self.c(0.0));
+        let (floats, ints, cond) = (self.ty("float"), self.ty("i32"), self.ty("i1"));
+        let is_infinite = self.f("fcmp oeq", magnitude, &infinity);
+        let r = self.select(&is_infinite, &nan, r);
+        let is_negative = self.f("fcmp olt", x, &zero);
+        let minus = self.w.inst(format!("fneg {floats} {r}"));
+        let r = self.select(&is_negative, &minus, &r);
+        let none = self.ci(0);
+        let minus = self.i("sub", &none, quadrant);
+        let quadrant = self.w.inst(format!("select {cond} {is_negative}, {ints} {minus}, {ints} {quadrant}"));
+        (r, quadrant)
+    }
+
+    /// 32 bits of 2/π, as an i64: word number `word` + `n` behind the point, `word` at most 3.
+    fn word_of_two_over_pi(&mut self, word: &str, n: usize) -> String {
+        const WORDS: [i64; 7] =
+            [0xA2F9_836E, 0x4E44_1529, 0xFC27_57D1, 0xF534_DDC0, 0xDB62_9599, 0x3C43_9041, 0xFE51_63AB];
+        let (wide, cond) = (self.ty("i64"), self.ty("i1"));
+        let mut chosen = self.wide(WORDS[n + 3]);
+        for i in (0..3).rev() {
+            let index = self.ci(i as i64);
+            let is_it = self.i("icmp eq", word, &index);
+            chosen = self.w.inst(format!("select {cond} {is_it}, {wide} {}, {wide} {chosen}", self.wide(WORDS[n + i])));
+        }
+        chosen
+    }
+
+    fn sin_cos(&mut self, x: &str, cosine: bool) -> String {
+        let (r, quadrant) = self.reduce_angle(x);
         let offset = self.ci(i64::from(cosine));
         let quadrant = self.i("add", &quadrant, &offset);
         let z = self.f("fmul", &r, &r);

@@ -190,10 +190,9 @@ impl Lowering<'_> {
             Op::If => self.branch(id)?,
             Op::While => self.while_loop(id)?,
             Op::Return => self.w.line("ret i32 0"),
-            Op::Assume => {
-                let condition = self.scalar(data.operands[0]);
-                self.w.call_void("@llvm.assume", &[("i1", &condition)]);
-            }
+            // LLVM is not told: it would make anything of an assumption that does not hold.
+            Op::Assume if self.options.debug_asserts => self.assert(id, "the assumption does not hold")?,
+            Op::Assume => {}
             Op::DevicePrint { prefix } => self.print(id, prefix)?,
             Op::DeviceAssert { message } if self.options.debug_asserts => self.assert(id, message)?,
             Op::DeviceAssert { .. } => {}
@@ -263,16 +262,25 @@ impl Lowering<'_> {
         let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
         let rank = block.len();
         let part = |k: usize| names[1 + k * rank..1 + (k + 1) * rank].to_vec();
+        let shape = part(0).iter().map(|extent| self.extent(extent)).collect();
         let view = ViewRef {
             base: names[0].clone(),
             elem,
             order: order.to_vec(),
             block,
-            shape: part(0),
+            shape,
             strides: part(1),
             offsets: part(2),
         };
         self.views.insert(result, view);
+    }
+
+    /// An extent, 0 where it is negative: positions are compared with it as unsigned numbers.
+    fn extent(&mut self, extent: &str) -> String {
+        match extent.parse::<i64>() {
+            Ok(n) => n.max(0).to_string(),
+            Err(_) => self.w.call("i64", "@llvm.smax.i64", &[("i64", extent), ("i64", "0")]),
+        }
     }
 
     fn advance(&mut self, id: OpId) {

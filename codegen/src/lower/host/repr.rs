@@ -279,8 +279,7 @@ fn round_fp8(o: &mut Ops, d: DType, x: &str) -> String {
     let rounded = o.select("float", &is_small, &denormal, &normal);
     let largest = o.float(layout.largest);
     let too_large = o.f("fcmp ogt", &rounded, &largest);
-    let beyond = if d == DType::F8E4M3 { largest } else { o.float(f32::INFINITY) };
-    let bounded = o.select("float", &too_large, &beyond, &rounded);
+    let bounded = o.select("float", &too_large, &largest, &rounded);
     let signed = o.copysign(&bounded, x);
     keep_nan(o, x, &signed)
 }
@@ -355,9 +354,13 @@ pub fn bits_type(d: DType) -> &'static str {
     }
 }
 
-/// Defines `@decode.NAME(i8) -> float` and `@encode.NAME(float) -> i8` for the 8-bit floats, for lowerings without
-/// conversions of their own.
+/// Defines `@decode.NAME(i8) -> float` and `@encode.NAME(float) -> i8` for the 8-bit floats, and `@odd(double) -> float`, which
+/// rounds to what the latter rounds as if from the f64: for lowerings without conversions of their own.
 pub fn define_f8(w: &mut Writer, attributes: &str) {
+    w.function("@odd", &format!("define internal float @odd(double %x) alwaysinline {attributes}"), |w| {
+        let odd = super::elementwise::truncate_to_odd(w, 1, "%x");
+        w.line(format!("ret float {odd}"));
+    });
     for d in [DType::F8E4M3, DType::F8E5M2] {
         let name = format!("@decode.{d}");
         w.function(&name, &format!("define internal float {name}(i8 %x) alwaysinline {attributes}"), |w| {

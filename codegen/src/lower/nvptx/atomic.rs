@@ -183,7 +183,11 @@ impl Lowering<'_> {
     fn atomic_loop(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str) -> Val {
         let ty = llvm_type(Elem::Num(elem));
         let int = format!("i{}", elem.bits());
-        let first = self.e.inst(format!("load {ty}, ptr addrspace(1) {p}, align {}", elem.bytes()));
+        // Atomic too: other programs may be at the same element.
+        let first = self.e.inst(format!(
+            "load atomic {ty}, ptr addrspace(1) {p} syncscope(\"device\") monotonic, align {}",
+            elem.bytes()
+        ));
         let from = self.e.label();
         let (head, done) = (self.e.new_label("cas"), self.e.new_label("swapped"));
         self.e.branch(&head);

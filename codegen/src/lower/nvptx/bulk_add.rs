@@ -116,7 +116,7 @@ impl Lowering<'_> {
         let parts = view_parts(self.func, data.operands[0]);
         let index = self.index(parts.offsets[0], &own);
         let inside = boundary.contains(&0).then(|| {
-            let extent = self.scalar(parts.shape[0]);
+            let extent = self.extent(parts.shape[0]);
             self.e.inst(format!("icmp ult i64 {index}, {extent}"))
         });
         let acts = self.both(Some(acts), inside);

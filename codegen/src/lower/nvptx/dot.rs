@@ -4,7 +4,9 @@ use super::emit::Val;
 use super::shared::SharedAccess;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{DType, Elem, Literal, Op, OpId, Precision, Type, Value};
-use crate::layout::{Dim, LinearLayout, Swizzle};
+use crate::layout::{Dim, LinearLayout};
+use crate::mma::shared::Matrix;
+use crate::mma::{Family, Instruction};
 use crate::num::{TF32_HALF, TF32_KEPT};
 
 /// An operand whose registers are fetched when they are first needed.
@@ -24,15 +26,10 @@ struct Fragment {
 /// Steps along K that tensor cores add up by themselves in tf32x3.
 const PARTIAL_STEPS: usize = 4;
 
-/// A shared operand as `wgmma` sees it.
-struct Matrix {
-    /// The K dimension runs fastest in memory.
-    k_major: bool,
-    swizzle: Swizzle,
-    element_bytes: u32,
-    /// Extents along M or N, and K.
-    extent: u32,
-    k: u32,
+/// A shared operand of `wgmma`.
+struct SharedMatrix {
+    matrix: Matrix,
+    /// Byte offset of its buffer.
     base: Val,
 }
 
@@ -42,36 +39,6 @@ enum First {
     Buffer(Vec<(Val, u32)>, bool),
     /// Four words for each step.
     Registers(Vec<Val>),
-}
-
-impl Matrix {
-    /// Elements of one swizzle span.
-    fn panel(&self) -> u32 {
-        self.swizzle.bytes() / self.element_bytes
-    }
-
-    /// Byte offset of the element (`at` along M or N, `k`).
-    fn offset(&self, at: u32, k: u32) -> u32 {
-        let span = self.swizzle.bytes();
-        let (inner, outer, rows) = if self.k_major { (k, at, self.extent) } else { (at, k, self.k) };
-        (inner / self.panel()) * rows * span + outer * span + (inner % self.panel()) * self.element_bytes
-    }
-
-    /// The constant part of a descriptor (PTX ISA, "Matrix Descriptor Format"): leading and stride byte offsets in units
-    /// of 16 bytes, and the swizzle mode.
-    fn descriptor(&self) -> u64 {
-        let span = self.swizzle.bytes() as u64;
-        // K-major: the leading offset is not used under a swizzle. M/N-major: from one panel to the next.
-        let leading = if self.k_major { 16 } else { self.k as u64 * span };
-        let stride = 8 * span;
-        let mode: u64 = match self.swizzle {
-            Swizzle::Bytes128 => 1,
-            Swizzle::Bytes64 => 2,
-            Swizzle::Bytes32 => 3,
-            Swizzle::None => 0,
-        };
-        ((leading >> 4) & 0x3FFF) << 16 | ((stride >> 4) & 0x3FFF) << 32 | mode << 62
-    }
 }
 
 impl Lowering<'_> {
@@ -270,14 +237,10 @@ impl Lowering<'_> {
     }
 
     fn mma_m16n8(&mut self, dtype: DType, a: &[Val], b: &[Val], c: &[Val]) -> Vec<Val> {
-        let (k, name) = match dtype {
-            DType::F16 => (16, "f16"),
-            DType::BF16 => (16, "bf16"),
-            DType::F32 => (8, "tf32"),
-            other => panic!("internal compiler error: mma.sync of {other}"),
-        };
+        let instruction = instruction(Family::MmaSync, dtype);
         let text = format!(
-            "mma.sync.aligned.m16n8k{k}.row.col.f32.{name}.{name}.f32 {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
+            "{} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};",
+            instruction.mnemonic(instruction.n[0])
         );
         let mut args: Vec<String> = a.iter().chain(b).map(|w| format!("i32 {w}")).collect();
         args.extend(c.iter().map(|x| format!("float {x}")));
@@ -298,12 +261,11 @@ impl Lowering<'_> {
         let n_tiles = n / (n_instr * warps[1]);
         let m_tiles = m / (16 * warps[0]);
         let dtype = self.operand_dtype(b);
-        // One instruction takes 32 bytes along K.
-        let k_instr = 32 / dtype.bytes() as u32;
+        let k_instr = instruction(Family::Wgmma, dtype).k;
         let k_steps = self.func.ty(b).shape()[0] as u32 / k_instr;
         let k_used = k_end.map_or(k_steps, |end| k_steps.min(end.div_ceil(k_instr)));
-        let b_matrix = self.matrix(b, [1, 0]);
-        let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, [0, 1]));
+        let b_matrix = self.matrix(b, 0);
+        let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, 1));
         let a_regs = if a_matrix.is_some() { None } else { Some(self.regs(a)) };
         // Warpgroups stand along M first, then along N.
         let groups_m = warps[0] / 4;
@@ -332,7 +294,7 @@ impl Lowering<'_> {
                         Some(matrix) => {
                             let a_group = self.group_offset(matrix, &along_m, 64);
                             let at = mi * 16 * warps[0];
-                            First::Buffer(self.boxes(matrix, &a_group, at, k_used, k_instr), !matrix.k_major)
+                            First::Buffer(self.boxes(matrix, &a_group, at, k_used, k_instr), !matrix.matrix.k_major)
                         }
                         None => {
                             let regs = a_regs.as_ref().expect("internal compiler error: no operand a");
@@ -342,7 +304,7 @@ impl Lowering<'_> {
                             First::Registers(self.words(&regs[first..first + k_used as usize * step], dtype))
                         }
                     };
-                    let b = (self.boxes(&b_matrix, &b_group, b_tile, k_used, k_instr), !b_matrix.k_major);
+                    let b = (self.boxes(&b_matrix, &b_group, b_tile, k_used, k_instr), !b_matrix.matrix.k_major);
                     out.extend(self.wgmma_tile(dtype, n_used as u32, &a, &b, own, fresh));
                 } else {
                     out.extend_from_slice(own);
@@ -374,32 +336,18 @@ impl Lowering<'_> {
         self.e.hoist(format!("call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {v}, i32 0, i32 31)"))
     }
 
-    /// The shared operand of a `wgmma`; `axes` are its M or N dimension and its K dimension.
-    fn matrix(&self, v: Value, axes: [usize; 2]) -> Matrix {
+    /// The shared operand of a `wgmma`, whose dimension `k_axis` is K.
+    fn matrix(&self, v: Value, k_axis: usize) -> SharedMatrix {
         let (layout, elem, base) = self.buffer(v);
-        let shape = layout.shape();
-        let bytes = elem.bytes() as u32;
-        for swizzle in [Swizzle::Bytes128, Swizzle::Bytes64, Swizzle::Bytes32] {
-            for inner in [0, 1] {
-                if shape[inner] * bytes >= swizzle.bytes()
-                    && *layout == LinearLayout::shared_swizzled(shape, &[inner, 1 - inner], bytes, swizzle.bytes())
-                {
-                    return Matrix {
-                        k_major: inner == axes[1],
-                        swizzle,
-                        element_bytes: bytes,
-                        extent: shape[axes[0]],
-                        k: shape[axes[1]],
-                        base,
-                    };
-                }
-            }
-        }
-        panic!("internal compiler error: wgmma cannot read an operand of layout {layout}")
+        let transposes = instruction(Family::Wgmma, elem).transposes;
+        let matrix = Matrix::of(layout, k_axis, elem.bytes() as u32, transposes);
+        let matrix = matrix
+            .unwrap_or_else(|| panic!("internal compiler error: wgmma cannot read an operand of layout {layout}"));
+        SharedMatrix { matrix, base }
     }
 
     /// Byte offset of a warpgroup's part, which starts at `group · step` along M or N.
-    fn group_offset(&mut self, matrix: &Matrix, group: &str, step: u32) -> Val {
+    fn group_offset(&mut self, SharedMatrix { matrix, .. }: &SharedMatrix, group: &str, step: u32) -> Val {
         if group == "0" {
             return "0".into();
         }
@@ -421,24 +369,24 @@ impl Lowering<'_> {
     ///
     /// Those of f32 come from one descriptor, in the statement that needs them: each as a value of its own would be moved out of loops, and
     /// take two registers there, and products in parts have three times as many as others.
-    fn boxes(&mut self, matrix: &Matrix, group: &str, at: u32, steps: u32, k_instr: u32) -> Vec<(Val, u32)> {
-        let units: Vec<u32> = (0..steps).map(|k| matrix.offset(at, k_instr * k) >> 4).collect();
-        if matrix.element_bytes < 4 {
-            return units.into_iter().map(|units| (self.descriptor(matrix, group, units), 0)).collect();
+    fn boxes(&mut self, shared: &SharedMatrix, group: &str, at: u32, steps: u32, k_instr: u32) -> Vec<(Val, u32)> {
+        let units: Vec<u32> = (0..steps).map(|k| shared.matrix.offset(at, k_instr * k) >> 4).collect();
+        if shared.matrix.element_bytes < 4 {
+            return units.into_iter().map(|units| (self.descriptor(shared, group, units), 0)).collect();
         }
-        let first = self.descriptor(matrix, group, 0);
+        let first = self.descriptor(shared, group, 0);
         units.into_iter().map(|units| (first.clone(), units)).collect()
     }
 
     /// Descriptor of the box so many units of 16 bytes behind a matrix's first one, i64.
-    fn descriptor(&mut self, matrix: &Matrix, group: &str, units: u32) -> Val {
+    fn descriptor(&mut self, shared: &SharedMatrix, group: &str, units: u32) -> Val {
         let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
-        let address = self.e.inst(format!("add i32 {start}, {}", matrix.base));
+        let address = self.e.inst(format!("add i32 {start}, {}", shared.base));
         let address = self.e.inst(format!("add i32 {address}, {group}"));
         let address = self.e.inst(format!("and i32 {address}, 262143"));
         let start = self.e.inst(format!("lshr exact i32 {address}, 4"));
         let wide = self.e.inst(format!("zext nneg i32 {start} to i64"));
-        let constant = matrix.descriptor() + u64::from(units);
+        let constant = shared.matrix.descriptor() + u64::from(units);
         self.e.inst(format!("add i64 {wide}, {}", constant as i64))
     }
 
@@ -452,7 +400,7 @@ impl Lowering<'_> {
         sums: &[Val],
         fresh: bool,
     ) -> Vec<Val> {
-        let name = llvm_name(dtype);
+        let instruction = instruction(Family::Wgmma, dtype);
         let count = sums.len();
         let outputs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
         // After the outputs come the accumulators tied to them, unless the product starts from zero.
@@ -484,12 +432,11 @@ impl Lowering<'_> {
                 (Vec::new(), words, None)
             }
         };
-        // Only 16-bit operands can be transposed on the way.
-        let flags: String = match dtype.bits() {
-            16 => a_trans.into_iter().chain([*b_trans]).map(|t| format!(", {}", u32::from(t))).collect(),
-            _ => String::new(),
+        let flags: String = match instruction.transposes {
+            true => a_trans.into_iter().chain([*b_trans]).map(|t| format!(", {}", u32::from(t))).collect(),
+            false => String::new(),
         };
-        let k = 32 / dtype.bytes();
+        let mnemonic = instruction.mnemonic(n);
         // The accumulate flag is a predicate.
         let mut text = String::from("{.reg .pred add; .reg .pred set; setp.eq.u32 add, 0, 0; setp.ne.u32 set, 0, 0; ");
         if b.iter().chain(&a_boxes).any(|&(_, units)| units > 0) {
@@ -509,10 +456,7 @@ impl Lowering<'_> {
                 None => format!("{{{}}}", a_words[4 * i..4 * i + 4].join(",")),
             };
             let scale = if fresh && i == 0 { "set" } else { "add" };
-            text.push_str(&format!(
-                "wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{name}.{name} {{{}}}, {a_text}, {b_text}, {scale}, 1, 1{flags};",
-                outputs.join(","),
-            ));
+            text.push_str(&format!("{mnemonic} {{{}}}, {a_text}, {b_text}, {scale}, 1, 1{flags};", outputs.join(","),));
         }
         text.push('}');
         constraints.push("~{memory}".into());
@@ -526,13 +470,10 @@ impl Lowering<'_> {
     }
 }
 
-fn llvm_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "f16",
-        DType::BF16 => "bf16",
-        DType::F32 => "tf32",
-        other => panic!("internal compiler error: wgmma of {other}"),
-    }
+/// The instruction that multiplies operands of this type.
+fn instruction(family: Family, operands: DType) -> &'static Instruction {
+    let instruction = Instruction::find(family, operands, DType::F32);
+    instruction.unwrap_or_else(|| panic!("internal compiler error: a {family:?} of {operands}"))
 }
 
 /// The layout of an operand that each thread needs along K: K in the low registers, the thread's own rows (`axis` 0) or

@@ -200,13 +200,11 @@ impl Lowering<'_> {
             BinaryOp::Add => format!("add {ty} {a}, {b}"),
             BinaryOp::Sub => format!("sub {ty} {a}, {b}"),
             BinaryOp::Mul => format!("mul {ty} {a}, {b}"),
-            BinaryOp::Div => format!("{} {ty} {a}, {b}", if signed { "sdiv" } else { "udiv" }),
-            BinaryOp::Rem => format!("{} {ty} {a}, {b}", if signed { "srem" } else { "urem" }),
+            BinaryOp::Div | BinaryOp::Rem => return self.integer_division(op == BinaryOp::Rem, (ty, signed), a, b),
             BinaryOp::And => format!("and {ty} {a}, {b}"),
             BinaryOp::Or => format!("or {ty} {a}, {b}"),
             BinaryOp::Xor => format!("xor {ty} {a}, {b}"),
-            BinaryOp::Shl => format!("shl {ty} {a}, {b}"),
-            BinaryOp::Shr => format!("{} {ty} {a}, {b}", if signed { "ashr" } else { "lshr" }),
+            BinaryOp::Shl | BinaryOp::Shr => return self.shift(op == BinaryOp::Shl, d, a, b),
             BinaryOp::Min | BinaryOp::Max => {
                 let name = match (op == BinaryOp::Min, signed) {
                     (true, true) => "smin",
@@ -228,6 +226,54 @@ impl Lowering<'_> {
             }
         };
         self.e.inst(text)
+    }
+
+    /// Division by zero gives quotient and remainder 0, and the one quotient that overflows wraps, as on the CPU: of what LLVM
+    /// leaves undefined it could make anything, addresses too.
+    fn integer_division(&mut self, remainder: bool, (ty, signed): (&str, bool), a: &str, b: &str) -> Val {
+        let op = match (signed, remainder) {
+            (true, false) => "sdiv",
+            (true, true) => "srem",
+            (false, false) => "udiv",
+            (false, true) => "urem",
+        };
+        if b.parse::<i64>().is_ok_and(|n| n > 0) {
+            return self.e.inst(format!("{op} {ty} {a}, {b}"));
+        }
+        let by_zero = self.e.inst(format!("icmp eq {ty} {b}, 0"));
+        let mut divisor = self.e.inst(format!("select i1 {by_zero}, {ty} 1, {ty} {b}"));
+        let mut negative = None;
+        if signed {
+            let by_minus_one = self.e.inst(format!("icmp eq {ty} {b}, -1"));
+            divisor = self.e.inst(format!("select i1 {by_minus_one}, {ty} 1, {ty} {divisor}"));
+            negative = Some(by_minus_one).filter(|_| !remainder);
+        }
+        let mut result = self.e.inst(format!("{op} {ty} {a}, {divisor}"));
+        if let Some(negative) = negative {
+            let negated = self.e.inst(format!("sub {ty} 0, {a}"));
+            result = self.e.inst(format!("select i1 {negative}, {ty} {negated}, {ty} {result}"));
+        }
+        self.e.inst(format!("select i1 {by_zero}, {ty} 0, {ty} {result}"))
+    }
+
+    /// A shift by the width or more gives what shifting bit by bit would, as on the CPU: 0, or the sign in every bit.
+    fn shift(&mut self, left: bool, d: DType, a: &str, b: &str) -> Val {
+        let (ty, most) = (llvm_type(Elem::Num(d)), d.bits() - 1);
+        let op = match (left, d.is_signed_int()) {
+            (true, _) => "shl",
+            (false, true) => "ashr",
+            (false, false) => "lshr",
+        };
+        if b.parse::<usize>().is_ok_and(|n| n <= most) {
+            return self.e.inst(format!("{op} {ty} {a}, {b}"));
+        }
+        let count = self.e.call(ty, &format!("llvm.umin.{ty}"), &[(ty, b), (ty, &most.to_string())]);
+        let shifted = self.e.inst(format!("{op} {ty} {a}, {count}"));
+        if op == "ashr" {
+            return shifted;
+        }
+        let in_range = self.e.inst(format!("icmp ule {ty} {b}, {most}"));
+        self.e.inst(format!("select i1 {in_range}, {ty} {shifted}, {ty} 0"))
     }
 
     fn compare(&mut self, op: CmpOp, elem: Elem, a: &str, b: &str) -> Val {
@@ -347,8 +393,7 @@ impl Lowering<'_> {
         self.e.inst(text)
     }
 
-    /// Conversions from and to the 8-bit floats: by instructions where the target has them with the meaning of `cast`
-    /// (that to e5m2 saturates instead of giving infinity), else by integer arithmetic.
+    /// Conversions from and to the 8-bit floats: by instructions where the target has them, else by integer arithmetic.
     fn cast_f8(&mut self, x: &str, from: DType, to: DType) -> Option<Val> {
         let f8 = |d| matches!(d, DType::F8E4M3 | DType::F8E5M2);
         let name = |d| if d == DType::F8E4M3 { "e4m3" } else { "e5m2" };
@@ -369,8 +414,14 @@ impl Lowering<'_> {
         if !f8(to) {
             return None;
         }
-        let wide = self.cast_element(x, from, DType::F32);
-        if native && to == DType::F8E4M3 {
+        let wide = match from {
+            DType::F64 => {
+                self.e.f8 = true;
+                self.e.inst(format!("call float @odd(double {x})"))
+            }
+            _ => self.cast_element(x, from, DType::F32),
+        };
+        if native {
             let asm = format!("cvt.rn.satfinite.{}x2.f32 $0, $1, $2;", name(to));
             let pair = self.e.inst(format!("call i16 asm \"{asm}\", \"=h,f,f\"(float 0.0, float {wide}) #2"));
             return Some(self.e.inst(format!("trunc i16 {pair} to i8")));

@@ -1,10 +1,14 @@
 //! Writes LLVM IR text: values, labels, phis, declarations. Knows nothing of Tile IR.
 
+use crate::ir::Loc;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 
 /// An LLVM operand: `%v12`, a literal, or a global.
 pub type Val = String;
+
+/// How a comment begins that says where instructions come from.
+pub const PLACE: &str = ";@ ";
 
 /// The text of one kernel while it grows.
 pub struct Emitter {
@@ -28,6 +32,8 @@ pub struct Emitter {
     bases: HashMap<(String, String), Val>,
     /// Elements of vectors: the vector and its type, how many it has, and which one it is.
     elements: HashMap<Val, (Val, String, usize, usize)>,
+    /// What the last comment of [`Emitter::place`] said.
+    loc: Loc,
     /// `@decode.NAME` and `@encode.NAME` of the 8-bit floats are called.
     pub f8: bool,
 }
@@ -55,6 +61,7 @@ impl Emitter {
             bases: HashMap::new(),
             elements: HashMap::new(),
             f8: false,
+            loc: Loc::unknown(),
         }
     }
 
@@ -73,6 +80,15 @@ impl Emitter {
     /// Emits an instruction without a result.
     pub fn void(&mut self, text: impl AsRef<str>) {
         self.body.push(format!("  {}", text.as_ref()));
+    }
+
+    /// Says in a comment which line of the source the instructions come from that follow: the simulated GPU names it.
+    pub fn place(&mut self, loc: &Loc) {
+        if !loc.is_unknown() && *loc != self.loc {
+            self.loc = loc.clone();
+            let place = loc.to_string().replace(char::is_control, "?");
+            self.body.push(format!("  {PLACE}{place}"));
+        }
     }
 
     /// The elements of a vector.

@@ -65,7 +65,7 @@ impl<'f> Lowering<'f> {
             .filter(|&d| {
                 let known = |v| self.axis.scalar_constant(self.func, v);
                 !matches!((known(parts.offsets[d]), known(parts.shape[d])),
-                    (Some(o), Some(n)) if o >= 0 && o + shape[d] as i64 <= n)
+                    (Some(o), Some(n)) if o >= 0 && o.checked_add(shape[d] as i64).is_some_and(|end| end <= n))
             })
             .collect();
         Place { parts, coordinates, elem, boundary, base, limits: HashMap::new(), strides }
@@ -79,6 +79,17 @@ impl<'f> Lowering<'f> {
         }
         let wide = self.e.inst(format!("zext nneg i32 {coordinate} to i64"));
         self.e.inst(format!("add i64 {offset}, {wide}"))
+    }
+
+    /// An extent, 0 where it is negative: indices are compared with it as unsigned numbers.
+    pub(super) fn extent(&mut self, extent: Value) -> Val {
+        match self.axis.scalar_constant(self.func, extent) {
+            Some(n) => n.max(0).to_string(),
+            None => {
+                let extent = self.scalar(extent);
+                self.e.call("i64", "llvm.smax.i64", &[("i64", &extent), ("i64", "0")])
+            }
+        }
     }
 
     fn times(&mut self, index: &str, stride: &str) -> Val {
@@ -118,7 +129,7 @@ impl<'f> Lowering<'f> {
                 None => {
                     let at = place.coordinates[d].at(&mut self.e, constant);
                     let index = self.index(place.parts.offsets[d], &at);
-                    let extent = self.scalar(place.parts.shape[d]);
+                    let extent = self.extent(place.parts.shape[d]);
                     // Unsigned: a negative index is outside too.
                     let v = self.e.inst(format!("icmp ult i64 {index}, {extent}"));
                     place.limits.insert((d, constant), v.clone());
@@ -232,7 +243,7 @@ impl<'f> Lowering<'f> {
         fill: &Fill,
         eviction: Eviction,
     ) -> Vec<Val> {
-        let word = Word::of(elem.bytes() * n, elem);
+        let word = Word::of(elem, n);
         let per_word = (word.bytes / elem.bytes()).max(1);
         let result = word.result_type();
         let fills: Vec<Val> = (0..word.count)
@@ -337,7 +348,7 @@ impl<'f> Lowering<'f> {
             self.e.void(format!("store {ty} {v}, ptr addrspace(1) {address}, align {bytes}"));
             return;
         }
-        let word = Word::of(bytes, elem);
+        let word = Word::of(elem, n);
         let per_word = (word.bytes / elem.bytes()).max(1);
         let words: Vec<Val> = values.chunks(per_word).map(|group| self.pack_word(group, ty, &word)).collect();
         let inputs: Vec<String> = (1..=word.count).map(|i| format!("${i}")).collect();
@@ -442,14 +453,14 @@ struct Word {
 }
 
 impl Word {
-    /// Words for so many bytes, none of which holds less than an element.
-    fn of(bytes: usize, elem: DType) -> Word {
-        match bytes {
-            16 if elem.bytes() == 8 => Word { bytes: 8, count: 2, ty: "i64", constraint: "l" },
+    /// Words for `n` neighboring elements. An element is never cut into words.
+    fn of(elem: DType, n: usize) -> Word {
+        match elem.bytes() * n {
             1 => Word { bytes: 1, count: 1, ty: "i16", constraint: "h" },
             2 => Word { bytes: 2, count: 1, ty: "i16", constraint: "h" },
             4 => Word { bytes: 4, count: 1, ty: "i32", constraint: "r" },
             8 => Word { bytes: 8, count: 1, ty: "i64", constraint: "l" },
+            16 if elem.bytes() == 8 => Word { bytes: 8, count: 2, ty: "i64", constraint: "l" },
             16 => Word { bytes: 4, count: 4, ty: "i32", constraint: "r" },
             n => panic!("internal compiler error: an access of {n} bytes"),
         }

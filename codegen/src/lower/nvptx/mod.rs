@@ -26,12 +26,14 @@ mod tests;
 mod threads;
 mod tma;
 
+#[cfg(any(test, feature = "testgen"))]
+pub(crate) use self::emit::PLACE;
 use self::emit::{Emitter, Val};
 use self::exchange::Exchange;
 use self::plan::SharedPlan;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::written;
+use crate::analysis::{registers, written};
 use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::LinearLayout;
 use crate::lower::Unsupported;
@@ -102,11 +104,12 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     // Without it, the assembler would save registers for a second block that has no shared memory, and spill a few. A multiprocessor has
     // what one block can have and 1 KB that it reserves for each.
     let is_alone = 2 * shared_bytes + 1024 > arch.max_shared_bytes() && options.max_registers.is_none();
-    if let Some(blocks) = resident_blocks(func).or(is_alone.then_some(1)) {
-        attributes.push_str(&format!(" \"nvvm.minctasm\"=\"{blocks}\""));
-    }
     if let Some(n) = options.max_registers {
+        // More than a block of this size can have would not launch. The assembler takes one of the two attributes.
+        let n = n.min(registers::available(threads));
         attributes.push_str(&format!(" \"nvvm.maxnreg\"=\"{n}\""));
+    } else if let Some(blocks) = resident_blocks(func).or(is_alone.then_some(1)) {
+        attributes.push_str(&format!(" \"nvvm.minctasm\"=\"{blocks}\""));
     }
     let args = func
         .args
@@ -252,7 +255,7 @@ impl<'f> Lowering<'f> {
     }
 
     fn set(&mut self, v: Value, regs: Vec<Val>) {
-        debug_assert_eq!(
+        assert_eq!(
             regs.len(),
             self.layout(v).map_or(1, LinearLayout::num_registers),
             "registers of {}",
@@ -290,6 +293,7 @@ impl<'f> Lowering<'f> {
     fn block(&mut self, block: BlockId) -> Result<()> {
         for &id in &self.func.block(block).ops {
             self.loc = self.func.op(id).loc.clone();
+            self.e.place(&self.loc);
             if self.plan.fence_before(id) {
                 self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
             }
@@ -343,10 +347,8 @@ impl<'f> Lowering<'f> {
                 let regs = self.regs(data.operands[0]);
                 self.set(data.results[0], regs.to_vec());
             }
-            Op::Assume => {
-                let c = self.scalar(data.operands[0]);
-                self.e.call("void", "llvm.assume", &[("i1", &c)]);
-            }
+            // LLVM is not told: it would make anything of an assumption that does not hold.
+            Op::Assume => self.device_assert(id, "the assumption does not hold"),
             // Views exist only inside the accesses that read their parts.
             Op::MakeView { .. } => {}
             Op::Advance => panic!("internal compiler error: an unresolved view"),
@@ -369,7 +371,7 @@ impl<'f> Lowering<'f> {
                 self.e.void("ret void");
             }
             Op::DevicePrint { .. } => self.device_print(id)?,
-            Op::DeviceAssert { .. } => self.device_assert(id)?,
+            Op::DeviceAssert { message } => self.device_assert(id, message),
             Op::ConvertLayout => self.convert_layout(id)?,
             Op::LocalAlloc => self.local_alloc(id),
             Op::LocalLoad => self.local_load(id),

@@ -33,6 +33,9 @@ pub struct SharedPlan {
     exchange: Rc<Exchange>,
     /// Additions by the bulk copy engine.
     additions: Rc<HashMap<OpId, BulkAdd>>,
+    /// Something reads shared memory through the async proxy (`wgmma`, TMA): only then do ordinary stores need proxy fences, which
+    /// architectures before Hopper do not have.
+    async_proxy: bool,
 }
 
 /// Bytes from `start` up to `end`, needed from op number `first` to `last`.
@@ -84,7 +87,9 @@ impl Pending {
 
 impl SharedPlan {
     pub fn new(func: &Func, exchange: Rc<Exchange>, additions: HashMap<OpId, BulkAdd>) -> SharedPlan {
-        let mut plan = SharedPlan { exchange, additions: Rc::new(additions), ..SharedPlan::default() };
+        let by_async_proxy = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::TmaLoad { .. });
+        let async_proxy = !additions.is_empty() || func.walk().iter().any(by_async_proxy);
+        let mut plan = SharedPlan { exchange, additions: Rc::new(additions), async_proxy, ..SharedPlan::default() };
         plan.allocate(func);
         let mut pending = Pending::default();
         plan.walk(func, func.body, &mut pending);
@@ -325,7 +330,9 @@ impl SharedPlan {
             // The op writes its scratch, has a barrier of its own, and reads it.
             pending.settled();
             pending.reads.insert(scratch);
-            pending.unfenced.insert(scratch);
+            if self.async_proxy {
+                pending.unfenced.insert(scratch);
+            }
             return;
         }
         if by_wgmma {
@@ -335,7 +342,9 @@ impl SharedPlan {
             pending.global.insert(id);
         }
         pending.reads.extend(reads);
-        pending.unfenced.extend(&writes);
+        if self.async_proxy {
+            pending.unfenced.extend(&writes);
+        }
         pending.writes.extend(writes);
     }
 

@@ -1,10 +1,11 @@
 //! Where each tile lives: the decisions, without any rewriting.
 
 use super::choose::{MAX_VECTOR_BYTES, default_layout, extents, memory_layout};
-use super::dot::{DotPlan, DotShape, plan_dot};
+use super::dot::{DotPlan, plan_dot};
 use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{BlockId, DType, Func, Op, OpId, Precision, Type, UnaryOp, Value};
 use crate::layout::LinearLayout;
+use crate::mma::{DotShape, multiplied_as};
 use crate::target::{CompileOptions, GpuArch};
 use std::rc::Rc;
 
@@ -111,12 +112,7 @@ impl<'f> Homes<'f> {
         let Op::Dot { precision } = data.op else { panic!("internal compiler error: not a dot") };
         let a = self.func.ty(data.operands[0]);
         let acc = self.func.ty(data.operands[2]);
-        let operands = match a.dtype() {
-            // The 8-bit floats are exact in f16.
-            Some(DType::F8E4M3 | DType::F8E5M2) => DType::F16,
-            Some(d) => d,
-            None => panic!("internal compiler error: a dot of pointers"),
-        };
+        let operands = a.dtype().map(multiplied_as).expect("internal compiler error: a dot of pointers");
         let shape = DotShape {
             m: acc.shape()[0],
             n: acc.shape()[1],
@@ -144,7 +140,7 @@ impl<'f> Homes<'f> {
         self.uses[v.0 as usize].iter().any(|&(id, index)| {
             matches!(self.func.op(id).op, Op::Dot { precision: Precision::Tf32x3 })
                 && index == 0
-                && matches!(self.dot(id), (DotShape { operands: DType::F32, .. }, DotPlan::Wgmma { .. }))
+                && matches!(self.dot(id), (DotShape { operands: DType::F32, .. }, plan) if plan.wgmma().is_some())
                 && Some(self.func.parent_block(id)) != loaded
         })
     }

@@ -6,6 +6,7 @@ use super::homes::{Homes, scan_layout};
 use crate::analysis::padding::zero_from;
 use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpData, OpId, Type, Value};
 use crate::layout::{Conversion, LinearLayout};
+use crate::mma::Family;
 use std::collections::HashMap;
 
 /// A value of the old function, in one layout (`None` for scalars and views).
@@ -459,35 +460,37 @@ impl Rewrite<'_, '_> {
         let acc_layout = self.intern(&plan.acc_layout(shape.m, shape.n));
         let acc_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
-        if let (DotPlan::Wgmma { warps, .. }, DType::F32) = (&plan, shape.operands) {
+        if let (Some(wgmma), DType::F32) = (plan.wgmma(), shape.operands) {
             let acc = self.get(acc, acc_layout);
-            let result = self.tf32_product(shape, &plan, warps, [a, b], acc);
+            let result = self.tf32_product(shape, wgmma, [a, b], acc);
             return self.define((data.results[0], Some(acc_layout)), result);
         }
         let [k_end, n_end] = self.ends([a, b]);
-        let a = match plan.a_layout(shape.m, shape.k, shape.operands) {
+        let a = match plan.a_layout(shape.m, shape.k) {
             Some(layout) if !self.comes_from_memory(a) && !self.stays_in_shared(a, &layout, acc, &plan) => {
                 self.in_registers(a, &layout, shape.operands)
             }
             _ => self.in_shared(a, shape.operands),
         };
-        let b = match plan.b_layout(shape.k, shape.n, shape.operands) {
+        let b = match plan.b_layout(shape.k, shape.n) {
             Some(layout) if !self.comes_from_memory(b) => self.in_registers(b, &layout, shape.operands),
             _ => self.in_shared(b, shape.operands),
         };
         let acc = self.get(acc, acc_layout);
         let result = match &plan {
-            DotPlan::Wgmma { warps, .. } => {
-                let started = self.emit_one(
-                    Op::Wgmma { warps: warps.to_vec(), late: None, open: None, k_end, n_end },
-                    vec![a, b, acc],
-                    acc_ty.clone(),
-                );
-                self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty)
-            }
-            DotPlan::MmaSync { warps } => {
-                let op = Op::MmaSync { precision: shape.precision, warps: warps.to_vec(), k_end, n_end };
-                self.emit_one(op, vec![a, b, acc], acc_ty)
+            DotPlan::Mma(mma) => {
+                let (warps, operands) = (mma.warps.to_vec(), vec![a, b, acc]);
+                match mma.instruction.family {
+                    Family::Wgmma => {
+                        let op = Op::Wgmma { warps, late: None, open: None, k_end, n_end };
+                        let started = self.emit_one(op, operands, acc_ty.clone());
+                        self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty)
+                    }
+                    Family::MmaSync => {
+                        let op = Op::MmaSync { precision: shape.precision, warps, k_end, n_end };
+                        self.emit_one(op, operands, acc_ty)
+                    }
+                }
             }
             DotPlan::Fma { .. } => self.emit_one(Op::FmaDot, vec![a, b, acc], acc_ty),
         };
@@ -518,7 +521,7 @@ impl Rewrite<'_, '_> {
         let is_fresh = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));
         let is_far =
             || self.homes.home(v).is_some_and(|home| Conversion::between(&home.layout, to) == Conversion::Shared);
-        matches!(plan, DotPlan::Wgmma { .. }) && is_fresh && is_far()
+        plan.wgmma().is_some() && is_fresh && is_far()
     }
 
     pub(super) fn in_registers(&mut self, v: Value, layout: &LinearLayout, dtype: DType) -> Value {

@@ -10,10 +10,10 @@
 //! wait in shared memory: in registers they would take twice the room of the tile for as long as the loop runs.
 
 use super::choose::extents;
-use super::dot::{DotPlan, DotShape};
 use super::rewrite::{Rewrite, shared_in_order};
 use crate::ir::{BinaryOp, DType, Literal, Op, Precision, Type, Value};
 use crate::layout::LinearLayout;
+use crate::mma::{self, DotShape};
 use crate::num::{TF32_HALF, TF32_KEPT};
 
 /// The most shared memory, in bytes, that the parts of such an operand may take.
@@ -23,19 +23,12 @@ const HELD_OPERANDS: usize = 2;
 
 impl Rewrite<'_, '_> {
     /// acc + a·b in the layout of `acc`, a value of the new function; `operands` are the old one's.
-    pub(super) fn tf32_product(
-        &mut self,
-        dot: DotShape,
-        plan: &DotPlan,
-        warps: &[u32; 2],
-        operands: [Value; 2],
-        acc: Value,
-    ) -> Value {
+    pub(super) fn tf32_product(&mut self, dot: DotShape, plan: &mma::Plan, operands: [Value; 2], acc: Value) -> Value {
         let [a, b] = operands;
         let ends = self.ends(operands);
-        let exact = dot.precision == Precision::Tf32x3;
+        let (warps, exact) = (&plan.warps, dot.precision == Precision::Tf32x3);
         let acc_ty = self.new.ty(acc).clone();
-        let layout = plan.a_layout(dot.m, dot.k, DType::F32).expect("internal compiler error: no layout of an operand");
+        let layout = plan.a_layout(&extents(&[dot.m, dot.k]));
         let b_buffer = self.k_major(b, 0);
         let b_layout = self.second_in_registers(b, b_buffer.is_some());
         if !exact {

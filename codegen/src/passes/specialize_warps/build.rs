@@ -360,12 +360,18 @@ impl Roles<'_> {
         ops.iter().position(uses).unwrap_or(ops.len())
     }
 
-    /// What is computed from a buffer, or a view of it, and there only when the buffer has been read.
+    /// What is computed from a buffer, or a view of it, and there only when the buffer has been read. Where an op's regions read it, that
+    /// is the op's results, and the buffer itself, which stands for the op: it may have no results.
     fn products(&self, block: BlockId, buffer: Value) -> Vec<Value> {
         let mut derived = vec![buffer];
         let mut done = Vec::new();
         for &id in &self.func.block(block).ops {
             let data = self.func.op(id);
+            let mut inside = data.regions.iter().flat_map(|&region| self.func.walk_from(region));
+            if inside.any(|inner| self.func.op(inner).operands.iter().any(|v| derived.contains(v))) {
+                done.extend(data.results.iter().chain([&buffer]));
+                continue;
+            }
             if !data.operands.iter().any(|v| derived.contains(v)) {
                 continue;
             }

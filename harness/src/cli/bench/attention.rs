@@ -80,7 +80,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let default_dtype = [if device.is_cuda() { "bf16" } else { "f32" }.to_string()];
     let dtypes = if arguments.dtype.is_empty() { &default_dtype[..] } else { &arguments.dtype };
     for d in or(&arguments.dim, &[64, 128], &[64]) {
-        if batch * heads * length == 0 || !(1..=256).contains(&d) {
+        if [batch, heads, length].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
                 "there is no attention of this shape",
                 "batch, heads and length are at least 1, head dimensions from 1 to 256",

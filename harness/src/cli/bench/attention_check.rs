@@ -2,7 +2,7 @@
 
 use tilewright::kernels::attention::reference::{self, Gradients, Problem};
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
-use tilewright::{Buffer, Device};
+use tilewright::{Buffer, Device, elements};
 
 use super::data::{Number, normal, values};
 use super::record::{Trouble, accept};
@@ -60,7 +60,8 @@ impl<T: Number> Attention<T> {
     /// Random inputs, and outputs that are not a number. Queries, keys and heads are as many of each.
     pub fn new(device: &Device, problem: Problem) -> tilewright::Result<Attention<T>> {
         let shape = shape(&problem);
-        let len = shape.iter().product();
+        let len = elements(&shape)?;
+        device.expect_memory(8.0 * len as f64 * size_of::<T>() as f64)?;
         Ok(Attention {
             device: device.clone(),
             problem,

@@ -5,7 +5,7 @@ use std::io::Write;
 use candle_core::{DType, Device, Tensor, Var};
 
 use super::attention;
-use super::wall::{Fitted, Times, check_room, fitted, held, release};
+use super::wall::{Fitted, Times, expect_memory, fitted, held, release};
 use crate::cli::model_options::{device_info, model_device};
 use crate::cli::{CliError, Result};
 use crate::model::Attention;
@@ -52,6 +52,11 @@ impl Case {
         4.0 * self.batch as f64 * (self.length as f64).powi(2)
     }
 
+    /// Bytes of queries, keys, values and output.
+    fn input_bytes(&self) -> f64 {
+        4.0 * self.batch as f64 * self.length as f64 * self.d as f64 * self.dtype.size_in_bytes() as f64
+    }
+
     fn run(&self, [q, k, v]: &[Var; 3]) -> candle_core::Result<Tensor> {
         let [q, k, v] = [q, k, v].map(Var::as_tensor);
         match self.kind {
@@ -74,10 +79,9 @@ impl Case {
     /// # Errors
     /// Lack of memory above all.
     pub fn measure(&self, device: &Device, warmup: usize, runs: usize) -> train::Result<Found> {
-        if self.kind == Attention::Naive {
-            // Six matrices of scores live at the end of forward, and two more in backward.
-            check_room(device, 8.0 * self.score_bytes())?;
-        }
+        // Of naive attention six matrices of scores live at the end of forward, and two more in backward.
+        let scores = if self.kind == Attention::Naive { 8.0 * self.score_bytes() } else { 0.0 };
+        expect_memory(device, scores + 2.0 * self.input_bytes())?;
         // What only the first run allocates, such as compiled kernels, is not what is held.
         drop(self.run(&self.inputs(device)?)?);
         let ((inputs, o), held) = held(device, || {
@@ -134,7 +138,7 @@ fn accounting(case: &Case, why: &str) -> String {
     let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
     let Case { kind, batch, length, d, .. } = case;
     let scores = gib(case.score_bytes());
-    let inputs = gib(4.0 * (batch * length * d * case.dtype.size_in_bytes()) as f64);
+    let inputs = gib(case.input_bytes());
     format!(
         "First without room: {kind}, d {d}, length {length} ({why}). One matrix of scores takes {batch} · {length}² · 4 B = \
          {scores:.2} GiB, and naive attention holds six of them between forward and backward (scores, scaled, masked, less their \

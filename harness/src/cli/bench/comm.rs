@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use candle_core::Device;
 use clap::{Args, ValueEnum};
-use tilewright::Buffer;
+use tilewright::{Buffer, expect_host_memory};
 
 use super::world::{Carrier, each_world, failed};
 use crate::cli::model_options::model_device;
@@ -92,6 +92,9 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
         for &mb in &arguments.sizes {
             // Whole chunks for every rank.
             let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
+            // Ranks of one host share its memory: each keeps the buffer, and a copy of it while it is checked.
+            let bytes = 4.0 * count as f64 * world as f64;
+            expect_host_memory(bytes).map_err(|error| CommError::Setup(error.to_string()))?;
             let mut data = Data::new(device, vec![(comm.rank() + 1) as f32; count])?;
             data.calls(comm, collective, copies, &mut [0.0])?;
             check(comm, collective, &data.to_vec()?)?;

@@ -11,9 +11,9 @@ use tilewright::cache::Key;
 use tilewright::codegen::ir::{DType, Func};
 use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright::codegen::llvm::{self, Opt};
+use tilewright::codegen::lower;
 use tilewright::codegen::pipeline::{compile_gpu, gpu_ir};
 use tilewright::codegen::target::{CompileOptions, GpuArch, Target};
-use tilewright::codegen::{VERSION, lower, text};
 use tilewright::kernel::{explain, explain_failure};
 use tilewright::kernels::attention::config::{Pass, d_tile, default_tiles};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
@@ -156,7 +156,7 @@ impl Variant {
         let cache = Cache::at(folder.path());
         let target = Target::Nvptx(self.arch);
         let func = self.record()?;
-        let key = |func: &Func| Key::new(&text::print(func), &target, &self.options, VERSION);
+        let key = |func: &Func| Key::new(func, &target, &self.options);
         let artifact = compile_gpu(&func, self.arch, &self.options, &mut ())
             .map_err(|error| CliError::Failure(explain_failure(&func, error).to_string()))?;
         cache.put(&key(&func), &artifact);

@@ -16,7 +16,7 @@ use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
 use crate::dist::ddp::{DdpOptions, Form, NCCL_CTAS};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
-use crate::model::{Config, Transformer};
+use crate::model::{Config, Kind, Transformer};
 use crate::optim::{AdamWOptions, Schedule};
 use crate::report::plot::Bar;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Table};
@@ -165,6 +165,8 @@ impl Trainee {
     pub fn new(work: &Work, config: &Config, comm: &Arc<Communicator>, way: Way) -> train::Result<Trainee> {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
+        let windows = work.batch as usize / comm.world().max(1);
+        super::wall::expect_memory(&device, config.step_bytes(windows, Kind::TrainStep))?;
         let model = Transformer::new(config, &device, 0)?;
         let options = LearnerOptions {
             adamw: AdamWOptions::default(),

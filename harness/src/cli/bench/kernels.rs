@@ -105,11 +105,7 @@ pub fn run_named(words: &[String], out: &mut dyn Write) -> Result<()> {
             "tilewright bench attention",
         ));
     };
-    let mut named = match Named::try_parse_from(words) {
-        Ok(named) => named.arguments,
-        // Help, or a mistake: clap says it, with its exit code.
-        Err(error) => error.exit(),
-    };
+    let mut named = Named::try_parse_from(words).map_err(CliError::Arguments)?.arguments;
     named.only = vec![group];
     measure(&named, op, out)
 }

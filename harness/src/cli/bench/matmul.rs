@@ -3,7 +3,7 @@
 use tilewright::codegen::lang::Precision;
 use tilewright::kernels::matmul::{self, Activation, Options};
 use tilewright::kernels::{Tensor, TensorMut};
-use tilewright::{Buffer, Device};
+use tilewright::{Buffer, Device, elements};
 
 use super::Common;
 use super::data::{Number, normal, values};
@@ -39,9 +39,11 @@ const CHECKED: usize = 256;
 
 impl<T: Number> Product<T> {
     fn new(device: &Device, n: usize) -> tilewright::Result<Product<T>> {
-        let [a, b] = [normal(device, n * n, 1)?, normal(device, n * n, 2)?];
+        let len = elements(&[n, n])?;
+        device.expect_memory(3.0 * len as f64 * size_of::<T>() as f64)?;
+        let [a, b] = [normal(device, len, 1)?, normal(device, len, 2)?];
         let bias = normal(device, n, 3)?;
-        Ok(Product { device: device.clone(), n, a, b, bias, c: Buffer::poisoned(device, n * n)? })
+        Ok(Product { device: device.clone(), n, a, b, bias, c: Buffer::poisoned(device, len)? })
     }
 
     fn run(&mut self, case: Case) -> tilewright::Result<()> {

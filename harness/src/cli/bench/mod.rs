@@ -37,6 +37,7 @@ use tilewright::bench::{Timing, do_bench};
 use self::record::Recorder;
 use super::Result;
 use super::run::{Choice, device, open};
+use crate::leaderboard::milliseconds;
 use crate::report::Outputs;
 
 #[derive(Args)]
@@ -85,10 +86,10 @@ struct Common {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// How long each kernel runs before it is timed, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 100.0)]
+    #[arg(long, value_name = "MS", default_value_t = 100.0, value_parser = milliseconds)]
     warmup_ms: f64,
     /// How long each kernel is timed, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 400.0)]
+    #[arg(long, value_name = "MS", default_value_t = 400.0, value_parser = milliseconds)]
     rep_ms: f64,
     #[command(flatten)]
     outputs: Outputs,
@@ -98,7 +99,7 @@ impl Common {
     /// The device, and what takes the rows of a benchmark.
     fn open(&self, subject: &str) -> Result<(Device, Recorder)> {
         let device = open(self.device)?;
-        self.outputs.check()?;
+        self.outputs.check_beside(&self.record)?;
         let recorder = Recorder::new(&device, self.outputs.commit.as_deref(), self.record.as_deref())?;
         Ok((device, recorder.writing(subject, self.outputs.clone())))
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, Var};
 use clap::Args;
 
-use super::wall::{Fitted, Times, check_room, fitted, release};
+use super::wall::{Fitted, Times, expect_memory, fitted, release};
 use crate::cli::model_options::{device_info, model_device};
 use crate::cli::run::{Choice, device};
 use crate::cli::{CliError, Result};
@@ -127,7 +127,7 @@ fn measure(
     runs: usize,
 ) -> train::Result<Found> {
     // Tensor ops keep five tensors of this size in f32, and make two more at a time backward.
-    check_room(device, 8.0 * 4.0 * (rows * width) as f64)?;
+    expect_memory(device, 8.0 * 4.0 * rows as f64 * width as f64)?;
     let specs = vec![ParamSpec::vector("weight", width, Init::Ones), ParamSpec::vector("bias", width, Init::Zeros)];
     let params = Params::new(specs, device, 0)?;
     if dtype != DType::F32 {

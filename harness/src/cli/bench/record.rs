@@ -1,6 +1,6 @@
 //! Rows of measurements: a file of JSON lines to keep, and a table to read.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -177,7 +177,7 @@ impl Recorder {
     /// A file that cannot be written.
     pub fn new(device: &Device, commit: Option<&str>, json: Option<&Path>) -> Result<Recorder> {
         let open = |path: &Path| {
-            let file = OpenOptions::new().create(true).append(true).open(path);
+            let file = crate::files::append(path);
             file.map(|file| (path.to_path_buf(), file)).map_err(|error| CliError::file("write", path, error))
         };
         let info = device.info();

@@ -7,7 +7,7 @@ use tilewright::kernels::{
     Tensor, TensorMut, adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rms_norm, rope,
     softmax, swiglu, weighted_sum,
 };
-use tilewright::{Buffer, Device};
+use tilewright::{Buffer, Device, elements, expect_host_memory};
 
 use super::data::{Number, normal, values};
 use super::record::{Trouble, accept};
@@ -184,9 +184,12 @@ impl<T: Number> Rows<T> {
     pub fn new(device: &Device, rows: usize, d: usize) -> tilewright::Result<Rows<T>> {
         // Classes are columns for one kernel and rows of a table for another.
         let classes = VOCABULARY.min(d);
-        let targets: Vec<i64> = (0..rows).map(|row| (row * 7919 % classes) as i64).collect();
+        let n = elements(&[rows, d])?;
+        // On the host whatever the device: classes. On the CPU the tensors, too.
+        expect_host_memory(8.0 * rows as f64)?;
+        device.expect_memory(n as f64 * (5 * size_of::<T>() + 18) as f64 + 4.0 * elements(&[classes, d])? as f64)?;
+        let targets: Vec<i64> = (0..rows).map(|row| (row % classes * 7919 % classes) as i64).collect();
         let frequencies = rope::frequencies(head(d), BASE);
-        let n = rows * d;
         let [rate, spread, decay] = adamw::Options::default().rates_of(1)?;
         let mut new = Rows {
             device: device.clone(),

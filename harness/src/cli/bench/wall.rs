@@ -53,29 +53,9 @@ pub fn fitted<R>(measured: train::Result<R>) -> Result<Fitted<R>> {
     }
 }
 
-/// Fails as a device without memory does where the CPU has less than `bytes` left: it would hand out memory that it does not have, and
-/// end the program when it is used. GPUs say so themselves.
-pub fn check_room(device: &Device, bytes: f64) -> train::Result<()> {
-    if !device.is_cpu() {
-        return Ok(());
-    }
-    match available_bytes() {
-        Some(available) if bytes > available => {
-            let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
-            let message =
-                format!("out of memory: about {:.1} GiB are needed, {:.1} are available", gib(bytes), gib(available));
-            Err(candle_core::Error::Msg(message).into())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Memory that the system can give without swapping, where it says so.
-fn available_bytes() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: f64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(1024.0 * kib)
+/// Fails as a device without memory does where the CPU has less than `bytes` left: see [`tilewright::expect_host_memory`].
+pub fn expect_memory(device: &Device, bytes: f64) -> train::Result<()> {
+    Ok(crate::ops::memory::kernel_device(device)?.expect_memory(bytes)?)
 }
 
 /// Runs `f`; says how many bytes of what it allocated are alive after it, and what it returned with them. `None` where allocations
@@ -118,12 +98,10 @@ mod tests {
 
     #[test]
     fn more_than_there_is_counts_as_lack_of_memory() {
-        check_room(&Device::Cpu, 1e6).unwrap();
-        if available_bytes().is_some() {
-            let lack = check_room(&Device::Cpu, 1e18).unwrap_err();
-            assert!(lack.is_out_of_memory(), "{lack}");
-            assert!(matches!(fitted::<()>(Err(lack)), Ok(Fitted::No(why)) if why.contains("GiB")));
-        }
+        expect_memory(&Device::Cpu, 1e6).unwrap();
+        let lack = expect_memory(&Device::Cpu, 1e18).unwrap_err();
+        assert!(lack.is_out_of_memory(), "{lack}");
+        assert!(matches!(fitted::<()>(Err(lack)), Ok(Fitted::No(why)) if why.contains("GiB")));
         assert!(fitted::<()>(Err(candle_core::Error::Msg("shape".into()).into())).is_err());
     }
 }

@@ -1,5 +1,7 @@
 //! The ranks of a benchmark: those that somebody started, else threads of this process.
 
+use std::sync::{PoisonError, RwLock};
+
 use candle_core::Device;
 use clap::ValueEnum;
 
@@ -75,12 +77,22 @@ fn world<R: Send>(
         let comm = ready.map_or_else(|| rendezvous::connect(&place, "bench", options), Ok).map_err(failed)?;
         f(comm)
     };
+    // Ranks begin when all have a thread: nobody waits for one that will not come.
+    let complete = RwLock::new(false);
     std::thread::scope(|scope| {
+        let mut gate = complete.write().unwrap_or_else(PoisonError::into_inner);
         let start = |(number, ready)| {
-            let rank = &rank;
-            scope.spawn(move || rank(number, ready))
+            let (rank, complete) = (&rank, &complete);
+            let body = move || match *complete.read().unwrap_or_else(PoisonError::into_inner) {
+                true => rank(number, ready),
+                false => Err(CliError::Failure(format!("rank {number} did not begin: another one has no thread"))),
+            };
+            let thread = std::thread::Builder::new().spawn_scoped(scope, body);
+            thread.map_err(|error| CliError::Failure(format!("cannot start a thread for rank {number}: {error}")))
         };
-        let running: Vec<_> = ready.into_iter().enumerate().map(start).collect();
+        let running: Vec<_> = ready.into_iter().enumerate().map(start).collect::<Result<_>>()?;
+        *gate = true;
+        drop(gate);
         let panicked = |_| CliError::Failure("internal error: a rank panicked, please report".into());
         let found: Result<Vec<R>> = running.into_iter().map(|rank| rank.join().map_err(panicked)?).collect();
         found.map(|mut all| all.swap_remove(0))

@@ -109,7 +109,10 @@ fn warn_of_long_reference(p: &Problem) {
     let scores = [p.batch, p.heads_q, p.n_q, p.n_k, p.d].map(|n| n as f64).iter().product::<f64>();
     let seconds = 10.0 * scores / OPERATIONS_PER_SECOND;
     if seconds > 20.0 {
-        eprintln!("computing the f64 references of attention takes about {:.0} minutes", (seconds / 60.0).ceil());
+        tilewright::terminal::say(format_args!(
+            "computing the f64 references of attention takes about {:.0} minutes",
+            (seconds / 60.0).ceil()
+        ));
     }
 }
 

@@ -8,7 +8,7 @@ use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright::codegen::target::{CompileOptions, Target};
 use tilewright::kernel::{launch_erased, specialization};
-use tilewright::{Device, LaunchArg, LaunchConfig};
+use tilewright::{Device, LaunchArg, LaunchConfig, elements};
 
 use crate::cli::bind;
 use crate::cli::compile::{Request, compile_cached_to};
@@ -124,7 +124,7 @@ impl Case {
             buffers.insert(name, tensors::upload(device, tensor.dtype, Contents::Bytes(&tensor.bytes))?);
         }
         for (name, (shape, dtype)) in &self.outputs {
-            buffers.insert(name, tensors::upload(device, *dtype, Contents::Poison(shape.iter().product()))?);
+            buffers.insert(name, tensors::upload(device, *dtype, Contents::Poison(elements(shape)?))?);
         }
         Ok(buffers)
     }
@@ -156,7 +156,7 @@ impl Case {
     ///
     /// # Errors
     /// What a compilation can say, and a folder that cannot be written to.
-    pub fn compile(&self, target: &Target, dir: &Path) -> Result<Vec<PathBuf>> {
+    pub fn compile(&self, target: &Target, dir: &Path, input: Option<&Path>) -> Result<Vec<PathBuf>> {
         // What the code may assume follows from real arguments.
         let mut buffers = self.upload(&Device::cpu())?;
         let folder = dir.join(&self.name).join(target.to_string());
@@ -173,7 +173,7 @@ impl Case {
                     ..CompileOptions::default()
                 },
             };
-            compile_cached_to(&request, &folder)
+            compile_cached_to(&request, &folder, input)
         };
         (self.calls)(target)?.calls.into_iter().map(compile).collect()
     }

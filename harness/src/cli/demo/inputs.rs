@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use tilewright::codegen::ir::DType;
+use tilewright::{elements, expect_host_memory};
 
 use super::data::SHIPPED;
 use crate::cli::tensors::{self, Tensor};
@@ -49,8 +50,12 @@ impl Inputs {
     /// A tensor of another shape.
     pub fn get_or_ones(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.expect_shape(name, shape)?;
-        let ones = || Tensor::from_f64(DType::F32, shape, &vec![1.0; shape.iter().product()]);
-        Ok(self.get(name).cloned().unwrap_or_else(ones))
+        if let Some(tensor) = self.get(name) {
+            return Ok(tensor.clone());
+        }
+        let count = elements(shape)?;
+        expect_host_memory(12.0 * count as f64)?;
+        Ok(Tensor::from_f64(DType::F32, shape, &vec![1.0; count]))
     }
 
     /// The names, for messages.

@@ -55,8 +55,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     table.push_record(["kernel", "device", "shape", "dtype", "error", "tolerance", "time", "PTX"]);
     let mut failures = Vec::new();
     for case in &cases {
-        let ptx = case.compile(&gpu, &arguments.out)?;
-        case.compile(&native, &arguments.out)?;
+        let input = arguments.input.as_deref();
+        let ptx = case.compile(&gpu, &arguments.out, input)?;
+        case.compile(&native, &arguments.out, input)?;
         let outcome = case.run(&device)?;
         if !(outcome.error <= case.tolerance) {
             let (error, tolerance) = (outcome.error, case.tolerance);

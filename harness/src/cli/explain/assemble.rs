@@ -32,9 +32,10 @@ pub struct Assembled {
 pub fn assemble(ptx: &str, arch: &str) -> Result<Option<Assembled>> {
     let ptxas = Env::get()?.ptxas.clone().or_else(|| cuda_tool("ptxas"));
     let Some(ptxas) = ptxas else { return Ok(None) };
-    let dir = tempfile::tempdir().map_err(|error| CliError::Failure(format!("cannot make a folder: {error}")))?;
+    let cannot = |error| CliError::Failure(format!("cannot hand PTX to {}: {error}", ptxas.display()));
+    let dir = crate::files::temporary_folder().map_err(cannot)?;
     let (source, binary) = (dir.path().join("kernel.ptx"), dir.path().join("kernel.cubin"));
-    std::fs::write(&source, ptx).map_err(|error| CliError::file("write", &source, error))?;
+    std::fs::write(&source, ptx).map_err(cannot)?;
     let said = run(&ptxas, &[Path::new("-v"), Path::new("-arch"), Path::new(arch), Path::new("-o"), &binary, &source])?;
     let mut assembled = read(&said)
         .ok_or_else(|| CliError::Failure(format!("{} says nothing of registers:\n{said}", ptxas.display())))?;

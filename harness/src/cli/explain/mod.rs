@@ -85,7 +85,8 @@ struct Facts {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    arguments.outputs.check()?;
+    let outputs = arguments.outputs.apart_from(&arguments.record);
+    outputs.check()?;
     let row = arguments.record.as_deref().map(|path| last_row(path, &arguments.kernel)).transpose()?;
     let mut subject = Subject::new(arguments, row.as_ref())?;
     let artifact = super::compile::compile_artifact(&subject.request)?;
@@ -115,7 +116,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         time_ms: arguments.time_ms.or(row.and_then(|row| row.median_ms)),
         subject,
     };
-    arguments.outputs.write(facts.report(arguments.target), out)?;
+    outputs.write(facts.report(arguments.target), out)?;
     Ok(())
 }
 
@@ -268,7 +269,7 @@ fn record_name(kernel: &str) -> &str {
 }
 
 fn last_row(path: &Path, kernel: &str) -> Result<Row> {
-    let text = std::fs::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
+    let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let rows = text.lines().filter_map(|line| serde_json::from_str::<Row>(line).ok());
     let mut ours =
         rows.filter(|row| row.peer.is_none() && row.median_ms.is_some() && row.kernel == record_name(kernel));

@@ -23,9 +23,12 @@ pub struct Subject {
 impl Subject {
     pub fn new(arguments: &Arguments, row: Option<&Row>) -> Result<Subject> {
         let def = choose::kernel(&arguments.kernel)?;
-        let row_dtype = row.map(|row| vec![row.dtype.clone()]).unwrap_or_default();
-        let words = if arguments.dtype.is_empty() { &row_dtype } else { &arguments.dtype };
-        let dtypes = choose::dtypes(def, &complete_types(def, words))?;
+        let words = match row.filter(|_| arguments.dtype.is_empty()) {
+            // A row's type may be that of a kernel without a choice.
+            Some(row) => complete_types(def, &[row.dtype.clone()]).or_else(|_| complete_types(def, &[]))?,
+            None => complete_types(def, &arguments.dtype)?,
+        };
+        let dtypes = choose::dtypes(def, &words)?;
         let mut constants = choose::constants(def, &arguments.set)?;
         let extents = extents(def, arguments, row)?;
         let mut notes = Vec::new();
@@ -153,9 +156,13 @@ impl Subject {
 }
 
 /// The words of `--dtype`, with a usual type for every parameter that they leave open.
-fn complete_types(def: &KernelDef, words: &[String]) -> Vec<String> {
-    let parts: Vec<&str> = words.iter().flat_map(|word| word.split(',')).map(str::trim).collect();
-    let for_all = parts.iter().find(|part| !part.contains('='));
+///
+/// # Errors
+/// A word without `=` that no parameter takes.
+fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
+    let parts: Vec<&str> = choose::parts(words).collect();
+    let for_all = parts.iter().rfind(|part| !part.contains('='));
+    let mut unused: Vec<&&str> = parts.iter().filter(|part| !part.contains('=')).collect();
     let mut all: Vec<String> = parts.iter().filter(|part| part.contains('=')).map(|part| part.to_string()).collect();
     for generic in def.generics {
         if all.iter().any(|word| word.split('=').next().map(str::trim) == Some(generic.name)) {
@@ -165,12 +172,30 @@ fn complete_types(def: &KernelDef, words: &[String]) -> Vec<String> {
         let usual = [DType::BF16, DType::I64].into_iter().find(|dtype| members.contains(dtype));
         let given = for_all.filter(|word| DType::from_name(word).is_none_or(|dtype| members.contains(&dtype)));
         match (given, usual) {
-            (Some(word), _) => all.push(format!("{}={word}", generic.name)),
+            (Some(word), _) => {
+                all.push(format!("{}={word}", generic.name));
+                unused.retain(|other| !std::ptr::eq(*other, word));
+            }
             (None, Some(dtype)) => all.push(format!("{}={dtype}", generic.name)),
             (None, None) => {}
         }
     }
-    all
+    match unused.first() {
+        None => Ok(all),
+        Some(word) => {
+            let takes = def.generics.iter().map(|generic| {
+                let members: Vec<&str> = generic.members().iter().map(|dtype| dtype.name()).collect();
+                format!("`{}` can be {}", generic.name, members.join(", "))
+            });
+            let takes = takes.collect::<Vec<_>>().join("; ");
+            let help =
+                if takes.is_empty() { "leave it out: its signature says all element types".into() } else { takes };
+            Err(CliError::usage(
+                format!("--dtype {word} is unused: no type parameter of `{}` takes it", def.name),
+                help,
+            ))
+        }
+    }
 }
 
 /// Shapes from `--shape`, else from a row.
@@ -263,7 +288,7 @@ fn usual_constants(
         });
         let value = match name {
             "d" | "q_tile" => ConstValue::Int(64),
-            "d_tile" => ConstValue::Int(d.map_or(1024, |d| d.next_power_of_two().max(16)) as i64),
+            "d_tile" => ConstValue::Int(d.map_or(1024, |d| d.min(1 << 62).next_power_of_two().max(16)) as i64),
             "ids_tile" => ConstValue::Int(512),
             "rows_tile" | "heads_tile" => ConstValue::Int(8),
             "tokens_tile" => ConstValue::Int(32),
@@ -282,7 +307,7 @@ fn usual_config(constants: &[(&str, ConstValue)]) -> Config {
         .iter()
         .filter(|(name, _)| name.ends_with("tile"))
         .map(|(_, value)| if let ConstValue::Int(n) = value { *n } else { 1 })
-        .product();
+        .fold(1, i64::saturating_mul);
     let warps = u32::try_from(tile / 1024).unwrap_or(4).clamp(4, 16);
     Config::default().num_warps(warps.next_power_of_two())
 }

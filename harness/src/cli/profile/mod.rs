@@ -61,9 +61,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    let check = |path: &PathBuf| files::check_writable(path).map_err(|error| CliError::file("write", path, error));
-    arguments.outputs.check()?;
-    [&arguments.trace, &arguments.flame_graph].into_iter().flatten().try_for_each(check)?;
+    arguments.outputs.check_beside(arguments.trace.iter().chain(&arguments.flame_graph))?;
     let (report, chrome, flame_graph) = if ranks::are_wanted(arguments)? {
         let Some(found) = ranks::profile(arguments)? else { return Ok(()) };
         (found.report, found.trace.to_string(), found.flame_graph)

@@ -7,7 +7,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use candle_core::Device;
 use clap::Args;
@@ -19,7 +18,7 @@ use super::ranks::RankOptions;
 use super::run::{Choice, device};
 use super::{CliError, Result};
 use crate::dist::sharded::Mode;
-use crate::model::Transformer;
+use crate::model::{Config, Kind, Transformer};
 use crate::train::run::{CHECKPOINT, CURVE, LOG};
 use crate::train::{self, Ending, LanguageModel, Run, TeamOptions};
 
@@ -132,6 +131,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out: &mut dyn Write) -> Result<()> {
+    let time_limit = arguments.steps.minutes.map(plan::time_limit).transpose()?;
     let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
     let name = device_info(&device)?.name;
     let millions = config.parameters() as f64 / 1e6;
@@ -145,6 +145,7 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
     out.flush()?;
 
     let fail = |error: train::Error| explain(error, &device, &options, &config);
+    expect_memory(&config, &options, &device, team).map_err(fail)?;
     let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
     let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), team);
     let mut run = begun.map_err(fail)?;
@@ -165,7 +166,7 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
         writeln!(out, "wrote {}", folder.display())?;
     }
     run.peak = Some(peak(&device, config.precision)?);
-    run.time_limit = arguments.steps.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes.max(0.0)));
+    run.time_limit = time_limit;
     let uniform = (model.vocabulary() as f64).ln();
     match begun {
         0 => writeln!(out, "a model that knows nothing has the loss ln({}) = {uniform:.3}", model.vocabulary())?,
@@ -195,6 +196,22 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
     Ok(())
 }
 
+/// Fails where the CPU has no memory for a step, or the host none for a batch of tokens.
+fn expect_memory(
+    config: &Config,
+    options: &train::RunOptions,
+    device: &Device,
+    team: Option<&TeamOptions>,
+) -> train::Result<()> {
+    let world = team.map_or(1, |team| team.comm.world());
+    let windows = options.batch.div_ceil(world);
+    // Inputs and targets, of four bytes each, twice.
+    tilewright::expect_host_memory(16.0 * windows as f64 * options.context as f64)?;
+    let config = Config { context: options.context, ..config.clone() };
+    let needed = config.step_bytes(options.micro_batch.min(windows), Kind::TrainStep);
+    Ok(crate::ops::memory::kernel_device(device)?.expect_memory(needed)?)
+}
+
 /// Becomes true at the first Ctrl-C; the second one ends the program at once.
 fn watch_for_ctrl_c() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -203,7 +220,7 @@ fn watch_for_ctrl_c() -> Result<Arc<AtomicBool>> {
         if heard.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("stopping after this step; Ctrl-C again ends at once");
+        tilewright::terminal::say("stopping after this step; Ctrl-C again ends at once");
     });
     watching.map_err(|error| CliError::Failure(format!("cannot watch for Ctrl-C: {error}")))?;
     Ok(stop)
@@ -214,7 +231,7 @@ fn explain(
     error: train::Error,
     device: &candle_core::Device,
     options: &train::RunOptions,
-    config: &crate::model::Config,
+    config: &Config,
 ) -> CliError {
     if !error.is_out_of_memory() {
         return CliError::Failure(error.to_string());

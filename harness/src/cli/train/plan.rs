@@ -1,6 +1,7 @@
 //! From arguments, and a checkpoint if there is one, to what a run does.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tilewright::Cache;
 
@@ -10,7 +11,7 @@ use crate::data::{self, Bpe, Dataset, SHIPPED_NAME, Text};
 use crate::model::Config;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::train::checkpoint::{Checkpoint, hex};
-use crate::train::run::CHECKPOINT;
+use crate::train::run::{CHECKPOINT, CURVE, EXPORTED, LOG, NOT_FINITE};
 use crate::train::{LearnerOptions, RunOptions};
 
 /// What a run does, and what it needs.
@@ -23,6 +24,12 @@ pub struct Plan {
 
 pub fn plan(arguments: &Arguments) -> Result<Plan> {
     let path = arguments.out.join(CHECKPOINT);
+    if let Some(text) = &arguments.data {
+        let in_run = [CHECKPOINT, LOG, CURVE, NOT_FINITE].map(|name| arguments.out.join(name));
+        let exported = EXPORTED.map(|name| arguments.export.as_ref().map(|folder| folder.join(name)));
+        let written: Vec<&Path> = in_run.iter().chain(exported.iter().flatten()).map(PathBuf::as_path).collect();
+        crate::files::check_distinct(&written, &[text])?;
+    }
     match (arguments.resume, path.exists()) {
         (true, _) => resumed(arguments, open(&path)?),
         (false, true) => Err(CliError::usage(
@@ -43,7 +50,7 @@ fn open(path: &std::path::Path) -> Result<Checkpoint> {
 
 /// Where tokenizers and tokens are kept: beside compiled kernels, for all runs.
 fn data_folder(arguments: &Arguments) -> Result<PathBuf> {
-    Ok(Cache::from_env()?.dir().unwrap_or(&arguments.out).join("data"))
+    Ok(Cache::from_env()?.folder(&["data"]).unwrap_or_else(|| arguments.out.join("data")))
 }
 
 fn text(arguments: &Arguments, name: Option<&str>) -> Result<Text> {
@@ -151,6 +158,20 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     Ok(options)
 }
 
+/// What `--minutes` means; none for more than a clock can count.
+///
+/// # Errors
+/// A number that is none, or below 0.
+pub fn time_limit(minutes: f64) -> Result<Duration> {
+    if !(minutes >= 0.0) {
+        return Err(CliError::usage(
+            format!("--minutes is {minutes}"),
+            "a number from 0; without it, all steps are made",
+        ));
+    }
+    Ok(Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX))
+}
+
 fn check(options: &RunOptions) -> Result<()> {
     let AdamWOptions { beta1, beta2, eps } = options.learner.adamw;
     let Schedule { peak, floor, .. } = options.learner.schedule;
@@ -163,6 +184,16 @@ fn check(options: &RunOptions) -> Result<()> {
     ];
     if let Some((name, _)) = counts.iter().find(|(_, good)| !good) {
         return Err(CliError::usage(format!("{name} is 0"), "a number from 1"));
+    }
+    let most = isize::MAX as usize / 16;
+    if options.batch.checked_mul(options.context).is_none_or(|tokens| tokens > most) {
+        return Err(CliError::usage(
+            format!(
+                "--batch {} with --context {} are more tokens than any memory holds",
+                options.batch, options.context
+            ),
+            format!("windows times tokens are at most {most}"),
+        ));
     }
     for (name, beta) in [("--beta1", beta1), ("--beta2", beta2)] {
         if !(0.0..1.0).contains(&beta) {

@@ -65,7 +65,7 @@ impl Observer for Progress {
         self.loss = Some(self.loss.map_or(line.loss, |mean| mean + (line.loss - mean) / 20.0));
         let message = self.message(line);
         if self.lines && self.last_line.elapsed() >= PAUSE {
-            eprintln!("step {}: {message}", line.step);
+            tilewright::terminal::say(format_args!("step {}: {message}", line.step));
             self.last_line = Instant::now();
         }
         self.bar.set_position(line.step);

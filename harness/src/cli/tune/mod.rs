@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tilewright::Cache;
 use tilewright::autotune::{DeviceId, Entry, Table as Choices};
 use tilewright::codegen::lang::Precision;
-use tilewright::env::Env;
 
 use self::supervise::{Watch, is_stopped, supervise};
 use self::worker::{Answer, Problem};
@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         out.flush()?;
         leave();
     }
-    arguments.outputs.check()?;
+    arguments.outputs.check_beside(&arguments.export)?;
     let device = open(arguments.device)?;
     let mut table = arguments.export.as_deref().map(|path| read_export(path, &device)).transpose()?;
     let mut answers: Vec<Answer> = Vec::new();
@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             Ok(answer) => answers.push(answer),
             // The others may fare better.
             Err(error) if problems.len() > 1 && !is_stopped() => {
-                eprintln!("{error}");
+                tilewright::terminal::say(&error);
                 failures.push(problem.title());
                 continue;
             }
@@ -152,7 +152,7 @@ fn add(table: &mut Choices, entry: Entry) {
 /// The table that `--export` adds to; a new one where there is none.
 fn read_export(path: &std::path::Path, device: &tilewright::Device) -> Result<Choices> {
     let id = DeviceId::of(device);
-    let text = match std::fs::read_to_string(path) {
+    let text = match crate::files::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Choices::new(id, Vec::new())),
         Err(error) => return Err(CliError::file("read", path, error)),
@@ -203,7 +203,8 @@ impl Arguments {
                 "--rows and --d are at least 1",
             ));
         }
-        let wrong = self.batch * heads == 0 || lengths.contains(&0) || !dims.iter().all(|d| (1..=256).contains(d));
+        let wrong =
+            [self.batch, heads].contains(&0) || lengths.contains(&0) || !dims.iter().all(|d| (1..=256).contains(d));
         if wrong {
             return Err(CliError::usage(
                 "there is no attention of this shape",
@@ -271,11 +272,11 @@ impl Arguments {
     /// Where the log of a problem is; with a folder to keep as long as the log is needed, where nothing is cached.
     fn log(&self, problem: &Problem) -> Result<(Option<tempfile::TempDir>, PathBuf)> {
         let name = format!("{}.log.jsonl", problem.title().replace(|c: char| !c.is_alphanumeric(), "-"));
-        match &Env::get()?.cache_dir {
-            Some(dir) => Ok((None, dir.join("tuned").join("logs").join(name))),
+        match Cache::from_env()?.folder(&["tuned", "logs"]) {
+            Some(dir) => Ok((None, dir.join(name))),
             None => {
-                let dir = tempfile::tempdir()
-                    .map_err(|error| CliError::Failure(format!("cannot make a folder for the log: {error}")))?;
+                let dir = crate::files::temporary_folder()
+                    .map_err(|error| CliError::Failure(format!("cannot keep a log of tuning: {error}")))?;
                 let log = dir.path().join(name);
                 Ok((Some(dir), log))
             }
@@ -357,7 +358,7 @@ impl Answer {
             key: self.key.clone(),
             config: self.config.clone(),
             median_ms: self.median_ms,
-            compiler: Some(tilewright::codegen::VERSION.to_string()),
+            compiler: Some(tilewright::codegen::compiler_id().to_string()),
             ir: None,
         }
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tilewright::autotune::{Journal, JournalEvent};
+use tilewright::terminal;
 
 use crate::cli::{CliError, Result};
 
@@ -38,10 +39,17 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
             .spawn()
             .map_err(|error| CliError::Failure(format!("no worker starts for {}: {error}", watch.what)))?;
         // Read while it runs: a pipe holds little.
-        let output = worker.stdout.take().map(|pipe| reader(pipe, false));
+        let output = worker.stdout.take().map(|pipe| reader(pipe, false)).transpose();
         // Whoever asked for a log sees what the worker does while it does it.
         let logs = std::env::var_os("TILEWRIGHT_LOG").is_some();
-        let messages = worker.stderr.take().map(|pipe| reader(pipe, logs));
+        let messages = worker.stderr.take().map(|pipe| reader(pipe, logs)).transpose();
+        let (output, messages) = match (output, messages) {
+            (Ok(output), Ok(messages)) => (output, messages),
+            (Err(error), _) | (_, Err(error)) => {
+                stop(&mut worker);
+                return Err(CliError::Failure(format!("cannot start a thread to read what a worker says: {error}")));
+            }
+        };
         let ended = wait(&mut worker, watch);
         let text =
             |thread: Option<std::thread::JoinHandle<String>>| thread.and_then(|t| t.join().ok()).unwrap_or_default();
@@ -69,8 +77,11 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
 }
 
 /// Reads to the end; passes the lines on to standard error as they come, where they are a log.
-fn reader(pipe: impl std::io::Read + Send + 'static, pass_on: bool) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
+fn reader(
+    pipe: impl std::io::Read + Send + 'static,
+    pass_on: bool,
+) -> std::io::Result<std::thread::JoinHandle<String>> {
+    std::thread::Builder::new().spawn(move || {
         let mut text = String::new();
         let mut lines = BufReader::new(pipe);
         let mut line = Vec::new();
@@ -78,7 +89,7 @@ fn reader(pipe: impl std::io::Read + Send + 'static, pass_on: bool) -> std::thre
         while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
             let read = String::from_utf8_lossy(&line);
             if pass_on {
-                eprint!("{read}");
+                terminal::say(read.trim_end_matches('\n'));
             }
             text.push_str(&read);
             line.clear();

@@ -9,7 +9,7 @@ use tilewright::autotune::{self, Outcome};
 use tilewright::kernels::attention::{self, reference};
 use tilewright::kernels::{Tensor, TensorMut, matmul};
 use tilewright::prelude::Precision;
-use tilewright::{Buffer, Device};
+use tilewright::{Buffer, Device, elements};
 
 use super::Arguments;
 use crate::cli::bench::attention_check::Attention;
@@ -80,7 +80,7 @@ pub fn size(text: &str) -> Result<[usize; 3], String> {
         text.split(['x', '×']).map(|n| n.parse().map_err(|_| wrong())).collect::<Result<_, _>>()?;
     match numbers[..] {
         [n] if n > 0 => Ok([n; 3]),
-        [m, n, k] if m * n * k > 0 => Ok([m, n, k]),
+        [m, n, k] if m > 0 && n > 0 && k > 0 => Ok([m, n, k]),
         _ => Err(wrong()),
     }
 }
@@ -183,8 +183,10 @@ impl Problem {
                 }
             }
             Shape::Product([m, n, k], [a_columns, b_columns]) => {
-                let (a, b) = (normal::<T>(device, m * k, 1)?, normal::<T>(device, k * n, 2)?);
-                let mut c = Buffer::<T>::poisoned(device, m * n)?;
+                let [a, b, c] = [elements(&[m, k])?, elements(&[k, n])?, elements(&[m, n])?];
+                device.expect_memory((a as f64 + b as f64 + c as f64) * size_of::<T>() as f64)?;
+                let (a, b) = (normal::<T>(device, a, 1)?, normal::<T>(device, b, 2)?);
+                let mut c = Buffer::<T>::poisoned(device, c)?;
                 let (a, b) = (matrix(&a, [m, k], a_columns)?, matrix(&b, [k, n], b_columns)?);
                 let c = TensorMut::dense(c.view_mut(), [m, n])?;
                 let options = matmul::Options::default();

@@ -59,6 +59,29 @@ fn sweep(low: f32, high: f32) -> Vec<f32> {
     values
 }
 
+/// Numbers of every exponent, both signs, and those nearest to multiples of π/2.
+fn of_all_magnitudes() -> Vec<f32> {
+    let mut random = Random(2);
+    let mut values: Vec<f32> =
+        (0..65_000).map(|_| f32::from_bits(random.next() as u32)).filter(|x| x.is_finite()).collect();
+    // The last is the f32 for which the remainder is smallest (Muller, "Elementary Functions", 2nd ed., table 9.3).
+    values.extend([1e18, -1e18, f32::MAX, f32::MIN, 1.073_741_8e9, 1.073_742e9, 16_367_173.0 * 2f32.powi(72)]);
+    while values.len() < 65_536 {
+        let multiple = (random.next() % (1 << 40)) as f64;
+        values.push((multiple * std::f64::consts::FRAC_PI_2) as f32);
+    }
+    values.truncate(65_536);
+    values
+}
+
+#[test]
+fn sine_and_cosine_are_accurate_for_numbers_of_all_magnitudes() {
+    for op in [UnaryOp::Sin, UnaryOp::Cos] {
+        let error = worst(op, &of_all_magnitudes());
+        assert!(error <= 1.7, "{}: {error:.2} ulp", op.name());
+    }
+}
+
 #[test]
 fn elementary_functions_are_accurate() {
     for (op, low, high, ulps) in [

@@ -31,6 +31,14 @@ fn views_agree_at_every_boundary() {
             ("[0, 1]", 2, 3, 0, 0),
             ("[0, 1]", 20, 40, 30, 0),
             ("[0, 1]", 0, 0, 0, 0),
+            // Extents below zero are empty, and nothing wraps around to the inside.
+            ("[0, 1]", -1, 40, 3, 5),
+            ("[0, 1]", 20, -7, 3, 5),
+            ("[0, 1]", i64::MIN, i64::MIN + 5, 0, 0),
+            ("[0, 1]", i64::MIN, 40, i64::MAX, 5),
+            ("[0, 1]", 20, 40, i64::MAX - 3, 0),
+            ("[0, 1]", 20, 40, 3, i64::MAX - 12),
+            ("[0, 1]", 20, 40, i64::MIN, i64::MIN),
         ] {
             let padding = if elem.is_float() { "nan" } else { "zero" };
             let (rows, columns) = (20, 48);

@@ -6,9 +6,9 @@ use candle_core::{Device, Tensor};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::super::wall::{Times, check_room};
+use super::super::wall::{Times, expect_memory};
 use super::{Case, Mode};
-use crate::model::{Attention, Config, Replay, Transformer};
+use crate::model::{Config, Kind, Replay, Transformer};
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::{Params, no_grad};
 use crate::train::{self, Learner, LearnerOptions, WholeStep};
@@ -73,25 +73,6 @@ impl Kept {
     }
 }
 
-/// Bytes that a case takes at least: parameters with what training keeps for each, the logits, and what the blocks keep for backward.
-/// Activations follow Korthikanti et al., "Reducing activation recomputation in large transformer models" (2023), section 4.1.
-fn bytes_needed(config: &Config, batch: usize, mode: Mode) -> f64 {
-    let element = config.precision.dtype().size_in_bytes() as f64;
-    let tokens = (batch * config.context) as f64;
-    let logits = 2.0 * 4.0 * tokens * config.vocabulary as f64;
-    let scores = match config.attention {
-        Attention::Naive => 2.0 * element * tokens * (config.context * config.heads) as f64,
-        Attention::Tiled | Attention::Flash => 0.0,
-    };
-    let block = element * tokens * (5 * config.width + 3 * config.hidden) as f64 + scores;
-    let kept = match (mode, config.checkpoint) {
-        (Mode::Forward, _) | (_, true) => 2.0 * block,
-        (_, false) => config.layers as f64 * block,
-    };
-    let state = if mode == Mode::TrainStep { 16.0 } else { 8.0 };
-    state * config.parameters() as f64 + logits + kept
-}
-
 /// Times a case in one mode, replayed as a CUDA graph or not, and its parts by themselves or not.
 ///
 /// # Errors
@@ -103,7 +84,12 @@ pub fn measure(
     plan: &Plan,
     kept: &mut Kept,
 ) -> train::Result<Parts> {
-    check_room(device, bytes_needed(&case.config, case.batch, mode))?;
+    let kind = match mode {
+        Mode::Forward => Kind::Forward,
+        Mode::ForwardBackward => Kind::ForwardBackward,
+        Mode::TrainStep => Kind::TrainStep,
+    };
+    expect_memory(device, case.config.step_bytes(case.batch, kind))?;
     let on = crate::ops::memory::kernel_device(device)?;
     on.restart_peak_memory()?;
     let mut subject = Subject::new(case, device, mode, replay, kept)?;

@@ -1,0 +1,221 @@
+//! The matrix instructions of NVIDIA GPUs: one table, which planning, the verifier, the lowering, the simulator and random programs
+//! read. What is legal is said here and nowhere else.
+//!
+//! - [`TABLE`] has a row for each family, operand type and accumulator type (PTX ISA, "Matrix Multiply-Accumulate Instructions").
+//! - [`plan`] says how a block's warps share a product of one shape, [`Plan`] where its operands and results are.
+//! - [`shared`] says which layouts of shared memory `wgmma` reads, and how a matrix descriptor names them.
+
+pub mod shared;
+
+use crate::ir::{DType, Precision};
+use crate::layout::LinearLayout;
+use crate::target::GpuArch;
+
+/// Instructions of one syntax, whose operands are in the same places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `mma.sync`, by a warp: all operands in registers.
+    MmaSync,
+    /// `wgmma.mma_async`, by a warpgroup: b in shared memory, a in shared memory or registers.
+    Wgmma,
+}
+
+/// Columns of an instruction come in steps of this.
+pub const COLUMNS: u32 = 8;
+
+/// One row: an instruction that adds a [m, k] · b [k, n] to [m, n].
+#[derive(Debug, PartialEq, Eq)]
+pub struct Instruction {
+    pub family: Family,
+    /// Element type of a and b; f32 is multiplied as tf32.
+    pub operands: DType,
+    /// Element type of the accumulator.
+    pub acc: DType,
+    /// PTX's name of the operands' type.
+    pub name: &'static str,
+    pub m: u32,
+    pub k: u32,
+    /// Fewest and most columns; all multiples of [`COLUMNS`] between them are legal.
+    pub n: [u32; 2],
+    /// Warps that execute it together.
+    pub warps: u32,
+    /// First architecture that has it.
+    pub since: GpuArch,
+    /// Whether a shared operand may have M or N, not K, fastest in memory.
+    pub transposes: bool,
+}
+
+/// An `mma.sync` of 16-bit (k 16) or 32-bit (k 8) operands.
+const fn mma_sync(operands: DType, name: &'static str, k: u32) -> Instruction {
+    let (family, since) = (Family::MmaSync, GpuArch::Sm80);
+    Instruction { family, operands, acc: DType::F32, name, m: 16, k, n: [8, 8], warps: 1, since, transposes: false }
+}
+
+/// A `wgmma` of operands of which k elements are 32 bytes.
+const fn wgmma(operands: DType, name: &'static str, k: u32, transposes: bool) -> Instruction {
+    let (family, since) = (Family::Wgmma, GpuArch::Sm90a);
+    Instruction { family, operands, acc: DType::F32, name, m: 64, k, n: [8, 256], warps: 4, since, transposes }
+}
+
+/// Every instruction that products are made of.
+pub const TABLE: &[Instruction] = &[
+    mma_sync(DType::F16, "f16", 16),
+    mma_sync(DType::BF16, "bf16", 16),
+    mma_sync(DType::F32, "tf32", 8),
+    wgmma(DType::F16, "f16", 16, true),
+    wgmma(DType::BF16, "bf16", 16, true),
+    wgmma(DType::F32, "tf32", 8, false),
+];
+
+impl Instruction {
+    /// The row for these types.
+    pub fn find(family: Family, operands: DType, acc: DType) -> Option<&'static Instruction> {
+        TABLE.iter().find(|i| (i.family, i.operands, i.acc) == (family, operands, acc))
+    }
+
+    /// Its PTX mnemonic, for `n` columns.
+    pub fn mnemonic(&self, n: u32) -> String {
+        let Instruction { family, name, m, k, .. } = self;
+        match family {
+            Family::MmaSync => format!("mma.sync.aligned.m{m}n{n}k{k}.row.col.f32.{name}.{name}.f32"),
+            Family::Wgmma => format!("wgmma.mma_async.sync.aligned.m{m}n{n}k{k}.f32.{name}.{name}"),
+        }
+    }
+
+    /// The row, and the columns, of the mnemonic that a text begins with.
+    pub fn in_text(text: &str) -> Option<(&'static Instruction, u32)> {
+        let mnemonic = text.split([' ', '{']).next()?;
+        let columns = |i: &'static Instruction| (i.n[0]..=i.n[1]).step_by(COLUMNS as usize).map(move |n| (i, n));
+        TABLE.iter().flat_map(columns).find(|(i, n)| i.mnemonic(*n) == mnemonic)
+    }
+
+    /// How `num_warps` warps share a product [m, k] · [k, n]; `None` where the shape is too small for the instruction.
+    ///
+    /// Warps stand along M as far as the instruction's rows go, so that a row of the result (and with it a softmax over the row, and
+    /// the next product in a chain) stays inside one warp.
+    pub fn plan(&'static self, [m, n, k]: [u32; 3], num_warps: u32) -> Option<Plan> {
+        let whole = m.is_multiple_of(self.m) && k.is_multiple_of(self.k) && num_warps.is_multiple_of(self.warps);
+        if !whole || n < self.n[0] {
+            return None;
+        }
+        let units = num_warps / self.warps;
+        let along_m = units.min(m / self.m);
+        let warps = [self.warps * along_m, units / along_m];
+        let columns = (n / warps[1]).min(self.n[1]);
+        // Warps of `mma.sync` for which no columns are left compute copies; a warpgroup's columns are its own.
+        (self.family == Family::MmaSync || columns >= self.n[0]).then_some(Plan {
+            instruction: self,
+            warps,
+            n: columns.max(self.n[0]),
+        })
+    }
+}
+
+/// Element type in which a dot multiplies operands of this type: the 8-bit floats are exact in f16.
+pub fn multiplied_as(operands: DType) -> DType {
+    match operands {
+        DType::F8E4M3 | DType::F8E5M2 => DType::F16,
+        other => other,
+    }
+}
+
+/// Shape and types of a dot.
+#[derive(Clone, Copy, Debug)]
+pub struct DotShape {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// As what it multiplies, [`multiplied_as`].
+    pub operands: DType,
+    pub acc: DType,
+    pub precision: Precision,
+}
+
+/// How a block multiplies tiles of one shape.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    pub instruction: &'static Instruction,
+    /// Warps along M and N.
+    pub warps: [u32; 2],
+    /// Columns of one instruction.
+    pub n: u32,
+}
+
+/// The instruction for a dot: warpgroups' where there is one, and products of f32 only where `wgmma_f32` says so; `None` where it
+/// takes multiply-adds.
+pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Option<Plan> {
+    let DotShape { m, n, k, operands, acc, precision } = dot;
+    let f32 = operands == DType::F32;
+    let find = |family| {
+        let row = Instruction::find(family, operands, acc).filter(|i| arch >= i.since)?;
+        row.plan([m, n, k].map(|extent| extent as u32), num_warps)
+    };
+    if f32 && precision == Precision::Ieee {
+        return None;
+    }
+    let by_warpgroups = if f32 && !wgmma_f32 { None } else { find(Family::Wgmma) };
+    by_warpgroups.or_else(|| find(Family::MmaSync))
+}
+
+impl Plan {
+    /// Layout of accumulator and result [m, n].
+    pub fn acc_layout(&self, shape: &[u32]) -> LinearLayout {
+        match self.instruction.family {
+            Family::Wgmma => LinearLayout::wgmma_acc(shape, self.n, self.warps),
+            Family::MmaSync => LinearLayout::mma_m16n8(shape, self.warps),
+        }
+    }
+
+    /// Layout of operand a [m, k] in registers.
+    pub fn a_layout(&self, shape: &[u32]) -> LinearLayout {
+        let bits = self.instruction.operands.bits() as u32;
+        match self.instruction.family {
+            Family::Wgmma => LinearLayout::wgmma_a_operand(shape, bits, self.warps),
+            Family::MmaSync => LinearLayout::mma_m16n8_a(shape, bits, self.warps),
+        }
+    }
+
+    /// Layout of operand b [k, n] in registers; `None` where it has to be in shared memory.
+    pub fn b_layout(&self, shape: &[u32]) -> Option<LinearLayout> {
+        let bits = self.instruction.operands.bits() as u32;
+        match self.instruction.family {
+            Family::Wgmma => None,
+            Family::MmaSync => Some(LinearLayout::mma_m16n8_b(shape, bits, self.warps)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mnemonics_name_one_row() {
+        for instruction in TABLE {
+            for n in (instruction.n[0]..=instruction.n[1]).step_by(8) {
+                let text = format!("{} {{$0}}, {{$1}}", instruction.mnemonic(n));
+                assert_eq!(Instruction::in_text(&text), Some((instruction, n)));
+            }
+        }
+        assert_eq!(Instruction::in_text("wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {$0}"), None);
+    }
+
+    /// Every shape that a plan takes has layouts, and all elements of the result are somebody's.
+    #[test]
+    fn plans_have_layouts() {
+        let extents = [8u32, 16, 32, 64, 128, 256];
+        for instruction in TABLE {
+            for (m, n, k) in extents.iter().flat_map(|&m| extents.iter().flat_map(move |&n| extents.map(|k| (m, n, k))))
+            {
+                for num_warps in [1, 2, 4, 8, 16, 32] {
+                    let Some(plan) = instruction.plan([m, n, k], num_warps) else { continue };
+                    assert_eq!(plan.warps[0] * plan.warps[1], num_warps);
+                    assert!(plan.n.is_power_of_two() && (instruction.n[0]..=instruction.n[1]).contains(&plan.n));
+                    assert!(plan.acc_layout(&[m, n]).is_distributed());
+                    assert!(plan.a_layout(&[m, k]).is_distributed());
+                    assert_eq!(plan.b_layout(&[k, n]).is_none(), instruction.family == Family::Wgmma);
+                }
+            }
+        }
+    }
+}

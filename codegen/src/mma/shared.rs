@@ -1,0 +1,88 @@
+//! Operands of `wgmma` in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout").
+//!
+//! The fastest dimension is cut into panels as wide as the swizzle span; each holds all rows, one span after another, and panels follow
+//! each other. Without a swizzle the span is one chunk of 16 bytes.
+
+use crate::layout::{LinearLayout, Swizzle};
+
+/// A matrix operand in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// K runs fastest in memory.
+    pub k_major: bool,
+    pub swizzle: Swizzle,
+    pub element_bytes: u32,
+    /// Extent along M or N.
+    pub extent: u32,
+    /// Extent along K.
+    pub k: u32,
+}
+
+impl Matrix {
+    /// How `wgmma` reads a buffer of this layout, whose dimension `k_axis` is K; `None` where it cannot.
+    pub fn of(layout: &LinearLayout, k_axis: usize, element_bytes: u32, transposes: bool) -> Option<Matrix> {
+        let shape = layout.shape();
+        let matrix = |inner: usize, swizzle| Matrix {
+            k_major: inner == k_axis,
+            swizzle,
+            element_bytes,
+            extent: shape[1 - k_axis],
+            k: shape[k_axis],
+        };
+        let fits = |inner: usize, swizzle: Swizzle| {
+            let row = shape[inner] * element_bytes;
+            match swizzle {
+                // One panel: the rows of a chunk each are all there is.
+                Swizzle::None => {
+                    row == swizzle.bytes()
+                        && inner != k_axis
+                        && *layout == LinearLayout::shared_row_major(shape, &[inner, 1 - inner])
+                }
+                _ => {
+                    let expected =
+                        || LinearLayout::shared_swizzled(shape, &[inner, 1 - inner], element_bytes, swizzle.bytes());
+                    row >= swizzle.bytes() && *layout == expected()
+                }
+            }
+        };
+        Swizzle::ALL
+            .into_iter()
+            .flat_map(|swizzle| [(0, swizzle), (1, swizzle)])
+            .filter(|&(inner, _)| inner == k_axis || transposes)
+            .find(|&(inner, swizzle)| fits(inner, swizzle))
+            .map(|(inner, swizzle)| matrix(inner, swizzle))
+    }
+
+    /// Elements of one swizzle span.
+    pub fn panel(&self) -> u32 {
+        self.swizzle.bytes() / self.element_bytes
+    }
+
+    /// Byte offset of the element (`at` along M or N, `k`), before the swizzle.
+    pub fn offset(&self, at: u32, k: u32) -> u32 {
+        let span = self.swizzle.bytes();
+        let (inner, outer, rows) = if self.k_major { (k, at, self.extent) } else { (at, k, self.k) };
+        (inner / self.panel()) * rows * span + outer * span + (inner % self.panel()) * self.element_bytes
+    }
+
+    /// The constant part of a descriptor (PTX ISA, "Matrix Descriptor Format"): leading and stride byte offsets in units
+    /// of 16 bytes, and the swizzle mode.
+    pub fn descriptor(&self) -> u64 {
+        let span = u64::from(self.swizzle.bytes());
+        let (eight_rows, next_panel) = (8 * span, u64::from(self.k) * span);
+        let (leading, stride) = match (self.k_major, self.swizzle) {
+            // Without a swizzle the two change places.
+            (false, Swizzle::None) => (eight_rows, next_panel),
+            (false, _) => (next_panel, eight_rows),
+            // K-major: the leading offset is not used under a swizzle.
+            (true, _) => (16, eight_rows),
+        };
+        let mode: u64 = match self.swizzle {
+            Swizzle::None => 0,
+            Swizzle::Bytes128 => 1,
+            Swizzle::Bytes64 => 2,
+            Swizzle::Bytes32 => 3,
+        };
+        ((leading >> 4) & 0x3FFF) << 16 | ((stride >> 4) & 0x3FFF) << 32 | mode << 62
+    }
+}

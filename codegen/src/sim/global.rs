@@ -1,0 +1,227 @@
+//! Global memory in buffers, with a record of which program and thread touched which byte.
+//!
+//! Two accesses of one byte of which at least one writes, and not both are atomic, conflict. They are a data race unless one happens before
+//! the other: within a program by its barriers (see [`super::clock`]), between programs only by `atomic_cas`, which releases what its
+//! program has done and acquires what programs have released at that address. Other atomics are relaxed: they order nothing. Bulk
+//! reductions are complete when the kernel is: until then every other access of their bytes but an atomic one is a race.
+//!
+//! Of the readers of a byte since its last write the latest ones of two programs are kept, and the last thread: enough to report a write
+//! that any of two programs has not been waited for, and within a program the latest reader.
+
+use super::clock::{Clocks, Snapshot, join};
+use std::collections::HashMap;
+
+/// Buffers at made-up addresses, far enough apart that no access runs from one into the next.
+#[derive(Clone, Debug, Default)]
+pub struct Global {
+    buffers: Vec<Vec<u8>>,
+    traces: Vec<Vec<Trace>>,
+    /// By program: what it knows of the others.
+    programs: Vec<Snapshot>,
+    /// What has been released at an address.
+    released: HashMap<u64, Snapshot>,
+    /// Number of writes that changed something: how lost progress is told from progress.
+    pub(super) changes: u64,
+}
+
+const SPACING: u64 = 1 << 40;
+const NOBODY: u32 = u32::MAX;
+
+/// Who accesses memory.
+pub(super) struct Who<'a> {
+    pub program: u32,
+    pub thread: u32,
+    pub clocks: &'a Clocks,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    Plain,
+    Atomic,
+    /// By the bulk copy engine, at no time that anybody knows.
+    Bulk,
+}
+
+/// An access: the program with its time, and the thread with its own.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    program: u32,
+    time: u32,
+    thread: u32,
+    when: u32,
+}
+
+const NO_EVENT: Event = Event { program: NOBODY, time: 0, thread: 0, when: 0 };
+
+/// The last write of a byte, and reads since.
+#[derive(Clone, Copy, Debug)]
+struct Trace {
+    writer: Event,
+    kind: Kind,
+    readers: [Event; 2],
+}
+
+const UNTOUCHED: Trace = Trace { writer: NO_EVENT, kind: Kind::Plain, readers: [NO_EVENT; 2] };
+
+impl Global {
+    /// Adds a buffer; gives its address.
+    pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
+        self.buffers.push(bytes);
+        self.buffers.len() as u64 * SPACING
+    }
+
+    /// Contents of the buffer at an address that [`Global::add`] gave.
+    pub fn bytes(&self, address: u64) -> &[u8] {
+        &self.buffers[(address / SPACING - 1) as usize]
+    }
+
+    /// A launch begins: all that was done before is known.
+    pub(super) fn begin(&mut self, programs: usize) {
+        self.traces = vec![Vec::new(); self.buffers.len()];
+        self.programs = vec![Snapshot::new(); programs];
+        self.released.clear();
+    }
+
+    fn locate(&self, address: u64, len: usize) -> Result<(usize, usize), String> {
+        let index = (address / SPACING) as usize;
+        let offset = (address % SPACING) as usize;
+        let Some(b) = index.checked_sub(1).and_then(|i| self.buffers.get(i)) else {
+            return Err(format!("global access of {len} bytes at {address:#x}, where no buffer is"));
+        };
+        if offset + len > b.len() {
+            return Err(format!(
+                "global access of {len} bytes at offset {offset} of buffer {}, which has {} bytes",
+                index - 1,
+                b.len()
+            ));
+        }
+        if !(offset as u64).is_multiple_of(len.min(16) as u64) {
+            return Err(format!("misaligned global access of {len} bytes at offset {offset} of buffer {}", index - 1));
+        }
+        Ok((index - 1, offset))
+    }
+
+    pub(super) fn read(&mut self, address: u64, len: usize, who: &Who) -> Result<Vec<u8>, String> {
+        let (b, at) = self.locate(address, len)?;
+        self.touch(b, at, len, who, Kind::Plain, false)?;
+        Ok(self.buffers[b][at..at + len].to_vec())
+    }
+
+    pub(super) fn write(&mut self, address: u64, bytes: &[u8], who: &Who) -> Result<(), String> {
+        let (b, at) = self.locate(address, bytes.len())?;
+        self.touch(b, at, bytes.len(), who, Kind::Plain, true)?;
+        self.set(b, at, bytes);
+        Ok(())
+    }
+
+    /// Reads and writes in one: `f` gives the new bytes, or `None` where nothing is to be written. Gives the old bytes.
+    pub(super) fn update(
+        &mut self,
+        address: u64,
+        len: usize,
+        who: &Who,
+        kind: Kind,
+        f: impl FnOnce(&[u8]) -> Result<Option<Vec<u8>>, String>,
+    ) -> Result<Vec<u8>, String> {
+        let (b, at) = self.locate(address, len)?;
+        let old = self.buffers[b][at..at + len].to_vec();
+        self.touch(b, at, len, who, kind, true)?;
+        if let Some(new) = f(&old)? {
+            self.set(b, at, &new);
+        }
+        Ok(old)
+    }
+
+    fn set(&mut self, b: usize, at: usize, bytes: &[u8]) {
+        let place = &mut self.buffers[b][at..at + bytes.len()];
+        if place != bytes {
+            place.copy_from_slice(bytes);
+            self.changes += 1;
+        }
+    }
+
+    /// A program releases what it has done at an address, and acquires what others have.
+    pub(super) fn synchronize(&mut self, address: u64, program: u32) {
+        let own = program as usize;
+        let time = self.time(program);
+        let known = &mut self.programs[own];
+        if known.len() <= own {
+            known.resize(own + 1, 0);
+        }
+        known[own] = time;
+        let there = self.released.entry(address).or_default();
+        join(known, there);
+        join(there, known);
+        known[own] += 1;
+    }
+
+    /// A program's time: how often it has released, from 1.
+    fn time(&self, program: u32) -> u32 {
+        self.programs[program as usize].get(program as usize).map_or(1, |&time| time.max(1))
+    }
+
+    /// Whether an event happened before what `who` does now.
+    fn before(&self, event: &Event, who: &Who) -> bool {
+        if event.program == NOBODY {
+            return true;
+        }
+        if event.program == who.program {
+            return who.clocks.knows(who.thread, event.thread, event.when);
+        }
+        self.programs[who.program as usize].get(event.program as usize).is_some_and(|&last| last >= event.time)
+    }
+
+    /// Records an access of these bytes, and reports a race with one before.
+    fn touch(&mut self, b: usize, at: usize, len: usize, who: &Who, kind: Kind, writes: bool) -> Result<(), String> {
+        let now = Event {
+            program: who.program,
+            time: self.time(who.program),
+            thread: who.thread,
+            when: who.clocks.now(who.thread),
+        };
+        if self.traces[b].is_empty() {
+            self.traces[b] = vec![UNTOUCHED; self.buffers[b].len()];
+        }
+        for i in at..at + len {
+            let t = self.traces[b][i];
+            let both_atomic = kind != Kind::Plain && t.kind != Kind::Plain;
+            if t.writer.program != NOBODY && !both_atomic && (t.kind == Kind::Bulk || !self.before(&t.writer, who)) {
+                return Err(race(
+                    b,
+                    i,
+                    &now,
+                    if writes { "writes" } else { "reads" },
+                    &t.writer,
+                    match t.kind {
+                        Kind::Plain => "wrote",
+                        Kind::Atomic => "changed by an atomic",
+                        Kind::Bulk => "changes by a bulk reduction, which is complete when the kernel is",
+                    },
+                ));
+            }
+            if writes && let Some(reader) = t.readers.iter().find(|r| !self.before(r, who)) {
+                return Err(race(b, i, &now, "writes", reader, "read"));
+            }
+            let t = &mut self.traces[b][i];
+            if writes {
+                *t = Trace { writer: now, kind, readers: [NO_EVENT; 2] };
+            } else {
+                let own = usize::from(t.readers[0].program != now.program && t.readers[0].program != NOBODY);
+                t.readers[own] = now;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn race(buffer: usize, byte: usize, now: &Event, does: &str, before: &Event, did: &str) -> String {
+    let other = match before.program == now.program {
+        true => format!("thread {} of this program", before.thread),
+        false => format!("program {} (thread {})", before.program, before.thread),
+    };
+    let remedy = match before.program == now.program {
+        true => "no barrier lies in between",
+        false => "nothing orders the two (only `atomic_cas` does)",
+    };
+    format!("data race: {does} byte {byte} of buffer {buffer}, which {other} {did}: {remedy}")
+}

@@ -1,0 +1,178 @@
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+/// A folder, and the path of a file in it that holds `old`.
+fn with_file() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, "old").unwrap();
+    (dir, path)
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    replace(path, |file| file.write_all(text.as_bytes()))
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+fn fifo(path: &Path) {
+    let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the name is a string that ends with a zero.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+}
+
+#[test]
+fn a_failed_write_leaves_what_was_there_and_nothing_else() {
+    let (dir, path) = with_file();
+    let failed = replace(&path, |file| {
+        file.write_all(&[7; 3 << 20])?;
+        Err(io::Error::from(io::ErrorKind::StorageFull))
+    });
+    assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    write(&path, "new").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    assert!(write(&dir.path().join("missing/file"), "").is_err());
+}
+
+#[test]
+fn links_stay_and_what_they_point_to_is_written() {
+    let (dir, path) = with_file();
+    let place = |name: &str| dir.path().join(name);
+    symlink("file", place("link")).unwrap();
+    symlink(place("link"), place("link to link")).unwrap();
+    write(&place("link to link"), "new").unwrap();
+    assert_eq!(fs::read_link(place("link to link")).unwrap(), place("link"));
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    // One that points nowhere yet.
+    fs::create_dir(place("folder")).unwrap();
+    symlink("folder/made", place("dangling")).unwrap();
+    write(&place("dangling"), "made").unwrap();
+    assert_eq!(fs::read(place("folder/made")).unwrap(), b"made");
+    symlink("round", place("round")).unwrap();
+    assert!(write(&place("round"), "").is_err() && check_writable(&place("round")).is_err());
+    append(&place("link")).unwrap().write_all(b"er").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"newer");
+}
+
+#[test]
+fn permissions_are_kept_and_never_widened() {
+    let (dir, path) = with_file();
+    for kept in [0o600, 0o640, 0o604, 0o755] {
+        fs::set_permissions(&path, Permissions::from_mode(kept)).unwrap();
+        write(&path, "new").unwrap();
+        assert_eq!(mode(&path), kept, "{kept:o}");
+    }
+    // A set-user-ID bit was given to the old contents.
+    fs::set_permissions(&path, Permissions::from_mode(0o4755)).unwrap();
+    write(&path, "new").unwrap();
+    assert_eq!(mode(&path), 0o755);
+    // A new file has what any new file has here.
+    let fresh = [dir.path().join("ours"), dir.path().join("theirs")];
+    write(&fresh[0], "").unwrap();
+    fs::write(&fresh[1], "").unwrap();
+    assert_eq!(mode(&fresh[0]), mode(&fresh[1]));
+}
+
+#[test]
+fn what_may_not_be_written_is_not_replaced() {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } == 0 {
+        // Permissions do not bind root.
+        return;
+    }
+    let (_dir, path) = with_file();
+    fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+    assert_eq!(write(&path, "new").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+}
+
+#[test]
+fn errors_do_not_name_temporary_files() {
+    let (dir, path) = with_file();
+    let wrong = [dir.path().join("missing/file"), path.join("file"), dir.path().join("x".repeat(300)), PathBuf::new()];
+    for path in wrong {
+        for error in [write(&path, "").unwrap_err(), check_writable(&path).unwrap_err()] {
+            assert!(!error.to_string().contains(".tilewright-") && !error.to_string().contains(".tmp"), "{error}");
+        }
+    }
+    assert_eq!(write(dir.path(), "").unwrap_err().kind(), io::ErrorKind::IsADirectory);
+    assert_eq!(check_writable(dir.path()).unwrap_err().kind(), io::ErrorKind::IsADirectory);
+}
+
+#[test]
+fn pipes_and_devices_are_written_to_and_stay() {
+    let (dir, _) = with_file();
+    let error = write(Path::new("/dev/full"), "text").unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
+    write(Path::new("/dev/null"), "text").unwrap();
+    assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+    let pipe = dir.path().join("pipe");
+    fifo(&pipe);
+    check_writable(&pipe).unwrap();
+    // Nobody reads it: an error, and no wait.
+    assert!(write(&pipe, "text").is_err() && append(&pipe).is_err());
+    assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    let (mut reader, writer) = io::pipe().unwrap();
+    for name in ["/dev/fd", "/proc/self/fd"] {
+        write(&PathBuf::from(format!("{name}/{}", writer.as_raw_fd())), name).unwrap();
+    }
+    drop(writer);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "/dev/fd/proc/self/fd");
+}
+
+#[test]
+fn an_open_file_is_written_where_it_is() {
+    let (_dir, path) = with_file();
+    let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+    write(&PathBuf::from(format!("/dev/fd/{}", file.as_raw_fd())), " and new").unwrap();
+    file.write_all(b" and more").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"old and new and more");
+}
+
+#[test]
+fn one_file_is_one_under_every_name() {
+    let (dir, path) = with_file();
+    let place = |name: &str| dir.path().join(name);
+    fs::hard_link(&path, place("hard")).unwrap();
+    symlink("file", place("soft")).unwrap();
+    fs::create_dir(place("folder")).unwrap();
+    let check = |output: &Path, inputs: &[&Path]| check_distinct(&[output], inputs);
+    for name in ["file", "hard", "soft", "folder/../file"] {
+        let message = check(&place(name), &[&path]).unwrap_err().to_string();
+        assert!(message.contains(name) && message.contains("is read as"), "{message}");
+    }
+    check(&place("other"), &[&path, &path]).unwrap();
+    let new = [place("new"), place("folder/../new")];
+    let message = check_distinct(&[&new[0], &new[1]], &[]).unwrap_err().to_string();
+    assert!(message.contains("is written as"), "{message}");
+    let null = Path::new("/dev/null");
+    check_distinct(&[null, null], &[null]).unwrap();
+}
+
+#[test]
+fn inputs_are_files_or_pipes_that_somebody_writes() {
+    let (dir, path) = with_file();
+    assert_eq!((read(&path).unwrap(), read_to_string(&path).unwrap()), (b"old".to_vec(), "old".to_string()));
+    let pipe = dir.path().join("pipe");
+    fifo(&pipe);
+    for (path, what) in [(dir.path(), "folder"), (&pipe, "pipe"), (Path::new("/dev/zero"), "device")] {
+        for error in [read(path).unwrap_err(), open_to_map(path).unwrap_err()] {
+            assert!(error.to_string().contains(what), "{error}");
+        }
+    }
+    let (reader, mut writer) = io::pipe().unwrap();
+    writer.write_all(b"piped").unwrap();
+    drop(writer);
+    let piped = PathBuf::from(format!("/dev/fd/{}", reader.as_raw_fd()));
+    assert!(open_to_map(&piped).is_err());
+    assert_eq!(read(&piped).unwrap(), b"piped");
+    fs::write(&path, [b'a', 0xff]).unwrap();
+    assert!(read_to_string(&path).unwrap_err().to_string().contains("byte 1"));
+}

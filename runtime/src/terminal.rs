@@ -1,0 +1,12 @@
+//! Messages on standard error.
+
+use std::fmt::Display;
+use std::io::Write;
+
+/// Writes `message` and a newline to standard error in one call, so that lines of several threads do not mix.
+///
+/// Where standard error is closed or full the message is lost and the program goes on: `eprintln!` would panic.
+pub fn say(message: impl Display) {
+    let line = format!("{message}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}

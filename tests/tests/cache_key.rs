@@ -1,0 +1,62 @@
+//! The cache on disk finds code by the text of its function, so everything that code depends on has to be in the text, or in the
+//! key beside it. A function that is read from its own text has no source places, no names of values, and its ops and values in
+//! another order in memory: where its code is that of the original, the code depends on none of them.
+
+use tilewright::cache::Key;
+use tilewright_codegen::ir::{DType, Func, Op};
+use tilewright_codegen::target::{CompileOptions, GpuArch, HostCpu, Target};
+use tilewright_codegen::testgen::{self, Options};
+use tilewright_codegen::{lower, pipeline, text};
+use tilewright_tests::configurations::{configurations, well_aligned};
+use tilewright_tests::examples::variants;
+
+/// What LLVM gets, for each target; an error's words have the place of an op in them, which is no code.
+fn llvm_ir(func: &Func, options: &CompileOptions) -> Vec<(Target, Option<String>)> {
+    let gpu = |arch| {
+        let laid = pipeline::gpu_ir(func, arch, options, &mut ());
+        let code = lower::nvptx::lower(&laid, arch, options).map(|module| module.llvm_ir);
+        (Target::Nvptx(arch), code.ok())
+    };
+    let cpu = HostCpu::native();
+    let host = lower::host::lower(func, &cpu, options).map(|module| module.llvm_ir);
+    vec![gpu(GpuArch::Sm80), gpu(GpuArch::Sm90a), (Target::Host(cpu), host.ok())]
+}
+
+/// Checks a function; gives for how many targets there is code.
+fn check(func: &Func, options: &CompileOptions) -> usize {
+    let text = text::print(func);
+    let parsed = text::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", func.name));
+    let asserts = func.walk().iter().any(|&id| matches!(func.op(id).op, Op::DeviceAssert { .. }));
+    let mut compared = 0;
+    for ((target, ours), (_, of_text)) in llvm_ir(func, options).into_iter().zip(llvm_ir(&parsed, options)) {
+        let same_key = Key::new(func, &target, options) == Key::new(&parsed, &target, options);
+        assert_eq!(same_key, !asserts, "{} for {target}: its key", func.name);
+        if same_key {
+            assert!(ours == of_text, "{} for {target}: code depends on what is not in the text\n{text}", func.name);
+        }
+        compared += usize::from(ours.is_some());
+    }
+    compared
+}
+
+#[test]
+fn code_of_the_kernels_that_ship_depends_on_their_text_alone() {
+    let mut compared = 0;
+    for configuration in configurations(DType::BF16) {
+        compared += check(&configuration.record(&well_aligned(configuration.def)), &configuration.options);
+    }
+    for variant in variants() {
+        let func = variant.def.record(&variant.dtypes, &variant.consts, &well_aligned(variant.def));
+        compared += check(&func.unwrap_or_else(|d| panic!("{}: {d}", variant.def.name)), &CompileOptions::default());
+    }
+    println!("{compared} pairs of LLVM IR");
+    assert!(compared > 100, "{compared}");
+}
+
+#[test]
+fn code_of_random_programs_depends_on_their_text_alone() {
+    let options = CompileOptions::default();
+    let compared: usize = (0..300).map(|seed| check(&testgen::program(seed, &Options::default()).func, &options)).sum();
+    println!("{compared} pairs of LLVM IR");
+    assert!(compared > 600, "{compared}");
+}

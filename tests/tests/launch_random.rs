@@ -1,0 +1,472 @@
+//! Launches of the kernels that ship with random arguments, negative, huge and overflowing ones among them, on the CPU. What a
+//! launch lets through must stay inside its arguments' memory: each lies between pages that nobody may touch, flush against one
+//! of them, in a process of its own whose end by a signal is seen here.
+//!
+//! `TILEWRIGHT_TEST_LAUNCHES=100000 TILEWRIGHT_TEST_SEED=7 cargo test -p tilewright-tests --release --test launch_random` runs more.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write as _};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use tilewright::Device;
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind};
+use tilewright::kernel::{KernelArg, LaunchConfig, Memory, MemoryMut, launch_erased};
+use tilewright::kernels::KERNELS;
+use tilewright::{Dtype, Error, LaunchArg};
+use tilewright_codegen::testgen::Rng;
+
+/// Launches in CI, and of each variant of a kernel: compiling one takes as long as hundreds of launches.
+const LAUNCHES: u64 = 2480;
+const PER_VARIANT: u64 = 80;
+/// Legal launches may loop for hours over rows that a stride of 0 makes one; they are stopped.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of each argument's memory at most.
+const MOST_BYTES: usize = 1 << 16;
+/// What tells the process that launches which of them.
+const RANGE: &str = "TILEWRIGHT_TEST_LAUNCH_RANGE";
+/// What memory around an argument holds.
+const CANARY: u8 = 0xA7;
+
+/// Memory between two pages that nobody may touch.
+struct Region {
+    start: usize,
+}
+
+impl Region {
+    fn new() -> Region {
+        let page = page();
+        // SAFETY: a fresh mapping; its first and last page are taken back.
+        let start = unsafe {
+            let all = libc::mmap(
+                std::ptr::null_mut(),
+                MOST_BYTES + 2 * page,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert_ne!(all, libc::MAP_FAILED, "no memory");
+            for edge in [all, all.byte_add(MOST_BYTES + page)] {
+                assert_eq!(libc::mprotect(edge, page, libc::PROT_NONE), 0, "pages cannot be protected");
+            }
+            all.expose_provenance() + page
+        };
+        Region { start }
+    }
+
+    fn bytes(&self) -> &mut [u8] {
+        // SAFETY: the mapping is never taken back; kernels have ended where this is called, and its uses do not overlap.
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.start), MOST_BYTES) }
+    }
+}
+
+fn page() -> usize {
+    // SAFETY: asks for a number.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// An argument's memory.
+struct Guarded<'d> {
+    device: &'d Device,
+    dtype: Dtype,
+    address: usize,
+    bytes: usize,
+}
+
+impl Memory for Guarded<'_> {
+    fn launch_arg(&self) -> LaunchArg {
+        LaunchArg::Ptr { addr: self.address as u64, bytes: self.bytes as u64 }
+    }
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+    fn memory_device(&self) -> &Device {
+        self.device
+    }
+}
+impl MemoryMut for Guarded<'_> {}
+
+fn runtime_dtype(d: DType) -> Dtype {
+    match d {
+        DType::Bool => Dtype::Bool,
+        DType::I8 => Dtype::I8,
+        DType::I16 => Dtype::I16,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::U8 => Dtype::U8,
+        DType::U16 => Dtype::U16,
+        DType::U32 => Dtype::U32,
+        DType::U64 => Dtype::U64,
+        DType::F8E4M3 => Dtype::F8E4M3,
+        DType::F8E5M2 => Dtype::F8E5M2,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::Bf16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+    }
+}
+
+/// What a kernel is compiled for about an argument: launches of a variant keep to it.
+#[derive(Clone, Copy, PartialEq)]
+enum Class {
+    One,
+    Multiple,
+    Other,
+}
+
+/// What launches of one compiled kernel have in common.
+struct Variant {
+    def: &'static KernelDef,
+    dtypes: Vec<DType>,
+    constants: Vec<(&'static str, ConstValue)>,
+    /// One for each parameter that is passed, and whether its memory ends where it may not go on (else it begins there).
+    classes: Vec<(Class, bool)>,
+}
+
+fn below(rng: &mut Rng, n: u64) -> u64 {
+    rng.next_u64() % n
+}
+
+fn choose<T: Clone>(rng: &mut Rng, list: &[T]) -> T {
+    list[below(rng, list.len() as u64) as usize].clone()
+}
+
+fn constant(rng: &mut Rng, param: &ParamDef, ty: &str, default: Option<ConstValue>) -> ConstValue {
+    if let Some(default) = default.filter(|_| below(rng, 2) == 0) {
+        return default;
+    }
+    match (ty, param.name) {
+        ("bool", _) => ConstValue::Bool(below(rng, 2) == 0),
+        (_, "d") => ConstValue::Int(choose(rng, &[16, 24, 32])),
+        (_, "d_tile") => ConstValue::Int(32),
+        (_, "slots" | "world") => ConstValue::Int(choose(rng, &[2, 4])),
+        (_, "rank") => ConstValue::Int(below(rng, 2) as i64),
+        (_, "stages" | "neighbours" | "group") => ConstValue::Int(choose(rng, &[1, 2])),
+        (_, "vector" | "part_rows") => ConstValue::Int(choose(rng, &[0, 4, 16])),
+        (_, name) if name.ends_with("tile") => ConstValue::Int(choose(rng, &[16, 16, 32])),
+        ("f32" | "f64", _) => ConstValue::Float(0.5),
+        ("usize" | "i32" | "i64" | "u32" | "u64", _) => ConstValue::Int(choose(rng, &[1, 2, 4])),
+        (words, _) => {
+            let words: Vec<&str> = words.split([' ', '|']).filter(|word| !word.is_empty()).collect();
+            ConstValue::Word(choose(rng, &words).to_string())
+        }
+    }
+}
+
+impl Variant {
+    fn new(seed: u64, number: u64) -> Variant {
+        let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9).wrapping_add(number << 20));
+        let rng = &mut rng;
+        let def = KERNELS[(number % KERNELS.len() as u64) as usize];
+        let dtypes = def.generics.iter().map(|generic| choose(rng, generic.members())).collect();
+        let mut constants = Vec::new();
+        let mut classes = Vec::new();
+        for param in def.params {
+            match param.kind {
+                ParamKind::Constexpr { ty, default } => {
+                    constants.push((param.name, constant(rng, param, ty, default.map(ConstValue::from))))
+                }
+                _ => {
+                    let inner = param.name.contains("stride") && below(rng, 2) == 0;
+                    let any = choose(rng, &[Class::Multiple, Class::Other, Class::Other, Class::Other]);
+                    classes.push((if inner { Class::One } else { any }, below(rng, 4) > 0));
+                }
+            }
+        }
+        Variant { def, dtypes, constants, classes }
+    }
+
+    fn passed(&self) -> impl Iterator<Item = (&'static ParamDef, Class, bool)> {
+        let passed = self.def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+        passed.zip(&self.classes).map(|(param, &(class, at_end))| (param, class, at_end))
+    }
+
+    fn dtype(&self, elem: ElemDef) -> DType {
+        elem.resolve(&self.dtypes).expect("a type for each type parameter")
+    }
+}
+
+/// An integer of a type and class: `edge` ones are at the ends of ranges.
+fn integer(rng: &mut Rng, bits: u32, class: Class, edge: bool) -> i64 {
+    let (low, high) = (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits));
+    let n = match class {
+        Class::One => return 1,
+        Class::Multiple if edge => {
+            choose(rng, &[-16, -64, low, low + 16, high - 15, 1 << 30, 1 << 31, 1 << 32, 1 << 33, 1 << 62])
+        }
+        Class::Multiple => 16 * below(rng, 5) as i64,
+        Class::Other if edge => choose(
+            rng,
+            &[
+                -1,
+                -1,
+                -1,
+                -2,
+                -33,
+                low + 1,
+                low + 7,
+                high,
+                high - 1,
+                high - 40,
+                (1 << 15) + 1,
+                (1 << 16) - 1,
+                (1 << 31) - 1,
+                (1 << 31) + 1,
+                (1 << 32) - 1,
+                (1 << 32) + 3,
+                (1 << 62) + 1,
+            ],
+        ),
+        Class::Other => choose(rng, &[2, 3, 4, 5, 7, 9, 15, 17, 30, 33, 40, 65, 100]),
+    };
+    // What the type does not hold is cut to it, in its class.
+    let cut = (n << (64 - bits)) >> (64 - bits);
+    match class {
+        Class::Other if cut % 16 == 0 || cut == 1 => 3,
+        _ => cut,
+    }
+}
+
+/// Bytes of memory in a variant's class, at least these.
+fn length(bytes: usize, size: usize, class: Class) -> usize {
+    let elements = bytes / size;
+    let multiple = class == Class::Multiple;
+    let per_line = (16 / size).max(1);
+    let elements = match multiple {
+        true => elements.next_multiple_of(per_line),
+        // An odd number of elements is no multiple of 16 bytes.
+        false => elements | 1,
+    };
+    elements * size
+}
+
+/// What became of launches.
+#[derive(Default, Debug)]
+struct Tally {
+    ran: u64,
+    refused: u64,
+    mistaken: u64,
+}
+
+/// One launch: draws arguments, and where only the size of memory is wrong, makes it just large enough.
+fn launch(variant: &Variant, device: &Device, regions: &[Region], rng: &mut Rng, tally: &mut Tally, name: &str) {
+    let edges = below(rng, 2) == 0;
+    let mut scalars = Vec::new();
+    let mut lengths = Vec::new();
+    let mut said = String::new();
+    for (param, class, _) in variant.passed() {
+        match param.kind {
+            ParamKind::Scalar(elem) => {
+                let edge = edges && below(rng, 4) == 0;
+                let value = match variant.dtype(elem) {
+                    DType::F32 => LaunchArg::F32(0.5),
+                    DType::F64 => LaunchArg::F64(0.5),
+                    DType::Bool => LaunchArg::I8(below(rng, 2) as i8),
+                    DType::I8 | DType::U8 => LaunchArg::I8(integer(rng, 8, class, edge) as i8),
+                    DType::I16 | DType::U16 => LaunchArg::I16(integer(rng, 16, class, edge) as i16),
+                    DType::I32 | DType::U32 => LaunchArg::I32(integer(rng, 32, class, edge) as i32),
+                    _ => LaunchArg::I64(integer(rng, 64, class, edge)),
+                };
+                let _ = write!(said, " {}={value:?}", param.name);
+                scalars.push(value);
+                lengths.push(0);
+            }
+            _ => {
+                lengths.push(choose(rng, &[0, 4, 64, 400, 3000]));
+            }
+        }
+    }
+    let grid: [u32; 3] = std::array::from_fn(|_| choose(rng, &[1, 1, 2, 3]));
+    for attempt in 0..6 {
+        let memories = place(variant, device, regions, &mut lengths);
+        let sizes: Vec<usize> = memories.iter().map(|memory| memory.bytes).collect();
+        println!("\nlaunch {name} attempt {attempt} {}{said} grid={grid:?} bytes={sizes:?}", variant.def.name);
+        let _ = std::io::stdout().flush();
+        let config = LaunchConfig::new(grid);
+        let outcome = start(variant, device, &config, &memories, &scalars);
+        check_surroundings(&memories, regions, name);
+        match outcome {
+            Ok(()) => return tally.ran += 1,
+            Err(Error::OutOfReach { name, reached, .. }) if attempt < 5 => {
+                let place = variant.passed().position(|(param, ..)| param.name == name).expect("a parameter");
+                let size = element_size(variant, place);
+                let wanted = usize::try_from(reached).ok().and_then(|last| (last + 1).checked_mul(size));
+                match wanted.filter(|&bytes| bytes <= MOST_BYTES / 2) {
+                    Some(bytes) => lengths[place] = bytes,
+                    None => return tally.refused += 1,
+                }
+            }
+            Err(Error::Kernel(_)) => return tally.mistaken += 1,
+            Err(_) => return tally.refused += 1,
+        }
+    }
+    tally.refused += 1;
+}
+
+fn element_size(variant: &Variant, place: usize) -> usize {
+    let (param, ..) = variant.passed().nth(place).expect("a parameter");
+    match param.kind {
+        ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem) => variant.dtype(elem).bytes(),
+        _ => 1,
+    }
+}
+
+/// Lays out the memory of a launch, full of small numbers, with the canary around it.
+fn place<'d>(variant: &Variant, device: &'d Device, regions: &[Region], lengths: &mut [usize]) -> Vec<Guarded<'d>> {
+    let mut memories = Vec::new();
+    for (i, (param, class, at_end)) in variant.passed().enumerate() {
+        let (ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem)) = param.kind else { continue };
+        let dtype = variant.dtype(elem);
+        lengths[i] = length(lengths[i], dtype.bytes(), class);
+        let region = &regions[memories.len()];
+        // At the start of a page addresses are aligned; others begin one element later.
+        let late = if class == Class::Multiple { 0 } else { dtype.bytes() };
+        let offset = if at_end { MOST_BYTES - lengths[i] } else { late };
+        let bytes = region.bytes();
+        bytes[..offset].fill(CANARY);
+        bytes[offset + lengths[i]..].fill(CANARY);
+        for (k, byte) in bytes[offset..offset + lengths[i]].iter_mut().enumerate() {
+            *byte = if k % dtype.bytes() == 0 { (k / dtype.bytes() % 7) as u8 } else { 0 };
+        }
+        let address = region.start + offset;
+        memories.push(Guarded { device, dtype: runtime_dtype(dtype), address, bytes: lengths[i] });
+    }
+    memories
+}
+
+fn start(
+    variant: &Variant,
+    device: &Device,
+    config: &LaunchConfig,
+    memories: &[Guarded],
+    scalars: &[LaunchArg],
+) -> Result<(), Error> {
+    let mut outputs: Vec<Guarded> = memories.iter().map(|m| Guarded { device: m.device, ..*m }).collect();
+    let (mut scalars, mut places) = (scalars.iter(), memories.iter().zip(&mut outputs));
+    let mut args = Vec::new();
+    for (param, ..) in variant.passed() {
+        args.push(match param.kind {
+            ParamKind::Scalar(_) => KernelArg::Scalar(*scalars.next().expect("a number")),
+            ParamKind::In(_) => KernelArg::In(places.next().expect("memory").0),
+            _ => KernelArg::Out(places.next().expect("memory").1),
+        });
+    }
+    launch_erased(variant.def, device, config, &variant.dtypes, &mut args, &variant.constants)
+}
+
+fn check_surroundings(memories: &[Guarded], regions: &[Region], name: &str) {
+    for (memory, region) in memories.iter().zip(regions) {
+        let (bytes, offset) = (region.bytes(), memory.address - region.start);
+        let whole = bytes[..offset].iter().chain(&bytes[offset + memory.bytes..]).all(|&byte| byte == CANARY);
+        assert!(whole, "launch {name} wrote beside its memory");
+    }
+}
+
+/// Runs the launches that the environment names, one after the other, each told before it starts.
+#[test]
+fn launches_in_a_process_of_their_own() {
+    let Ok(range) = std::env::var(RANGE) else { return };
+    let numbers: Vec<u64> = range.split(' ').map(|n| n.parse().expect("a number")).collect();
+    let [seed, first, last] = numbers[..] else { panic!("a seed, the first and the last launch") };
+    let device = Device::cpu();
+    let regions: Vec<Region> = (0..24).map(|_| Region::new()).collect();
+    let mut tally = Tally::default();
+    let mut variant = Variant::new(seed, first / PER_VARIANT);
+    for number in first..last {
+        if number % PER_VARIANT == 0 {
+            variant = Variant::new(seed, number / PER_VARIANT);
+        }
+        let mut rng = Rng::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        launch(&variant, &device, &regions, &mut rng, &mut tally, &number.to_string());
+        println!("\ndone {number} {} {} {}", tally.ran, tally.refused, tally.mistaken);
+    }
+}
+
+fn number_of(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// The process's lines, until it ends or says nothing for too long.
+fn watch(seed: u64, first: u64, last: u64, cache: &std::path::Path) -> (Vec<String>, Option<std::process::ExitStatus>) {
+    let mut child = Command::new(std::env::current_exe().expect("this program"))
+        .args(["launches_in_a_process_of_their_own", "--exact", "--nocapture", "--test-threads=1"])
+        .env(RANGE, format!("{seed} {first} {last}"))
+        .env("TILEWRIGHT_CACHE", cache)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a process");
+    let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+    let (sender, receiver) = channel();
+    let reader = std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+    // The last lines are enough to know what it was doing.
+    let mut said: Vec<String> = Vec::new();
+    let status = loop {
+        match receiver.recv_timeout(PATIENCE) {
+            Ok(line) if line.is_empty() => {}
+            Ok(line) => {
+                if said.len() == 64 {
+                    said.remove(0);
+                }
+                said.push(line);
+            }
+            Err(RecvTimeoutError::Disconnected) => break Some(child.wait().expect("the end of a process")),
+            Err(RecvTimeoutError::Timeout) => {
+                child.kill().expect("a process to end");
+                child.wait().expect("the end of a process");
+                break None;
+            }
+        }
+    };
+    reader.join().expect("a reader");
+    (said, status)
+}
+
+#[test]
+fn launches_stay_inside_their_memory() {
+    if std::env::var(RANGE).is_ok() {
+        return;
+    }
+    let (launches, seed) = (number_of("TILEWRIGHT_TEST_LAUNCHES", LAUNCHES), number_of("TILEWRIGHT_TEST_SEED", 1));
+    let cache = tempfile::tempdir().expect("a folder");
+    let mut tally = Tally::default();
+    let (mut next, mut endless) = (0, Vec::new());
+    let mut failures = Vec::new();
+    while next < launches {
+        let (said, status) = watch(seed, next, launches, cache.path());
+        let done = said.iter().rev().find_map(|line| {
+            let numbers: Vec<u64> = line.strip_prefix("done ")?.split(' ').filter_map(|n| n.parse().ok()).collect();
+            <[u64; 4]>::try_from(numbers).ok()
+        });
+        let mut after = next;
+        if let Some([number, ran, refused, mistaken]) = done {
+            after = number + 1;
+            tally.ran += ran;
+            tally.refused += refused;
+            tally.mistaken += mistaken;
+        }
+        let last = said.iter().rev().find(|line| line.starts_with("launch ")).cloned().unwrap_or_default();
+        match status {
+            Some(status) if status.success() => {
+                assert_eq!(after, launches, "the process ended early: {said:?}");
+            }
+            Some(status) => failures.push(format!("{status} (signal {:?}): seed {seed}, {last}", status.signal())),
+            None => endless.push(last),
+        }
+        next = if after < launches { after + 1 } else { launches };
+    }
+    println!("{launches} launches with seed {seed}: {tally:?}, {} stopped, {} failed", endless.len(), failures.len());
+    endless.iter().for_each(|line| println!("stopped after {PATIENCE:?}: {line}"));
+    assert!(failures.is_empty(), "{} of {launches} launches failed\n{}", failures.len(), failures.join("\n"));
+    assert!(tally.ran > launches / 10, "only {tally:?} of {launches} were let through");
+    assert!(
+        endless.len() as u64 <= 1 + launches / 500,
+        "{} launches did not end\n{}",
+        endless.len(),
+        endless.join("\n")
+    );
+}

@@ -1,0 +1,463 @@
+//! Faults planted in the synchronization of the kernels that ship: the simulated GPU must report each one, or its outputs must differ.
+//!
+//! A share of the mutants runs by default; `TILEWRIGHT_MUTANTS=all` runs them all, and a number that many of each kernel.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::kernels::layer_norm::LAYER_NORM_BWD;
+use tilewright::kernels::matmul::MATMUL;
+use tilewright::kernels::softmax::SOFTMAX_WIDE_ROWS;
+use tilewright_codegen::interp::{self, ArgValue, Memory};
+use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, Specialization};
+use tilewright_codegen::lower::nvptx::{GpuModule, lower};
+use tilewright_codegen::pipeline::gpu_ir;
+use tilewright_codegen::sim::mutate::{Change, Class, Mutant, mutants, with_trap};
+use tilewright_codegen::sim::{self, Global, Launch};
+use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
+use tilewright_tests::consts;
+use tilewright_tests::numerics::{HostTensor, Random, relative_error};
+
+/// Mutants of each kernel that run by default.
+const SHARE: usize = 12;
+/// Interleavings that a mutant may survive before it counts as not caught.
+const SEEDS: u64 = 3;
+
+enum Arg {
+    In(HostTensor),
+    Out(HostTensor),
+    Int(i64),
+    Float(f32),
+}
+
+/// A kernel with arguments and what it is compiled to.
+struct Case {
+    name: &'static str,
+    func: Func,
+    module: GpuModule,
+    grid: [u32; 3],
+    args: Vec<Arg>,
+}
+
+impl Case {
+    fn new(
+        name: &'static str,
+        def: &KernelDef,
+        dtypes: &[DType],
+        consts: &[(&str, ConstValue)],
+        grid: [u32; 3],
+        args: Vec<Arg>,
+        arch: GpuArch,
+        options: &CompileOptions,
+    ) -> Case {
+        let spec = |arg: &Arg| match arg {
+            Arg::In(_) | Arg::Out(_) => ArgSpec { divisible_by: 16, equal_to: None },
+            Arg::Int(1) => ArgSpec { divisible_by: 1, equal_to: Some(1) },
+            Arg::Int(n) if n % 16 == 0 => ArgSpec { divisible_by: 16, equal_to: None },
+            Arg::Int(_) | Arg::Float(_) => ArgSpec::default(),
+        };
+        let specialization = Specialization { args: args.iter().map(spec).collect() };
+        let func = def.record(dtypes, consts, &specialization).unwrap_or_else(|d| panic!("{name}: {d}"));
+        let laid = gpu_ir(&func, arch, options, &mut ());
+        let module = lower(&laid, arch, options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        Case { name, func, module, grid, args }
+    }
+
+    /// What the interpreter makes of the kernel, output by output.
+    fn interpret(&self) -> Vec<Vec<u8>> {
+        let mut memory = Memory::new();
+        let mut outputs = Vec::new();
+        let mut values = Vec::new();
+        for arg in &self.args {
+            values.push(match arg {
+                Arg::In(tensor) => memory.add(tensor.bytes.clone()).into(),
+                Arg::Out(tensor) => {
+                    let id = memory.add(tensor.bytes.clone());
+                    outputs.push(id);
+                    id.into()
+                }
+                Arg::Int(n) => ArgValue::Int(*n),
+                Arg::Float(x) => ArgValue::Float(f64::from(*x)),
+            });
+        }
+        interp::run(&self.func, &values, self.grid, &mut memory).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        outputs.into_iter().map(|id| memory.bytes(id).to_vec()).collect()
+    }
+
+    fn simulate(&self, llvm_ir: &str, seed: u64) -> Result<Vec<Vec<u8>>, String> {
+        let mut global = Global::default();
+        let mut outputs = Vec::new();
+        let mut bits = Vec::new();
+        for arg in &self.args {
+            bits.push(match arg {
+                Arg::In(tensor) => global.add(tensor.bytes.clone()),
+                Arg::Out(tensor) => {
+                    let address = global.add(tensor.bytes.clone());
+                    outputs.push(address);
+                    address
+                }
+                Arg::Int(n) => *n as u64,
+                Arg::Float(x) => u64::from(x.to_bits()),
+            });
+        }
+        let launch = Launch {
+            llvm_ir,
+            grid: self.grid,
+            threads: self.module.threads,
+            shared_bytes: self.module.shared_bytes,
+            args: &bits,
+            tensor_maps: &self.module.tensor_maps,
+            seed,
+        };
+        sim::run(&launch, &mut global)?;
+        Ok(outputs.iter().map(|&address| global.bytes(address).to_vec()).collect())
+    }
+
+    fn numbers(&self, outputs: &[Vec<u8>]) -> Vec<f64> {
+        let tensors = self.args.iter().filter_map(|arg| if let Arg::Out(tensor) = arg { Some(tensor) } else { None });
+        let all = tensors.zip(outputs).map(|(t, bytes)| HostTensor { bytes: bytes.clone(), ..t.clone() }.values());
+        all.flatten().collect()
+    }
+}
+
+fn options(num_warps: u32, num_stages: u32, schedule: Schedule) -> CompileOptions {
+    CompileOptions { num_warps, num_stages, schedule, ..CompileOptions::default() }
+}
+
+fn by_threads() -> Schedule {
+    Schedule { bulk_copies: Some(false), ..Schedule::default() }
+}
+
+fn in_bulk() -> Schedule {
+    Schedule { bulk_copies: Some(true), ..Schedule::default() }
+}
+
+fn specialized(pingpong: bool) -> Schedule {
+    Schedule { warp_specialize: Some(true), take_turns: Some(pingpong), ..Schedule::default() }
+}
+
+/// c = a·b of bf16 by one program.
+fn product(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOptions) -> Case {
+    let (m, n, k) = (64, 64, 4 * k_tile + 32);
+    let mut random = Random::new(1);
+    let mut matrix =
+        |rows: usize, columns: usize| HostTensor::random(DType::BF16, &[rows, columns], &[columns, 1], &mut random);
+    let (a, b) = (matrix(m, k), matrix(k, n));
+    let unused = HostTensor::random(DType::BF16, &[16], &[1], &mut Random::new(2));
+    let c = HostTensor::poisoned(DType::BF16, &[m, n], &[n, 1]);
+    let numbers = [k, 1, n, 1, n, 1, 1, n, 1, m, n, k].map(|n| Arg::Int(n as i64));
+    let args = [Arg::In(a), Arg::In(b), Arg::In(unused.clone()), Arg::In(unused), Arg::Out(c)];
+    let consts = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = k_tile };
+    let args = args.into_iter().chain(numbers).collect();
+    Case::new(name, &MATMUL, &[DType::BF16], consts, [1, 1, 1], args, arch, options)
+}
+
+/// Rows and head dimension of attention.
+const D: usize = 64;
+
+fn attention_tensor(rows: usize, random: &mut Random) -> HostTensor {
+    HostTensor::random(DType::BF16, &[1, 1, rows, D], &[rows * D, rows * D, D, 1], random)
+}
+
+fn attention_output(rows: usize) -> HostTensor {
+    HostTensor::poisoned(DType::BF16, &[1, 1, rows, D], &[rows * D, rows * D, D, 1])
+}
+
+/// The strides of the tensors of four dimensions behind them, and then the lengths and the scale.
+fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Arg> {
+    let strides = |arg: &Arg| match arg {
+        Arg::In(t) | Arg::Out(t) if t.shape.len() == 4 => t.strides.clone(),
+        _ => Vec::new(),
+    };
+    let strides: Vec<Arg> = tensors.iter().flat_map(strides).map(|n| Arg::Int(n as i64)).collect();
+    let numbers = [Arg::Int(queries as i64), Arg::Int(keys as i64), Arg::Float(1.0 / (D as f32).sqrt())];
+    tensors.into_iter().chain(strides).chain(numbers).collect()
+}
+
+fn forward(name: &'static str, arch: GpuArch, q_tile: usize, options: &CompileOptions) -> Case {
+    let (queries, keys) = (q_tile, 368);
+    let random = &mut Random::new(3);
+    let tensors = vec![
+        Arg::In(attention_tensor(queries, random)),
+        Arg::In(attention_tensor(keys, random)),
+        Arg::In(attention_tensor(keys, random)),
+        Arg::Out(attention_output(queries)),
+        Arg::Out(HostTensor::poisoned(DType::F32, &[queries], &[1])),
+    ];
+    let args = attention_arguments(tensors, queries, keys);
+    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 64usize };
+    Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
+}
+
+/// What the kernels of the backward pass read.
+fn backward_inputs(queries: usize, keys: usize) -> Vec<Arg> {
+    let random = &mut Random::new(4);
+    let row = |random: &mut Random| HostTensor::random(DType::F32, &[queries], &[1], random);
+    vec![
+        Arg::In(attention_tensor(queries, random)),
+        Arg::In(attention_tensor(keys, random)),
+        Arg::In(attention_tensor(keys, random)),
+        Arg::In(attention_tensor(queries, random)),
+        Arg::In(row(random)),
+        Arg::In(row(random)),
+    ]
+}
+
+fn keys(name: &'static str, arch: GpuArch, one_pass: bool, options: &CompileOptions) -> Case {
+    let (queries, keys) = (304, 64);
+    let mut tensors = backward_inputs(queries, keys);
+    let zeros = HostTensor::of(DType::F32, &[queries, D], &[D, 1], &vec![0.0; queries * D]);
+    tensors.extend([Arg::Out(attention_output(keys)), Arg::Out(attention_output(keys)), Arg::Out(zeros)]);
+    let args = attention_arguments(tensors, queries, keys);
+    let consts = consts! { d = D, d_tile = D, q_tile = 64usize, k_tile = 64usize, one_pass = one_pass };
+    Case::new(name, &FLASH_ATTENTION_BWD_DKDV, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
+}
+
+fn queries(name: &'static str, arch: GpuArch, tile: usize, options: &CompileOptions) -> Case {
+    let (queries, keys) = (tile, 5 * tile + 16);
+    let mut tensors = backward_inputs(queries, keys);
+    tensors.push(Arg::Out(attention_output(queries)));
+    let args = attention_arguments(tensors, queries, keys);
+    let consts = consts! { d = D, d_tile = D, q_tile = tile, k_tile = tile };
+    Case::new(name, &FLASH_ATTENTION_BWD_DQ, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
+}
+
+fn softmax(name: &'static str) -> Case {
+    let (rows, d) = (4, 600);
+    let random = |seed| HostTensor::random(DType::F32, &[rows, d], &[d, 1], &mut Random::new(seed));
+    let y = HostTensor::poisoned(DType::F32, &[rows, d], &[d, 1]);
+    let numbers = [d, 1, d, 1, rows, d].map(|n| Arg::Int(n as i64));
+    let args = [Arg::In(random(5)), Arg::Out(y)].into_iter().chain(numbers).collect();
+    let consts = consts! { rows_tile = 1usize, d_tile = 256usize };
+    let options = options(4, 1, Schedule::default());
+    Case::new(name, &SOFTMAX_WIDE_ROWS, &[DType::F32], consts, [rows as u32, 1, 1], args, GpuArch::Sm80, &options)
+}
+
+fn layer_norm(name: &'static str, stages: usize) -> Case {
+    let (rows, d) = (19, 200);
+    let random = &mut Random::new(6);
+    let mut matrix = || HostTensor::random(DType::F32, &[rows, d], &[d, 1], random);
+    let (x, grad_y) = (matrix(), matrix());
+    let mut vector = |n: usize| Arg::In(HostTensor::random(DType::F32, &[n], &[1], random));
+    let (w, mean, rstd) = (vector(d), vector(rows), vector(rows));
+    let sums = || Arg::Out(HostTensor::poisoned(DType::F32, &[2, d], &[d, 1]));
+    let grad_x = Arg::Out(HostTensor::poisoned(DType::F32, &[rows, d], &[d, 1]));
+    let numbers = [d, 1, 1, 1, 1, d, 1, d, 1, rows, d, 10].map(|n| Arg::Int(n as i64));
+    let args =
+        [Arg::In(x), w, mean, rstd, Arg::In(grad_y), grad_x, sums(), sums()].into_iter().chain(numbers).collect();
+    let consts = consts! { rows_tile = 2usize, d_tile = 256usize, whole_rows = true, stages = stages };
+    let options = options(4, 1, Schedule::default());
+    Case::new(name, &LAYER_NORM_BWD, &[DType::F32], consts, [2, 1, 1], args, GpuArch::Sm90a, &options)
+}
+
+fn cases() -> Vec<Case> {
+    let (sm80, sm90) = (GpuArch::Sm80, GpuArch::Sm90a);
+    vec![
+        product("matmul sm_80", sm80, 32, &options(2, 3, Schedule::default())),
+        product("matmul cp.async", sm90, 64, &options(4, 2, by_threads())),
+        product("matmul TMA", sm90, 32, &options(4, 3, in_bulk())),
+        product("matmul specialized", sm90, 32, &options(4, 2, specialized(false))),
+        forward("forward sm_80", sm80, 32, &options(2, 2, Schedule::default())),
+        forward("forward cp.async", sm90, 64, &options(4, 2, by_threads())),
+        forward("forward TMA", sm90, 64, &options(4, 2, in_bulk())),
+        forward("forward specialized", sm90, 64, &options(4, 2, specialized(false))),
+        forward("forward ping-pong", sm90, 128, &options(8, 1, specialized(true))),
+        keys("dK/dV cp.async", sm90, false, &options(4, 2, by_threads())),
+        keys("dK/dV specialized", sm90, false, &options(4, 2, specialized(false))),
+        keys("dK/dV one pass", sm90, true, &options(4, 2, by_threads())),
+        queries("dQ sm_80", sm80, 32, &options(2, 2, Schedule::default())),
+        queries("dQ specialized", sm90, 64, &options(4, 2, specialized(false))),
+        softmax("softmax"),
+        layer_norm("layer norm", 1),
+        layer_norm("layer norm pipelined", 3),
+    ]
+}
+
+/// Why a mutant that nothing reports does the same as the kernel: each access still happens after those that it must happen after.
+fn equivalent(_case: &Case, _mutant: &Mutant) -> Option<&'static str> {
+    None
+}
+
+/// What became of a mutant.
+enum Fate {
+    /// An error of the simulated GPU.
+    Reported,
+    OutputsDiffer,
+    Survived,
+    Panicked,
+}
+
+fn try_mutant(case: &Case, mutant: &Mutant, expected: &[Vec<u8>]) -> Fate {
+    for seed in 0..SEEDS {
+        let run = std::panic::AssertUnwindSafe(|| case.simulate(&mutant.llvm_ir, seed));
+        match std::panic::catch_unwind(run) {
+            Ok(Ok(found)) if found == expected => {}
+            Ok(Ok(_)) => return Fate::OutputsDiffer,
+            Ok(Err(_)) => return Fate::Reported,
+            Err(_) => return Fate::Panicked,
+        }
+    }
+    Fate::Survived
+}
+
+/// Counts by kernel and class: mutants, reported, with other outputs, equivalent.
+type Table = BTreeMap<(&'static str, Class), [usize; 4]>;
+
+fn total(table: &Table) -> [usize; 4] {
+    table.values().fold([0; 4], |sum, row| std::array::from_fn(|i| sum[i] + row[i]))
+}
+
+fn print(table: &Table) {
+    let line = |name: &str, class: &str, row: [String; 4]| {
+        let [all, reported, differ, equivalent] = row;
+        println!("{name:<22} {class:<14} {all:>8} {reported:>9} {differ:>14} {equivalent:>11}");
+    };
+    line("kernel", "class", ["mutants", "reported", "outputs differ", "equivalent"].map(String::from));
+    for ((name, class), row) in table {
+        line(name, &format!("{class:?}"), row.map(|n| n.to_string()));
+    }
+    line("all", "", total(table).map(|n| n.to_string()));
+}
+
+/// How many mutants of each kernel run.
+fn share() -> usize {
+    match std::env::var("TILEWRIGHT_MUTANTS").ok().as_deref() {
+        Some("all") => usize::MAX,
+        Some(number) => number.parse().unwrap_or_else(|_| panic!("TILEWRIGHT_MUTANTS={number}: `all` or a number")),
+        None => SHARE,
+    }
+}
+
+/// Spread over all of them.
+fn chosen(all: Vec<Mutant>, share: usize) -> Vec<Mutant> {
+    let step = (all.len() as f64 / share as f64).max(1.0);
+    let mut next = 0.0;
+    let mut list = Vec::new();
+    for (i, mutant) in all.into_iter().enumerate() {
+        if i as f64 >= next {
+            next += step;
+            list.push(mutant);
+        }
+    }
+    list
+}
+
+#[test]
+fn planted_faults_are_caught() {
+    let share = share();
+    let cases = cases();
+    let (table, wrong) = (Mutex::new(Table::new()), Mutex::new(Vec::new()));
+    let verbose = std::env::var_os("TILEWRIGHT_MUTANTS").is_some();
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let only = std::env::var("TILEWRIGHT_MUTANTS_OF").ok();
+    let work = || {
+        while let Some(case) = cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            if only.as_ref().is_some_and(|only| !case.name.contains(only.as_str())) {
+                continue;
+            }
+            let began = std::time::Instant::now();
+            let expected = match case.simulate(&case.module.llvm_ir, 0) {
+                Ok(found) => found,
+                Err(e) => {
+                    wrong.lock().unwrap().push(format!("{} without a fault: {e}", case.name));
+                    continue;
+                }
+            };
+            let took = began.elapsed().as_millis();
+            let error = relative_error(&case.numbers(&expected), &case.numbers(&case.interpret()));
+            if !(error < 2e-2) {
+                wrong.lock().unwrap().push(format!("{}: relative error {error}", case.name));
+            }
+            for seed in 1..SEEDS {
+                let again = case.simulate(&case.module.llvm_ir, seed);
+                if again.as_ref() != Ok(&expected) {
+                    wrong.lock().unwrap().push(format!(
+                        "{} without a fault, seed {seed}: {:?}",
+                        case.name,
+                        again.err()
+                    ));
+                }
+            }
+            let mut all = mutants(&case.module.llvm_ir);
+            // What never runs with these arguments is no fault.
+            let mut runs = BTreeMap::new();
+            all.retain(|mutant| {
+                let line = mutant.line;
+                *runs.entry(line).or_insert_with(|| case.simulate(&with_trap(&case.module.llvm_ir, line), 0).is_err())
+            });
+            let count = all.len();
+            for mutant in chosen(all, share) {
+                let fate = try_mutant(case, &mutant, &expected);
+                if verbose && matches!(fate, Fate::Survived | Fate::Panicked) {
+                    eprintln!("{}: survived: {mutant}", case.name);
+                }
+                let mut table = table.lock().unwrap();
+                let row = table.entry((case.name, mutant.class)).or_default();
+                row[0] += 1;
+                match fate {
+                    Fate::Reported => row[1] += 1,
+                    Fate::OutputsDiffer => row[2] += 1,
+                    Fate::Survived if equivalent(case, &mutant).is_some() => row[3] += 1,
+                    Fate::Survived => wrong.lock().unwrap().push(format!("{}: survived: {mutant}", case.name)),
+                    Fate::Panicked => wrong.lock().unwrap().push(format!("{}: panicked: {mutant}", case.name)),
+                }
+            }
+            if verbose {
+                eprintln!("{}: {count} mutants, {took} ms a run, {:?} for all", case.name, began.elapsed());
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let (table, wrong) = (table.into_inner().unwrap(), wrong.into_inner().unwrap());
+    print(&table);
+    assert!(wrong.is_empty(), "{} mutants\n{}", wrong.len(), wrong.join("\n"));
+    let [all, _, _, equivalent] = total(&table);
+    assert!(10 * equivalent <= all, "{equivalent} of {all} mutants are equivalent");
+}
+
+/// Every kind of change is made to some kernel.
+#[test]
+fn there_are_mutants_of_every_kind() {
+    let all: Vec<Mutant> = cases().iter().flat_map(|case| mutants(&case.module.llvm_ir)).collect();
+    let classes = [
+        Class::BlockBarrier,
+        Class::NamedBarrier,
+        Class::WarpBarrier,
+        Class::MbarrierInit,
+        Class::InitFence,
+        Class::Expect,
+        Class::Arrive,
+        Class::Wait,
+        Class::ProxyFence,
+        Class::WgmmaFence,
+        Class::WgmmaCommit,
+        Class::WgmmaWait,
+        Class::CopyCommit,
+        Class::CopyWait,
+        Class::Tma,
+        Class::BulkCommit,
+        Class::BulkWait,
+    ];
+    for class in classes {
+        assert!(all.iter().any(|m| m.class == class), "no mutant of {class:?}");
+    }
+    let changes = [
+        Change::Removed,
+        Change::Repeated,
+        Change::Later,
+        Change::Earlier,
+        Change::Parity,
+        Change::CountUp,
+        Change::CountDown,
+        Change::BytesUp,
+        Change::BytesDown,
+        Change::Neighbour,
+    ];
+    for change in changes {
+        assert!(all.iter().any(|m| m.change == change), "no mutant with {change:?}");
+    }
+    assert!(all.len() >= 200, "only {} mutants", all.len());
+}

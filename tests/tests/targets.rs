@@ -1,0 +1,216 @@
+//! Every kernel, for every target and element type: compilation gives code that `ptxas` assembles, or a message, and never ends the
+//! process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+use tilewright::kernels::matmul::{Activation, MATMUL};
+use tilewright::prelude::Precision;
+use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::lang::kernel::Specialization;
+use tilewright_codegen::pipeline;
+use tilewright_codegen::target::{Code, CompileOptions, GpuArch, HostCpu, Schedule, Target};
+use tilewright_tests::configurations::{PTX_VERSION, configurations, well_aligned};
+use tilewright_tests::examples::variants;
+use tilewright_tests::{consts, ptxas};
+
+const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
+
+/// One compilation may take this long; a person would take more for a hang.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where compilations went wrong, and what they gave.
+#[derive(Default)]
+struct Outcomes {
+    failures: Vec<String>,
+    compiled: usize,
+    refused: Vec<String>,
+}
+
+impl Outcomes {
+    /// Compiles, and assembles what is PTX. A refusal must be of the kind that names what the target lacks.
+    fn add(&mut self, what: &str, func: &Func, target: &Target, options: &CompileOptions) {
+        let start = Instant::now();
+        let compiled = catch_unwind(AssertUnwindSafe(|| pipeline::compile(func, target, options, &mut ())));
+        match compiled {
+            Err(_) => self.failures.push(format!("{what}: panicked")),
+            Ok(Err(pipeline::CompileError::Unsupported(why))) => self.refused.push(format!("{what}: {}", why.message)),
+            Ok(Err(e)) => self.failures.push(format!("{what}: {e}")),
+            Ok(Ok(artifact)) => {
+                self.compiled += 1;
+                if let (Code::Ptx(ptx), Target::Nvptx(arch), Some(ptxas)) = (&artifact.code, target, &ptxas::find())
+                    && let Err(e) = ptxas::assemble(ptxas, ptx, arch.name())
+                {
+                    self.failures.push(format!("{what}: {e}"));
+                }
+            }
+        }
+        if start.elapsed() > LIMIT {
+            self.failures.push(format!("{what}: took {:?}", start.elapsed()));
+        }
+    }
+
+    fn check(self, least: usize) {
+        println!("{} compiled, {} refused\n{}", self.compiled, self.refused.len(), self.refused.join("\n"));
+        assert!(self.failures.is_empty(), "{}", self.failures.join("\n"));
+        assert!(self.compiled >= least, "{} compiled, expected at least {least}", self.compiled);
+    }
+}
+
+fn targets() -> Vec<Target> {
+    ARCHS.map(Target::Nvptx).into_iter().chain([Target::Host(HostCpu::native())]).collect()
+}
+
+#[test]
+fn every_kernel_compiles_for_every_target() {
+    let mut outcomes = Outcomes::default();
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+        for configuration in configurations(dtype) {
+            // What is generic over floats only where tensor cores multiply them says so when it is recorded.
+            let spec = well_aligned(configuration.def);
+            let Ok(func) = configuration.def.record(&configuration.dtypes, &configuration.consts, &spec) else {
+                continue;
+            };
+            for target in targets() {
+                let what = format!("{} of {dtype} for {target}", configuration.def.name);
+                outcomes.add(&what, &func, &target, &configuration.options);
+            }
+        }
+    }
+    outcomes.check(300);
+}
+
+#[test]
+fn every_example_compiles_for_every_target() {
+    let mut outcomes = Outcomes::default();
+    let schedules = [
+        Schedule::default(),
+        Schedule { bulk_copies: Some(true), overlap: Some(true), ..Schedule::default() },
+        Schedule { warp_specialize: Some(true), ..Schedule::default() },
+    ];
+    for variant in variants() {
+        let spec = Specialization::aligned(variant.def);
+        let func = variant.def.record(&variant.dtypes, &variant.consts, &spec).unwrap_or_else(|e| panic!("{e}"));
+        for target in targets() {
+            // Other machines have one schedule.
+            let several = target == Target::Nvptx(GpuArch::Sm90a);
+            for (i, schedule) in schedules.into_iter().enumerate().take(if several { 3 } else { 1 }) {
+                for num_warps in [4, 8] {
+                    let options =
+                        CompileOptions { num_warps, schedule, ptx_version: PTX_VERSION, ..CompileOptions::default() };
+                    let what = format!("{} for {target}, {num_warps} warps, schedule {i}", variant.def.name);
+                    outcomes.add(&what, &func, &target, &options);
+                }
+            }
+        }
+    }
+    outcomes.check(150);
+}
+
+/// Products of every small shape, by whatever instruction the target has for them.
+#[test]
+fn products_of_every_shape_compile() {
+    let mut outcomes = Outcomes::default();
+    for (dtype, precision) in
+        [(DType::BF16, Precision::Ieee), (DType::F32, Precision::Tf32), (DType::F32, Precision::Tf32x3)]
+    {
+        for [m_tile, n_tile, k_tile] in [
+            [64usize, 8usize, 64usize],
+            [64, 16, 16],
+            [128, 8, 32],
+            [16, 8, 16],
+            [16, 16, 128],
+            [64, 128, 64],
+            [128, 256, 16],
+        ] {
+            let consts = consts! {
+                m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, activation = Activation::None, precision = precision,
+            };
+            for spec in [well_aligned(&MATMUL), Specialization::default()] {
+                let func = MATMUL.record(&[dtype], consts, &spec).unwrap_or_else(|e| panic!("{e}"));
+                for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+                    for (num_warps, wgmma_f32) in [(1, false), (4, false), (4, true), (8, true)] {
+                        let schedule = Schedule { wgmma_f32: Some(wgmma_f32), ..Schedule::default() };
+                        let options = CompileOptions {
+                            num_warps,
+                            schedule,
+                            ptx_version: PTX_VERSION,
+                            ..CompileOptions::default()
+                        };
+                        let what = format!(
+                            "{dtype} {precision:?} {m_tile} x {n_tile} x {k_tile}, {num_warps} warps, {schedule:?}, {arch:?}"
+                        );
+                        outcomes.add(&what, &func, &Target::Nvptx(arch), &options);
+                    }
+                }
+            }
+        }
+    }
+    outcomes.check(200);
+}
+
+/// `setmaxnreg.inc` waits for ever for registers that the block was not launched with.
+#[test]
+fn specialized_warps_ask_for_no_more_registers_than_there_are() {
+    let configuration =
+        configurations(DType::BF16).into_iter().find(|c| c.def.name == "matmul").expect("a configuration");
+    let func = configuration.record(&well_aligned(configuration.def));
+    let number = |text: &str, after: &str| -> Option<u32> {
+        let rest = text.split_once(after)?.1;
+        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    let mut handed_over = 0;
+    for num_warps in [4, 8, 16] {
+        for max_registers in
+            [None, Some(16), Some(24), Some(32), Some(40), Some(64), Some(100), Some(128), Some(168), Some(255)]
+        {
+            let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
+            let options = CompileOptions {
+                num_warps,
+                max_registers,
+                schedule,
+                ptx_version: PTX_VERSION,
+                ..CompileOptions::default()
+            };
+            let target = Target::Nvptx(GpuArch::Sm90a);
+            let artifact = pipeline::compile(&func, &target, &options, &mut ()).unwrap_or_else(|e| panic!("{e}"));
+            let Code::Ptx(ptx) = artifact.code else { panic!("an object file instead of PTX") };
+            let what = format!("{num_warps} warps, max_registers {max_registers:?}");
+            let threads = artifact.manifest.threads;
+            assert_eq!(threads, 32 * (num_warps + 4), "{what}");
+            // What a thread has at its launch, as the assembler chooses it from the directives.
+            let most = 65536 / threads / 8 * 8;
+            let launched = match (number(&ptx, ".maxnreg "), number(&ptx, ".minnctapersm ")) {
+                (Some(n), _) => n.min(most) / 8 * 8,
+                (None, blocks) => (65536 / (threads * blocks.unwrap_or(1)) / 8 * 8).min(most),
+            };
+            let asked =
+                number(&ptx, "setmaxnreg.inc.sync.aligned.u32 ").zip(number(&ptx, "setmaxnreg.dec.sync.aligned.u32 "));
+            if let Some((more, less)) = asked {
+                handed_over += 1;
+                assert!(
+                    32 * num_warps * more + 128 * less <= threads * launched,
+                    "{what}: {more}, {less} of {launched}"
+                );
+                assert!(less <= launched, "{what}: {less} of {launched}");
+            }
+        }
+    }
+    assert!(handed_over > 10, "{handed_over}");
+}
+
+/// Options that cannot be honored are refused, with what is possible.
+#[test]
+fn warps_that_cannot_be_specialized_are_refused() {
+    let configuration =
+        configurations(DType::BF16).into_iter().find(|c| c.def.name == "matmul").expect("a configuration");
+    let func = configuration.record(&well_aligned(configuration.def));
+    for num_warps in [1, 2, 32] {
+        let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
+        let options = CompileOptions { num_warps, schedule, ..CompileOptions::default() };
+        let error =
+            pipeline::compile(&func, &Target::Nvptx(GpuArch::Sm90a), &options, &mut ()).unwrap_err().to_string();
+        assert!(error.contains(&format!("num_warps is {num_warps}: expected 4, 8 or 16")), "{error}");
+        // Architectures without it ignore the option, as they ignore the bulk copy engine.
+        assert!(pipeline::compile(&func, &Target::Nvptx(GpuArch::Sm80), &options, &mut ()).is_ok());
+    }
+}
