@@ -99,10 +99,9 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     canonicalize::run(&mut left);
     cse::run(&mut left);
     dce::run(&mut left);
-    let accessed = run(program, &left)?;
-    let addresses: Vec<u64> = accessed.iter().map(|&(_, address)| address).collect();
+    let (ends, addresses) = run(program, &left)?;
     let reach = reach::Reach::of(func);
-    for (arg, &(end, _)) in accessed.iter().enumerate().filter(|(_, (end, _))| *end > 0) {
+    for (arg, &end) in ends.iter().enumerate().filter(|&(_, &end)| end > 0) {
         // With a byte less, somebody has to object.
         let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
         let sizes = Sizes { args: &program.args, bytes, addresses: &addresses };
@@ -113,21 +112,21 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs a function, checks what is claimed of its values and of which memory it accesses, and gives for each argument the end of the
-/// bytes that it accesses of its memory, and where that is.
-fn run(program: &Program, func: &Func) -> Result<Vec<(u64, u64)>, String> {
+/// Runs a function, checks what is claimed of its values and of which memory it accesses, and gives the end of the bytes that
+/// it accesses of each argument's, with their addresses.
+fn run(program: &Program, func: &Func) -> Result<(Vec<u64>, Vec<u64>), String> {
     let mut memory = Memory::new();
     let (values, buffers) = program.arguments(&mut memory);
     let mut claims = Claims::new(func);
     let limits = interp::Limits::default();
-    interp::run_traced(func, &values, program.grid, &mut memory, limits, interp::Order::Interleaved(0), &mut claims)
-        .map_err(|e| e.to_string())?;
+    let order = interp::Order::Interleaved(0);
+    interp::run_traced(func, &values, program.grid, &mut memory, limits, order, &mut claims).map_err(|e| e.to_string())?;
     if let Some(broken) = claims.broken {
         return Err(broken);
     }
     let params = &func.block(func.body).params;
     let (writes, reads) = (written::through(func), written::read_through(func));
-    let mut accessed = vec![(0, 0); buffers.len()];
+    let mut ends = vec![0; buffers.len()];
     for (arg, id) in buffers.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?))) {
         let [read, wrote] = memory.accessed(id);
         for (end, through, what) in [(read, &reads, "read"), (wrote, &writes, "written")] {
@@ -135,7 +134,8 @@ fn run(program: &Program, func: &Func) -> Result<Vec<(u64, u64)>, String> {
                 return Err(format!("argument `{}` is {what}, although nothing seems to", func.args[arg].name));
             }
         }
-        accessed[arg] = (read.max(wrote) as u64, memory.address(id));
+        ends[arg] = read.max(wrote) as u64;
     }
-    Ok(accessed)
+    let addresses = buffers.iter().map(|id| id.map_or(0, |id| memory.address(id))).collect();
+    Ok((ends, addresses))
 }

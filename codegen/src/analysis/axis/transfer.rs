@@ -197,11 +197,9 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
     let range = range_of(op, dtype, a, b);
     let mut info = AxisInfo { range, ..equal_where_all_are(&[a.clone(), b.clone()], ty) };
     let constant = |x: &AxisInfo| (x.range.0 == x.range.1).then_some(x.range.0);
-    if let (Some(x), Some(y)) = (constant(a), constant(b))
-        && !(y == 0 && matches!(op, BinaryOp::Div | BinaryOp::Rem))
-    {
+    if let (Some(x), Some(y)) = (constant(a), constant(b)) {
         let bits = arith::binary(op, dtype, num::encode_int(dtype, x), num::encode_int(dtype, y));
-        return AxisInfo { constancy: info.constancy, ..AxisInfo::number(ty, num::decode_int(dtype, bits)) };
+        return AxisInfo::number(ty, num::decode_int(dtype, bits));
     }
     match op {
         BinaryOp::Add => return add(a, b, range),
@@ -215,7 +213,9 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
             info.divisibility.fill(a.divisor_of_all().saturating_mul(b.divisor_of_all()).min(MAX_DIVISOR));
         }
         BinaryOp::Rem => {
-            let contiguity = (0..a.rank()).map(|i| quotient_run(a, b, i)).collect();
+            // By zero every remainder is zero.
+            let by_zero = b.range.0 <= 0 && b.range.1 >= 0;
+            let contiguity = (0..a.rank()).map(|i| if by_zero { 1 } else { quotient_run(a, b, i) }).collect();
             // What divides a and b divides a − b·q, whatever q is.
             return combined(a, b, contiguity, range);
         }
@@ -235,7 +235,7 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
 }
 
 /// Length of the aligned runs along a dimension in which a / b is one number: consecutive numbers have one quotient up to the next
-/// multiple of the divisor. That holds of numbers that are not negative; −4, −3, −2, −1 by 4 are −1, 0, 0, 0, toward zero.
+/// multiple of the divisor, and by zero (the quotient is zero). That holds of numbers that are not negative; −4, −3, −2, −1 by 4 are −1, 0, 0, 0, toward zero.
 fn quotient_run(a: &AxisInfo, b: &AxisInfo, dim: usize) -> u64 {
     if a.range.0 < 0 {
         return 1;
@@ -258,7 +258,6 @@ fn range_of(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo) -> (i128, i1
                 _ => full,
             }
         }
-        // Division by zero gives anything: it counts as masked, where nobody looks.
         BinaryOp::Rem if a0 >= 0 => (0, a1.min((b0.abs().max(b1.abs()) - 1).max(0))),
         BinaryOp::Div if a0 >= 0 && b0 >= 0 => (0, a1),
         BinaryOp::Min => (a0.min(b0), a1.min(b1)),
