@@ -4,7 +4,7 @@
 //! - [`cli`] is the program `tilewright`: one file per command, and what commands share.
 //! - [`data`] makes batches out of text.
 //! - [`dist`] lets many ranks train one model.
-//! - [`files`] writes files that are there whole or not at all.
+//! - [`files`] reads and writes the files that a command line names: outputs are there whole or not at all.
 //! - [`leaderboard`] is the program of that name: FlashAttention-2 as the assignment times it.
 //! - [`memory`] says what a step's memory is for.
 //! - [`model`] is the assignment's Transformer.
