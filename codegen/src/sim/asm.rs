@@ -403,15 +403,7 @@ impl Block<'_> {
         if members.len() != 128 {
             return Err(format!("wgmma by {} threads", members.len()));
         }
-        if !self
-            .flights
-            .get(&(members[0] as u32 / 128))
-            .is_some_and(|f| f.fenced.iter().all(|&f| f) && !f.fenced.is_empty())
-        {
-            return Err(
-                "a wgmma without a wgmma.fence since the last commit: its registers may still be written".into()
-            );
-        }
+        self.registers_are_fenced(members)?;
         let n_out = outputs(constraints);
         let (instruction, columns) = matrix_instruction(text)?;
         let (n, element) = (columns as usize, operand_type(instruction));
@@ -509,6 +501,17 @@ impl Block<'_> {
             self.finish(t, result, Value::many(list));
         }
         Ok(())
+    }
+
+    /// That all members have executed a `wgmma.fence` since their last commit.
+    fn registers_are_fenced(&self, members: &[usize]) -> Result<(), String> {
+        let fenced = self.flights.get(&(members[0] as u32 / 128)).map_or(&[][..], |flights| &flights.fenced);
+        match !fenced.is_empty() && fenced.iter().all(|&f| f) {
+            true => Ok(()),
+            false => {
+                Err("a wgmma without a wgmma.fence since the last commit: its registers may still be written".into())
+            }
+        }
     }
 
     /// The bits of a matrix's elements, K fastest; what is read is added to `reads`.

@@ -119,14 +119,13 @@ enum Rounding {
 
 impl Rounding {
     fn of(name: &Name) -> Option<Rounding> {
-        let found = name.modifiers.iter().find_map(|m| match *m {
+        name.modifiers.iter().find_map(|m| match *m {
             "rn" | "rni" => Some(Rounding::Nearest),
             "rz" | "rzi" => Some(Rounding::Zero),
             "rm" | "rmi" => Some(Rounding::Down),
             "rp" | "rpi" => Some(Rounding::Up),
             _ => None,
-        });
-        found
+        })
     }
 
     fn to_integer(self, x: f64) -> f64 {

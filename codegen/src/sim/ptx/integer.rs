@@ -46,7 +46,7 @@ pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
         ("rem", &[a, b]) => wide(a).checked_rem(wide(b)).unwrap_or(wide(a)) as u64,
         ("min", &[a, b]) => wide(a).min(wide(b)) as u64,
         ("max", &[a, b]) => wide(a).max(wide(b)) as u64,
-        ("abs", &[a]) => wide(a).abs() as u64,
+        ("abs", &[a]) => wide(a).unsigned_abs() as u64,
         ("neg", &[a]) => (-wide(a)) as u64,
         ("sad", &[a, b, c]) => ((wide(a) - wide(b)).unsigned_abs() as u64).wrapping_add(c),
         ("and", &[a, b]) => a & b,
