@@ -326,9 +326,10 @@ pub fn run_native(program: &Program, func: &Func, artifact: &Artifact) -> Result
         return Err("the code wrote behind its arena".into());
     }
     let of_output = |(arg, &address): (&Argument, &u64)| match arg {
-        // SAFETY: the address and the length are those of a buffer in `memory`, which is alive.
         Argument::Output { bytes, .. } => {
-            Some(unsafe { std::slice::from_raw_parts(address as *const u8, bytes.len()) }.to_vec())
+            // SAFETY: the address and the length are those of a buffer in `memory`, which is alive.
+            let written = unsafe { std::slice::from_raw_parts(address as *const u8, bytes.len()) };
+            Some(written.to_vec())
         }
         _ => None,
     };

@@ -213,7 +213,7 @@ impl Gen {
         let sizes = m.sizes.map(|v| b.cast(v, DType::I64));
         let offsets = at.map(|v| b.cast(v, DType::I64));
         let view = b.make_view(m.pointer, &sizes, &m.strides, &offsets, &shape, &[m.inner, 1 - m.inner]);
-        let boundary = (0..2).filter(|&d| m.extents[d] % shape[d] != 0 || self.rng.one_in(2)).collect();
+        let boundary = (0..2).filter(|&d| !m.extents[d].is_multiple_of(shape[d]) || self.rng.one_in(2)).collect();
         (view, boundary)
     }
 
@@ -234,7 +234,8 @@ impl Gen {
         let mut mask = None;
         match self.rng.below(if write { 1 } else { 5 }) {
             0 | 1 => {
-                mask = (write || m.extents[d] % n != 0 || self.rng.one_in(2)).then(|| b.cmp(CmpOp::Lt, index, size))
+                mask = (write || !m.extents[d].is_multiple_of(n) || self.rng.one_in(2))
+                    .then(|| b.cmp(CmpOp::Lt, index, size))
             }
             2 => index = b.binary(BinaryOp::Rem, index, size),
             3 => {

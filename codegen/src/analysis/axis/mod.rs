@@ -143,11 +143,11 @@ impl Lattice for AxisInfo {
             let mut stride = 1;
             for dim in (0..shape.len()).rev() {
                 let at = (i / stride % shape[dim]) as u64;
-                let follows = at % self.contiguity[dim] != 0;
+                let follows = !at.is_multiple_of(self.contiguity[dim]);
                 if follows {
                     let before = values[i - stride];
                     let off = value - before - self.unit as i128;
-                    let exact = at % self.exact_run(dim) != 0;
+                    let exact = !at.is_multiple_of(self.exact_run(dim));
                     if (exact && off != 0) || off.rem_euclid(modulus) != 0 {
                         return Err(format!("element {i} is {value} and does not follow {before} in dimension {dim}"));
                     }
@@ -169,7 +169,7 @@ impl AxisInfo {
             let mut stride = 1;
             for dim in (0..shape.len()).rev() {
                 let at = (i / stride % shape[dim]) as u64;
-                if at % self.constancy[dim] != 0 && tile.bits[i] != tile.bits[i - stride] {
+                if !at.is_multiple_of(self.constancy[dim]) && tile.bits[i] != tile.bits[i - stride] {
                     return Err(format!("element {i} is not what the one before in dimension {dim} is"));
                 }
                 stride *= shape[dim];

@@ -156,9 +156,11 @@ pub(super) fn reshape(info: &AxisInfo, from: &Type, to: &Type) -> AxisInfo {
 }
 
 pub(super) fn cast(info: &AxisInfo, from: Elem, ty: &Type) -> AxisInfo {
-    let (Some(from), Some(to)) = (from.num(), ty.dtype()) else { return equal_where_all_are(&[info.clone()], ty) };
+    let (Some(from), Some(to)) = (from.num(), ty.dtype()) else {
+        return equal_where_all_are(std::slice::from_ref(info), ty);
+    };
     if from.is_float() || to.is_float() || to == DType::Bool {
-        return equal_where_all_are(&[info.clone()], ty);
+        return equal_where_all_are(std::slice::from_ref(info), ty);
     }
     // Runs modulo fewer than 32 bits do not stay runs in a wider type where they wrap.
     let narrow = from.bits() < 32 && to.bits() > from.bits();
