@@ -120,7 +120,7 @@ fn without(text: &str, which: usize, replacement: &str) -> String {
 fn what_is_missing_is_noticed_on_the_simulated_gpu() {
     for (text, which, replacement, complaint) in [
         ("mbarrier_wait %full, %slot, %parity", 0, "", "which nothing wrote"),
-        ("mbarrier_wait %empty, %slot2, %parity2", 0, "", "race: a bulk copy overwrites"),
+        ("mbarrier_wait %empty, %slot2, %parity2", 0, "", "or a missing wait"),
         ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", 0, "", "wait for each other for ever"),
         ("mbarrier_expect %full, %slot2 {bytes = 8192}", 0, "", "only 0 more are announced"),
         ("bytes = 8192", 0, "bytes = 8200", "and 8 bytes"),

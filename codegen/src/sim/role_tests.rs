@@ -61,7 +61,7 @@ fn missing_synchronisation_between_roles_is_noticed() {
     let module = case.llvm_ir(GpuArch::Sm90a, &options);
     let mut unnoticed = Vec::new();
     for (gone, complaint) in [
-        ("mbarrier.try_wait", "race: a bulk copy overwrites"),
+        ("mbarrier.try_wait", "or a missing wait"),
         ("mbarrier.arrive.shared", "for ever"),
         ("mbarrier.arrive.expect_tx", "announced"),
         ("cp.async.bulk.tensor", "bytes"),
