@@ -10,11 +10,15 @@ use tilewright_codegen::{lower, pipeline, text};
 use tilewright_tests::configurations::{configurations, well_aligned};
 use tilewright_tests::examples::variants;
 
-/// What LLVM gets, for each target; an error's words have the place of an op in them, which is no code.
+/// What LLVM gets, for each target, without the comments that name source places; an error's words have the place of an op in them,
+/// which is no code.
 fn llvm_ir(func: &Func, options: &CompileOptions) -> Vec<(Target, Option<String>)> {
     let gpu = |arch| {
         let laid = pipeline::gpu_ir(func, arch, options, &mut ());
-        let code = lower::nvptx::lower(&laid, arch, options).map(|module| module.llvm_ir);
+        let code = lower::nvptx::lower(&laid, arch, options).map(|module| {
+            let lines = module.llvm_ir.lines().filter(|line| !line.trim_start().starts_with(';'));
+            lines.collect::<Vec<_>>().join("\n")
+        });
         (Target::Nvptx(arch), code.ok())
     };
     let cpu = HostCpu::native();

@@ -177,6 +177,13 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
             let what = format!("{num_warps} warps, max_registers {max_registers:?}");
             let threads = artifact.manifest.threads;
             assert_eq!(threads, 32 * (num_warps + 4), "{what}");
+            if let Some(n) = number(&ptx, ".maxnreg ") {
+                // Registers come in steps of 8 for each thread.
+                assert!(
+                    n.next_multiple_of(8) * threads <= 65536,
+                    "{what}: {n} registers for {threads} threads do not launch"
+                );
+            }
             // What a thread has at its launch, as the assembler chooses it from the directives.
             let most = 65536 / threads / 8 * 8;
             let launched = match (number(&ptx, ".maxnreg "), number(&ptx, ".minnctapersm ")) {

@@ -14,9 +14,12 @@ pub const ALL: u32 = 65536;
 /// The most that one thread can name.
 pub const OF_A_THREAD: u32 = 255;
 
+/// Registers come in steps of this for each thread (CUDA's occupancy calculator: 256 for each warp).
+const STEP: u32 = 8;
+
 /// Registers that each of this many threads of a block can have.
 pub fn available(threads: u32) -> u32 {
-    (ALL / threads.max(1)).min(OF_A_THREAD)
+    (ALL / threads.max(1) / STEP * STEP).min(OF_A_THREAD)
 }
 
 /// The most registers of a thread that tiles of floats take at any point where they are needed as a whole. Tiles of integers and pointers are

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, Once};
+use std::sync::{Arc, Mutex, Once};
 use std::thread;
 
 use inkwell::OptimizationLevel;
@@ -78,14 +78,24 @@ pub(super) fn on_llvm_thread<R: Send + 'static>(
 ) -> Result<R, LlvmError> {
     let (fatal, message) = channel();
     let (done, result) = channel();
+    let task = Arc::new(Mutex::new(Some(f)));
+    let take = |task: &Mutex<Option<_>>| task.lock().unwrap_or_else(|e| e.into_inner()).take();
+    let of_thread = task.clone();
     let run = move || {
+        let Some(f) = take(&of_thread) else { return };
         FATAL.set(Some(fatal));
         // A panic here drops both senders.
         let _ = done.send(f());
         FATAL.set(None);
     };
-    let thread = thread::Builder::new().name("llvm".into()).stack_size(LLVM_STACK_BYTES).spawn(run);
-    let thread = thread.map_err(|e| plain_error(Phase::Target, format!("no thread to run LLVM on: {e}")))?;
+    let thread = match thread::Builder::new().name("llvm".into()).stack_size(LLVM_STACK_BYTES).spawn(run) {
+        Ok(thread) => thread,
+        // A system without threads has this one.
+        Err(_) => match take(&task) {
+            Some(f) => return f(),
+            None => panic!("internal compiler error: a thread that was not started has run"),
+        },
+    };
     // Ends when a message arrives, or when `f` is done and the sender is dropped.
     if let Ok(message) = message.recv() {
         return Err(plain_error(Phase::Codegen, message));
