@@ -398,7 +398,9 @@ fn share() -> usize {
 
 /// The numbers below `n`, in steps that spread over all of them.
 fn spread(n: usize) -> impl Iterator<Item = usize> {
-    let coprime = (n * 5 / 8 + 1..).find(|&step| (2..=step.min(n)).all(|d| step % d != 0 || n % d != 0)).unwrap_or(1);
+    let coprime = (n * 5 / 8 + 1..)
+        .find(|&step| (2..=step.min(n)).all(|d| !step.is_multiple_of(d) || !n.is_multiple_of(d)))
+        .unwrap_or(1);
     (0..n).map(move |i| i * coprime % n)
 }
 

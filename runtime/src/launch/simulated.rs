@@ -47,9 +47,9 @@ pub(super) unsafe fn run_grid(
     for (arg, &index) in args.iter().zip(&kernel.passed) {
         let LaunchArg::Ptr { addr, bytes } = *arg else { continue };
         let pointer = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
-        // SAFETY: the caller's promise; nobody writes the memory during the launch.
         let old = match bytes {
             0 => Vec::new(),
+            // SAFETY: the caller's promise; nobody writes the memory during the launch.
             _ => unsafe { std::slice::from_raw_parts(pointer, bytes as usize) }.to_vec(),
         };
         let name = format!("argument `{}`", manifest.args[index].name);
