@@ -112,7 +112,7 @@ impl<'f> Homes<'f> {
         let Op::Dot { precision } = data.op else { panic!("internal compiler error: not a dot") };
         let a = self.func.ty(data.operands[0]);
         let acc = self.func.ty(data.operands[2]);
-        let operands = a.dtype().map(multiplied_as).expect("internal compiler error: a dot of pointers");
+        let operands = self.multiplied_as(data.operands[0]);
         let shape = DotShape {
             m: acc.shape()[0],
             n: acc.shape()[1],
@@ -125,10 +125,15 @@ impl<'f> Homes<'f> {
         (shape, plan)
     }
 
+    /// The element type in which a dot multiplies this operand of it.
+    pub fn multiplied_as(&self, operand: Value) -> DType {
+        self.func.ty(operand).dtype().map(multiplied_as).expect("internal compiler error: a dot of pointers")
+    }
+
     /// The element type in which products read this tile, perhaps transposed, from shared memory; `None` where none does.
     pub fn shared_operand(&self, v: Value) -> Option<DType> {
         self.uses[v.0 as usize].iter().find_map(|&(id, index)| match self.func.op(id).op {
-            Op::Dot { .. } if index < 2 => Some(self.dot(id).0.operands),
+            Op::Dot { .. } if index < 2 => Some(self.multiplied_as(v)),
             Op::Trans { .. } => self.shared_operand(self.func.op(id).results[0]),
             _ => None,
         })

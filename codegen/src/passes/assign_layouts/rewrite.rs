@@ -466,15 +466,17 @@ impl Rewrite<'_, '_> {
             return self.define((data.results[0], Some(acc_layout)), result);
         }
         let [k_end, n_end] = self.ends([a, b]);
+        // 8-bit integers of both kinds multiply each other: each stays what it is.
+        let [a_dtype, b_dtype] = [a, b].map(|v| self.homes.multiplied_as(v));
         let a = match plan.a_layout(shape.m, shape.k) {
             Some(layout) if !self.comes_from_memory(a) && !self.stays_in_shared(a, &layout, acc, &plan) => {
-                self.in_registers(a, &layout, shape.operands)
+                self.in_registers(a, &layout, a_dtype)
             }
-            _ => self.in_shared(a, shape.operands),
+            _ => self.in_shared(a, a_dtype),
         };
         let b = match plan.b_layout(shape.k, shape.n) {
-            Some(layout) if !self.comes_from_memory(b) => self.in_registers(b, &layout, shape.operands),
-            _ => self.in_shared(b, shape.operands),
+            Some(layout) if !self.comes_from_memory(b) => self.in_registers(b, &layout, b_dtype),
+            _ => self.in_shared(b, b_dtype),
         };
         let acc = self.get(acc, acc_layout);
         let result = match &plan {
