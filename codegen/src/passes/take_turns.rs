@@ -44,10 +44,30 @@ fn turns(func: &mut Func, id: OpId) {
     ops.insert(first, take);
 }
 
-/// Whether threads may have to meet before or in an op of a loop's block.
+/// Whether threads may have to meet before or in an op of a loop's block, or in one inside it: where they write shared memory (others
+/// may still read what is there), read what they wrote in this loop, exchange values, or write global memory.
 fn meets(func: &Func, region: BlockId, op: OpId) -> bool {
-    let filled = |&v: &Value| {
-        buffer_of(func, v).is_some_and(|id| !func.op(id).operands.is_empty() && func.block(region).ops.contains(&id))
-    };
-    scratch::bytes(func, op) > 0 || func.op(op).operands.iter().any(filled)
+    let inside = func.op(op).regions.iter().flat_map(|&inner| func.walk_from(inner));
+    std::iter::once(op).chain(inside).any(|id| {
+        let data = func.op(id);
+        let writes = match data.op {
+            Op::LocalAlloc => !data.operands.is_empty(),
+            Op::LocalStore | Op::BlockBarrier { .. } => true,
+            Op::Store { .. } | Op::StoreView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. } => {
+                true
+            }
+            _ => false,
+        };
+        writes || scratch::bytes(func, id) > 0 || data.operands.iter().any(|&v| is_filled_in(func, region, v))
+    })
+}
+
+/// Whether threads fill the buffer of a value in a loop.
+fn is_filled_in(func: &Func, region: BlockId, v: Value) -> bool {
+    let Some(buffer) = buffer_of(func, v) else { return false };
+    func.walk_from(region).into_iter().any(|id| match func.op(id).op {
+        Op::LocalAlloc => id == buffer && !func.op(id).operands.is_empty(),
+        Op::LocalStore => buffer_of(func, func.op(id).operands[0]) == Some(buffer),
+        _ => false,
+    })
 }
