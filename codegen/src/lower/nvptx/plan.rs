@@ -65,7 +65,7 @@ impl Range {
 struct Pending {
     reads: HashSet<Range>,
     writes: HashSet<Range>,
-    /// Written by ordinary stores and not yet fenced for `wgmma`.
+    /// Written by ordinary stores and not yet fenced for `wgmma` and the bulk copy engine.
     unfenced: HashSet<Range>,
     /// What products in flight read, barriers or not, until they have been waited for.
     in_flight: HashSet<Range>,
@@ -202,6 +202,9 @@ impl SharedPlan {
                 Op::For { .. } | Op::While => self.walk_loop(func, id, pending),
                 // Each role has its own barriers; what they share, mbarriers order.
                 Op::If | Op::Roles { .. } => {
+                    if matches!(data.op, Op::Roles { .. }) {
+                        self.before_roles(func, id, pending);
+                    }
                     let mut merged = Pending::default();
                     for &r in &data.regions {
                         let mut arm = pending.clone();
@@ -217,6 +220,22 @@ impl SharedPlan {
                 }
                 _ => self.access(func, id, pending),
             }
+        }
+    }
+
+    /// Who wrote what the engine overwrites has to fence it: the role that starts the copy cannot do it for others.
+    fn before_roles(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
+        let inside = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region));
+        let mut rings = inside.filter(|&op| matches!(func.op(op).op, Op::TmaLoad { .. }));
+        let overwritten = rings.any(|op| {
+            let ring = self.bytes_of(func, func.op(op).operands[1]);
+            ring.is_some_and(|ring| pending.unfenced.iter().any(|p| p.overlaps(ring)))
+        });
+        if overwritten {
+            self.fences.insert(id);
+            self.barriers.insert(id);
+            pending.unfenced.clear();
+            pending.settled();
         }
     }
 
@@ -299,6 +318,11 @@ impl SharedPlan {
             if unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
                 self.barriers.insert(id);
                 pending.settled();
+            }
+            // Threads' copies are ordinary stores to whatever the engine puts there later. Products wait for fences of their own:
+            // the pass that made the ring placed them.
+            if !by_engine && self.async_proxy {
+                pending.unfenced.insert(ring);
             }
             return;
         }
