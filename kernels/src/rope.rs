@@ -42,7 +42,9 @@ fn turn<T: Float>(
     let theta_block = vector_block(frequencies.0, d / 2, frequencies.1, scalar::<i32>(0), d_tile / 2);
     let theta = load(theta_block, boundary_check = [0], padding = zero);
     let turns = position.expand_dims(1) * (theta * (0.5 / std::f64::consts::PI)).expand_dims(0);
-    let angle = (turns - floor(turns + 0.5)).to::<f32>() * (2.0 * std::f32::consts::PI);
+    let part = (turns - floor(turns + 0.5)).to::<f32>();
+    // At most half a turn; that the compiler sees a bound spares sine and cosine the way of large angles.
+    let angle = minimum(maximum(part, -1.0), 1.0) * (2.0 * std::f32::consts::PI);
     let c = cos(angle);
     let s = match direction {
         Direction::Forward => sin(angle),

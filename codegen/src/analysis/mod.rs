@@ -4,6 +4,7 @@ pub mod axis;
 pub mod buffers;
 pub mod combine;
 pub mod lattice;
+pub mod magnitude;
 pub mod padding;
 pub mod reach;
 pub mod registers;

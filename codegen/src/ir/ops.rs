@@ -65,8 +65,8 @@ attr_enum! {
         Add = "add",
         Sub = "sub",
         Mul = "mul",
-        /// Truncates toward zero for integers. Integer division by zero gives an unspecified value and does not trap
-        /// (a masked lane may do it), and the same goes for `rem`; the smallest integer by −1 wraps.
+        /// Truncates toward zero for integers. Integer division by zero gives 0, and the same goes for `rem`; the smallest
+        /// integer by −1 wraps.
         Div = "div",
         /// Sign of the dividend, as in C and Rust.
         Rem = "rem",
@@ -77,7 +77,8 @@ attr_enum! {
         And = "and",
         Or = "or",
         Xor = "xor",
-        /// A shift by the width or more, or by a negative amount, gives an unspecified value.
+        /// A shift by the width or more gives what shifting bit by bit gives: 0, or, to the right, the sign. A negative amount
+        /// counts as one of the width or more.
         Shl = "shl",
         /// Arithmetic for signed integers, logical for unsigned ones.
         Shr = "shr",

@@ -157,6 +157,17 @@ pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Op
     by_warpgroups.or_else(|| find(Family::MmaSync))
 }
 
+impl Instruction {
+    /// Registers that a thread has to have for one of `n` columns: those of its accumulator, and what `ptxas` (13.0) wants beside them.
+    /// With fewer it gives up.
+    pub fn fewest_registers(&self, n: u32) -> u32 {
+        match self.family {
+            Family::Wgmma => n / 2 + 26,
+            Family::MmaSync => 0,
+        }
+    }
+}
+
 impl Plan {
     /// Layout of accumulator and result [m, n].
     pub fn acc_layout(&self, shape: &[u32]) -> LinearLayout {

@@ -31,7 +31,7 @@ pub fn compile(
     compile_func(&record(def, dtypes, consts, specialization)?, target, options)
 }
 
-/// Records a kernel, without hints that no launch checks. Lines of `static_print` go to standard error.
+/// Records a kernel, without belief in what no launch checks. Lines of `static_print` go to standard error.
 pub(crate) fn record(
     def: &KernelDef,
     dtypes: &[DType],
@@ -43,7 +43,7 @@ pub(crate) fn record(
         terminal::say(format_args!("{}: {line}", def.name));
     }
     let mut func = recording.func;
-    reach::drop_unchecked_hints(&mut func);
+    reach::distrust_unchecked(&mut func);
     Ok(func)
 }
 

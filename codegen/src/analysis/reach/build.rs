@@ -36,16 +36,41 @@ pub(super) fn build(func: &Func) -> Reach {
     Reach { elem_bytes: elem_bytes.collect(), plain: formulas(&func, false), sums: of_use.then_some(sums) }
 }
 
-/// Takes the promises out of hints that no launch can check; `max_contiguous` is one of them.
-pub(super) fn drop_unchecked_hints(func: &mut Func) {
+/// Takes the promises out of hints that no launch can check (`max_contiguous` is one of them), and makes 0 of extents that no launch
+/// can check where they are negative.
+pub(super) fn distrust_unchecked(func: &mut Func) {
     let mut builder = Builder::new(func, false);
-    let hints = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Hint { .. }));
-    let kept: Vec<(OpId, bool)> = hints.map(|id| (id, checked_hint(&mut builder, id).is_some())).collect();
+    let mut kept: HashMap<OpId, bool> = HashMap::new();
+    let mut unchecked: Vec<(OpId, usize)> = Vec::new();
+    for id in func.walk() {
+        let data = func.op(id);
+        match &data.op {
+            Op::Hint { .. } => {
+                kept.insert(id, checked_hint(&mut builder, id).is_some());
+            }
+            Op::MakeView { order } => {
+                let extents = (1..=order.len()).filter(|&at| !builder.is_number_of_launch(data.operands[at]));
+                unchecked.extend(extents.map(|at| (id, at)));
+            }
+            _ => {}
+        }
+    }
     for (id, kept) in kept {
         if let Op::Hint { divisible, contiguous } = &mut func.op_mut(id).op {
             *contiguous = None;
             *divisible = divisible.filter(|_| kept);
         }
+    }
+    for (id, at) in unchecked {
+        let (extent, loc) = (func.op(id).operands[at], func.op(id).loc.clone());
+        let ty = func.ty(extent).clone();
+        let zero =
+            func.create_op(Op::Constant { value: Literal::Int(0) }, vec![], vec![ty.clone()], vec![], loc.clone());
+        let operands = vec![extent, func.result(zero)];
+        let max = func.create_op(Op::Binary(BinaryOp::Max), operands, vec![ty], vec![], loc);
+        let (block, place) = func.place(id);
+        func.block_mut(block).ops.splice(place..place, [zero, max]);
+        func.op_mut(id).operands[at] = func.result(max);
     }
 }
 

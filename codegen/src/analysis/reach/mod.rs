@@ -29,6 +29,7 @@ mod promises;
 mod tests;
 
 pub use interval::Interval;
+pub use promises::argument;
 
 use crate::ir::{BinaryOp, CmpOp, DType, Func, Loc};
 use affine::Bounded;
@@ -330,10 +331,10 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
     }
 }
 
-/// Takes out of a recorded kernel the hints that no launch can check, which then nobody believes: those that are left are
-/// among what [`Reach::check`] checks.
-pub fn drop_unchecked_hints(func: &mut Func) {
-    build::drop_unchecked_hints(func);
+/// Takes out of a recorded kernel the hints that no launch can check, which then nobody believes, and makes 0 of negative extents that
+/// none can check: what is left is among what [`Reach::check`] checks.
+pub fn distrust_unchecked(func: &mut Func) {
+    build::distrust_unchecked(func);
 }
 
 /// Unsigned arguments come as the signed ones with the same bits.

@@ -3,7 +3,7 @@
 //!
 //! Code is made in the belief that these hold, so a launch whose numbers break one is refused. Only numbers of the launch are
 //! looked at: an `assume` about anything else is not believed by anybody, a hint about anything else is taken out before the
-//! kernel is compiled ([`super::drop_unchecked_hints`]), and an extent from memory that is negative is the extent 0.
+//! kernel is compiled ([`super::distrust_unchecked`]), and an extent from memory that is negative is the extent 0.
 
 use super::affine::{Multiple, multiple};
 use super::build::{Builder, peel};
@@ -107,8 +107,8 @@ impl Builder<'_> {
     }
 }
 
-/// The argument that a value is, perhaps widened.
-fn argument(func: &Func, v: Value) -> Option<usize> {
+/// The argument that a value is, perhaps widened. Launches refuse a negative one that is an extent of a block pointer.
+pub fn argument(func: &Func, v: Value) -> Option<usize> {
     let (v, _) = peel(func, v, &[]);
     match func.value(v).def {
         Def::Param(block, i) => (block == func.body).then_some(i),

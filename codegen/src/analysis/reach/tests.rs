@@ -393,7 +393,7 @@ fn what_holds_in_one_iteration_says_nothing_of_those_before() {
 /// What a launch of `text` with memory of `elements` f32 is refused for.
 fn refused(text: &str, integers: &[i128], elements: u64) -> Option<Refused> {
     let mut func = parse(text).unwrap_or_else(|e| panic!("{e}"));
-    drop_unchecked_hints(&mut func);
+    distrust_unchecked(&mut func);
     let launch = Numbers { integers: integers.to_vec(), bytes: 4 * elements };
     Reach::of(&func).check(&launch, [1; 3]).err()
 }
@@ -485,7 +485,7 @@ fn hints_are_checked_or_not_believed() {
         "%i = min %n, %one : i32\n  %j = program_id {axis = 0} : i32\n  %x = mul %j, %j : i32\n  %h = hint %x {contiguous = 4} : i32",
     ] {
         let mut func = parse(&hinted(body)).unwrap_or_else(|e| panic!("{e}"));
-        drop_unchecked_hints(&mut func);
+        distrust_unchecked(&mut func);
         let left = func.walk().into_iter().any(|id| {
             matches!(&func.op(id).op, Op::Hint { divisible, contiguous } if divisible.is_some() || contiguous.is_some())
         });

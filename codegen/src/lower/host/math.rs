@@ -18,7 +18,7 @@ pub fn call(w: &mut Writer, op: UnaryOp, ty: &str, lanes: usize, x: &str) -> Str
         return libm(w, op.name(), lanes, x);
     }
     let vty = vector("float", lanes);
-    define(w, op, lanes, "#0");
+    define(w, op, lanes, "alwaysinline #0");
     w.call(&vty, &name(op, lanes), &[(&vty, x)])
 }
 
@@ -26,13 +26,33 @@ fn name(op: UnaryOp, lanes: usize) -> String {
     format!("@math.{}.{lanes}", op.name())
 }
 
-/// Definitions of `@math.NAME.1` for these functions, and the declarations that they need: for lowerings that have a
+/// Up to this magnitude sine and cosine reduce their argument by f64.
+pub const NEAR: f32 = 1_073_741_824.0;
+
+/// Name of the function that knows arguments up to [`NEAR`] alone.
+pub fn near_name(op: UnaryOp) -> String {
+    format!("@math.{}.near", op.name())
+}
+
+/// Definitions of `@math.NAME.1` for these functions (and, of sine and cosine, of [`near_name`]), and the declarations that they need: for lowerings that have a
 /// writer of their own; with `f8`, also the conversions of [`define_f8`](super::repr::define_f8). `attributes` is the
 /// attribute group that the definitions name.
 pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
     let mut w = Writer::new();
     for &op in ops {
-        define(&mut w, op, 1, attributes);
+        if let UnaryOp::Sin | UnaryOp::Cos = op {
+            let signature = format!("define internal float {}(float %x) alwaysinline {attributes}", near_name(op));
+            w.function(&near_name(op), &signature, |w| {
+                let mut m = Lanes { w, lanes: 1 };
+                let (r, quadrant) = m.reduce_near("%x");
+                let result = m.sin_cos_of(&r, &quadrant, op == UnaryOp::Cos);
+                m.w.line(format!("ret float {result}"));
+            });
+            // Far arguments are rare, and their code is long.
+            define(&mut w, op, 1, &format!("noinline cold {attributes}"));
+        } else {
+            define(&mut w, op, 1, &format!("alwaysinline {attributes}"));
+        }
     }
     if f8 {
         super::repr::define_f8(&mut w, attributes);
@@ -44,7 +64,7 @@ pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
 fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str) {
     let name = name(op, lanes);
     let vty = vector("float", lanes);
-    let signature = format!("define internal {vty} {name}({vty} %x) alwaysinline {attributes}");
+    let signature = format!("define internal {vty} {name}({vty} %x) {attributes}");
     w.function(&name, &signature, |w| {
         let mut m = Lanes { w, lanes };
         let result = match op {
@@ -52,8 +72,10 @@ fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str) {
             UnaryOp::Exp2 => m.exp2("%x"),
             UnaryOp::Log => m.log("%x", false),
             UnaryOp::Log2 => m.log("%x", true),
-            UnaryOp::Sin => m.sin_cos("%x", false),
-            UnaryOp::Cos => m.sin_cos("%x", true),
+            UnaryOp::Sin | UnaryOp::Cos => {
+                let (r, quadrant) = m.reduce_angle("%x");
+                m.sin_cos_of(&r, &quadrant, op == UnaryOp::Cos)
+            }
             UnaryOp::Tanh => m.tanh("%x"),
             UnaryOp::Erf => m.erf("%x"),
             UnaryOp::Neg
@@ -321,7 +343,7 @@ impl Lanes<'_> {
         self.w.branch("near");
         self.w.label("near");
         let near = self.reduce_near(x);
-        let limit = self.c(1_073_741_824.0);
+        let limit = self.c(NEAR);
         let magnitude = self.intrinsic("llvm.fabs", "float", &[x]);
         let is_far = self.f("fcmp ogt", &magnitude, &limit);
         let any = if self.lanes == 1 {
@@ -343,7 +365,7 @@ impl Lanes<'_> {
         (r, quadrant)
     }
 
-    /// By f64, which is exact enough up to |x| = 2³⁰.
+    /// By f64, which is exact enough up to [`NEAR`].
     fn reduce_near(&mut self, x: &str) -> (String, String) {
         let wide = self.convert("fpext", "float", x, "double");
         let double = self.ty("double");
@@ -444,14 +466,14 @@ impl Lanes<'_> {
         chosen
     }
 
-    fn sin_cos(&mut self, x: &str, cosine: bool) -> String {
-        let (r, quadrant) = self.reduce_angle(x);
+    /// Of the angle quadrant · π/2 + r.
+    fn sin_cos_of(&mut self, r: &str, quadrant: &str, cosine: bool) -> String {
         let offset = self.ci(i64::from(cosine));
-        let quadrant = self.i("add", &quadrant, &offset);
-        let z = self.f("fmul", &r, &r);
+        let quadrant = self.i("add", quadrant, &offset);
+        let z = self.f("fmul", r, r);
         let s = self.polynomial(&z, &[-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1]);
         let s = self.f("fmul", &s, &z);
-        let s = self.fma(&s, &r, &r);
+        let s = self.fma(&s, r, r);
         let c = self.polynomial(&z, &[2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2, -0.5, 1.0]);
         let (one, two, zero) = (self.ci(1), self.ci(2), self.ci(0));
         let odd = self.i("and", &quadrant, &one);

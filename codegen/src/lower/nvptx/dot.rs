@@ -261,7 +261,15 @@ impl Lowering<'_> {
         let n_tiles = n / (n_instr * warps[1]);
         let m_tiles = m / (16 * warps[0]);
         let dtype = self.operand_dtype(b);
-        let k_instr = instruction(Family::Wgmma, dtype).k;
+        let instruction = instruction(Family::Wgmma, dtype);
+        let k_instr = instruction.k;
+        let (has, needs) = (self.registers, instruction.fewest_registers(n_instr));
+        if has < needs {
+            return self.unsupported(
+                format!("a product of {n_instr} columns takes {needs} registers of each thread, and there are {has}"),
+                Some("use narrower tiles or fewer warps, or raise `max_registers`"),
+            );
+        }
         let k_steps = self.func.ty(b).shape()[0] as u32 / k_instr;
         let k_used = k_end.map_or(k_steps, |end| k_steps.min(end.div_ceil(k_instr)));
         let b_matrix = self.matrix(b, 0);

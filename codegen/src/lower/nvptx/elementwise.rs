@@ -2,7 +2,10 @@
 
 use super::emit::Val;
 use super::{Lowering, Result, llvm_type};
+use crate::analysis::magnitude;
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Elem, Literal, Op, OpId, UnaryOp, Value};
+use crate::lower::host::math;
+use crate::num;
 use crate::target::GpuArch;
 use std::rc::Rc;
 
@@ -60,6 +63,10 @@ impl Lowering<'_> {
                 self.cast(&operands[0], from, to)
             }
             Op::InlineAsm { .. } => return self.inline_asm(id),
+            Op::Unary(op @ (UnaryOp::Sin | UnaryOp::Cos)) if self.dtype(result) != DType::F64 => {
+                let known = magnitude::of(self.func, data.operands[0]);
+                self.sines(*op, self.dtype(result), &operands[0], known.is_some_and(|x| x <= f64::from(math::NEAR)))
+            }
             _ => {
                 let mut regs = Vec::with_capacity(count);
                 for r in 0..count {
@@ -79,6 +86,10 @@ impl Lowering<'_> {
         let result = data.results[0];
         Ok(match &data.op {
             Op::Unary(op) => self.unary(*op, self.dtype(result), args[0])?,
+            Op::Binary(op @ (BinaryOp::Div | BinaryOp::Rem)) if !self.dtype(result).is_float() => {
+                let ranges = [0, 1].map(|i| self.axis.get(self.func, data.operands[i]).range);
+                self.integer_division(*op == BinaryOp::Rem, self.dtype(result), (args[0], args[1]), ranges)
+            }
             Op::Binary(op) => self.binary(*op, self.dtype(result), args[0], args[1]),
             Op::Cmp(op) => self.compare(*op, self.elem(data.operands[0]), args[0], args[1]),
             Op::Fma => {
@@ -162,6 +173,42 @@ impl Lowering<'_> {
         Ok(self.in_f32(d, &[x], |this, args, ty| super::math::unary(&mut this.e, op, ty, &args[0])))
     }
 
+    /// Sines or cosines of all elements of a thread. Whether any is too large for the short way is asked once: so the short ways of
+    /// many elements run side by side. `near`: it is known that none is.
+    fn sines(&mut self, op: UnaryOp, d: DType, xs: &[Val], near: bool) -> Vec<Val> {
+        let xs: Vec<Val> = xs.iter().map(|x| self.cast_element(x, d, DType::F32)).collect();
+        self.e.shared_math(op);
+        if near {
+            let short = |x| self.e.inst(format!("call float {}(float {x})", math::near_name(op)));
+            let found: Vec<Val> = xs.iter().map(short).collect();
+            return found.iter().map(|v| self.cast_element(v, DType::F32, d)).collect();
+        }
+        let mut largest = String::new();
+        for x in &xs {
+            let size = self.e.call("float", "llvm.fabs.f32", &[("float", x)]);
+            largest = match &*largest {
+                "" => size,
+                other => self.e.call("float", "llvm.maxnum.f32", &[("float", other), ("float", &size)]),
+            };
+        }
+        let is_far = self.e.inst(format!("fcmp ogt float {largest}, 0x{:016X}", f64::from(math::NEAR).to_bits()));
+        let [far, near, join] = ["far", "near", "sines"].map(|hint| self.e.new_label(hint));
+        self.e.branch_if(&is_far, &far, &near);
+        let by = |this: &mut Self, label: &str, function: &str| -> Vec<Val> {
+            this.e.start_block(label);
+            let values = xs.iter().map(|x| this.e.inst(format!("call float {function}(float {x})"))).collect();
+            this.e.branch(&join);
+            values
+        };
+        let found_far = by(self, &far, &format!("@math.{}.1", op.name()));
+        let found_near = by(self, &near, &math::near_name(op));
+        self.e.start_block(&join);
+        let found = found_far.iter().zip(&found_near);
+        let found: Vec<Val> =
+            found.map(|(f, n)| self.e.inst(format!("phi float [ {f}, %{far} ], [ {n}, %{near} ]"))).collect();
+        found.iter().map(|v| self.cast_element(v, DType::F32, d)).collect()
+    }
+
     pub(super) fn binary(&mut self, op: BinaryOp, d: DType, a: &str, b: &str) -> Val {
         if d.is_float() {
             return self.in_f32(d, &[a, b], |this, args, ty| {
@@ -200,7 +247,10 @@ impl Lowering<'_> {
             BinaryOp::Add => format!("add {ty} {a}, {b}"),
             BinaryOp::Sub => format!("sub {ty} {a}, {b}"),
             BinaryOp::Mul => format!("mul {ty} {a}, {b}"),
-            BinaryOp::Div | BinaryOp::Rem => return self.integer_division(op == BinaryOp::Rem, (ty, signed), a, b),
+            BinaryOp::Div | BinaryOp::Rem => {
+                let any = num::int_range(d);
+                return self.integer_division(op == BinaryOp::Rem, d, (a, b), [any, any]);
+            }
             BinaryOp::And => format!("and {ty} {a}, {b}"),
             BinaryOp::Or => format!("or {ty} {a}, {b}"),
             BinaryOp::Xor => format!("xor {ty} {a}, {b}"),
@@ -229,31 +279,43 @@ impl Lowering<'_> {
     }
 
     /// Division by zero gives quotient and remainder 0, and the one quotient that overflows wraps, as on the CPU: of what LLVM
-    /// leaves undefined it could make anything, addresses too.
-    fn integer_division(&mut self, remainder: bool, (ty, signed): (&str, bool), a: &str, b: &str) -> Val {
+    /// leaves undefined it could make anything, addresses too. `ranges` hold all numbers that the operands can be.
+    fn integer_division(
+        &mut self,
+        remainder: bool,
+        d: DType,
+        (a, b): (&str, &str),
+        [dividend, divisor]: [(i128, i128); 2],
+    ) -> Val {
+        let ty = llvm_type(Elem::Num(d));
+        // Unsigned division is the shorter one.
+        let signed = d.is_signed_int() && (dividend.0 < 0 || divisor.0 < 0);
         let op = match (signed, remainder) {
             (true, false) => "sdiv",
             (true, true) => "srem",
             (false, false) => "udiv",
             (false, true) => "urem",
         };
-        if b.parse::<i64>().is_ok_and(|n| n > 0) {
-            return self.e.inst(format!("{op} {ty} {a}, {b}"));
+        let holds = |(low, high): (i128, i128), n: i128| low <= n && n <= high;
+        let mut safe = b.to_string();
+        let by_zero = holds(divisor, 0).then(|| self.e.inst(format!("icmp eq {ty} {b}, 0")));
+        if let Some(by_zero) = &by_zero {
+            safe = self.e.inst(format!("select i1 {by_zero}, {ty} 1, {ty} {safe}"));
         }
-        let by_zero = self.e.inst(format!("icmp eq {ty} {b}, 0"));
-        let mut divisor = self.e.inst(format!("select i1 {by_zero}, {ty} 1, {ty} {b}"));
-        let mut negative = None;
-        if signed {
-            let by_minus_one = self.e.inst(format!("icmp eq {ty} {b}, -1"));
-            divisor = self.e.inst(format!("select i1 {by_minus_one}, {ty} 1, {ty} {divisor}"));
-            negative = Some(by_minus_one).filter(|_| !remainder);
+        let overflows = signed && holds(dividend, num::int_range(d).0) && holds(divisor, -1);
+        let by_minus_one = overflows.then(|| self.e.inst(format!("icmp eq {ty} {b}, -1")));
+        if let Some(by_minus_one) = &by_minus_one {
+            safe = self.e.inst(format!("select i1 {by_minus_one}, {ty} 1, {ty} {safe}"));
         }
-        let mut result = self.e.inst(format!("{op} {ty} {a}, {divisor}"));
-        if let Some(negative) = negative {
+        let mut result = self.e.inst(format!("{op} {ty} {a}, {safe}"));
+        if let Some(by_minus_one) = by_minus_one.filter(|_| !remainder) {
             let negated = self.e.inst(format!("sub {ty} 0, {a}"));
-            result = self.e.inst(format!("select i1 {negative}, {ty} {negated}, {ty} {result}"));
+            result = self.e.inst(format!("select i1 {by_minus_one}, {ty} {negated}, {ty} {result}"));
         }
-        self.e.inst(format!("select i1 {by_zero}, {ty} 0, {ty} {result}"))
+        match by_zero {
+            Some(by_zero) => self.e.inst(format!("select i1 {by_zero}, {ty} 0, {ty} {result}")),
+            None => result,
+        }
     }
 
     /// A shift by the width or more gives what shifting bit by bit would, as on the CPU: 0, or the sign in every bit.

@@ -3,6 +3,7 @@
 use super::emit::Val;
 use super::threads::{Coordinate, coordinates};
 use super::{Lowering, Result, llvm_type};
+use crate::analysis::reach::argument;
 use crate::ir::{DType, Elem, Eviction, Op, OpId, Padding, Value};
 use crate::layout::{Dim, LinearLayout};
 use crate::passes::assign_layouts::{ViewParts, pointer_vector, view_parts, view_vector};
@@ -81,10 +82,12 @@ impl<'f> Lowering<'f> {
         self.e.inst(format!("add i64 {offset}, {wide}"))
     }
 
-    /// An extent, 0 where it is negative: indices are compared with it as unsigned numbers.
+    /// An extent, 0 where it is negative: indices are compared with it as unsigned numbers. An argument is not: launches refuse
+    /// those that are.
     pub(super) fn extent(&mut self, extent: Value) -> Val {
         match self.axis.scalar_constant(self.func, extent) {
             Some(n) => n.max(0).to_string(),
+            None if argument(self.func, extent).is_some() => self.scalar(extent),
             None => {
                 let extent = self.scalar(extent);
                 self.e.call("i64", "llvm.smax.i64", &[("i64", &extent), ("i64", "0")])

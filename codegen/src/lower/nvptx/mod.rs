@@ -90,6 +90,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         maps: Vec::new(),
         num_warps: options.num_warps,
         consumers: None,
+        registers: registers_for_products(func, options, threads),
         e,
         loc: func.loc.clone(),
     };
@@ -191,6 +192,16 @@ type CoordinateMap<'f> = Box<dyn Fn(&[u32]) -> Vec<u32> + 'f>;
 /// The registers of a value: one for a scalar, one per register of the layout for a tile.
 type Regs = Rc<Vec<Val>>;
 
+/// Registers of a thread of the role that multiplies, or of any thread where there are no roles.
+fn registers_for_products(func: &Func, options: &CompileOptions, threads: u32) -> u32 {
+    let of_role = func.walk().into_iter().find_map(|id| match &func.op(id).op {
+        Op::Roles { registers, .. } => registers.first().copied(),
+        _ => None,
+    });
+    let available = registers::available(threads);
+    of_role.unwrap_or_else(|| options.max_registers.map_or(available, |most| most.min(available)))
+}
+
 struct Lowering<'f> {
     func: &'f Func,
     arch: GpuArch,
@@ -205,6 +216,8 @@ struct Lowering<'f> {
     num_warps: u32,
     /// Warps that the barriers of the code that is being lowered are for, where it is not the whole block.
     consumers: Option<u32>,
+    /// Registers that a thread that starts products by warpgroups can have.
+    registers: u32,
     e: Emitter,
     /// Place of the op being lowered, for errors.
     loc: Loc,

@@ -1,0 +1,113 @@
+//! How large the elements of a float can be.
+
+use crate::ir::{BinaryOp, DType, Def, Func, Literal, Op, UnaryOp, Value};
+use crate::num;
+
+/// How many ops back the analysis looks.
+const DEPTH: usize = 24;
+/// No rounding takes a number further than this: half a unit in the last place of `f8e5m2`, which has two bits of mantissa.
+const ROUNDING: f64 = 1.125;
+
+/// What no element is above in magnitude, infinities and NaNs aside; `None` where nothing better is known than the type.
+pub fn of(func: &Func, v: Value) -> Option<f64> {
+    known(func, v, DEPTH)
+}
+
+fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
+    let dtype = func.ty(v).dtype()?;
+    let of_type = match dtype {
+        DType::F16 => Some(65504.0),
+        DType::F8E4M3 => Some(448.0),
+        DType::F8E5M2 => Some(57344.0),
+        d if d.is_float() => None,
+        d => {
+            let (low, high) = num::int_range(d);
+            return Some(low.unsigned_abs().max(high.unsigned_abs()) as f64);
+        }
+    };
+    let Def::Result(id, _) = func.value(v).def else { return of_type };
+    if depth == 0 {
+        return of_type;
+    }
+    let data = func.op(id);
+    let operand = |i: usize| known(func, data.operands[i], depth - 1);
+    let bound = match &data.op {
+        Op::Constant { value: Literal::Float(x) } => Some(x.abs()).filter(|x| x.is_finite()),
+        Op::Splat | Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Reshape | Op::ConvertLayout => {
+            operand(0)
+        }
+        Op::Binary(BinaryOp::Min | BinaryOp::Max) => {
+            between_constants(func, v).or_else(|| operand(0).zip(operand(1)).map(|(x, y)| x.max(y)))
+        }
+        Op::Unary(UnaryOp::Neg | UnaryOp::Abs) | Op::Cast => operand(0),
+        Op::Unary(UnaryOp::Floor | UnaryOp::Ceil) => operand(0).map(|x| x + 1.0),
+        Op::Binary(BinaryOp::Add | BinaryOp::Sub) => operand(0).zip(operand(1)).map(|(x, y)| x + y),
+        Op::Binary(BinaryOp::Mul) => operand(0).zip(operand(1)).map(|(x, y)| x * y),
+        Op::Select => operand(1).zip(operand(2)).map(|(x, y)| x.max(y)),
+        _ => None,
+    };
+    match (bound.map(|x| x * ROUNDING), of_type) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// The larger magnitude of the constants of `min(max(x, low), high)`, in either order: a NaN becomes one of them, too.
+fn between_constants(func: &Func, v: Value) -> Option<f64> {
+    // What an op is made of, besides a constant, and the constant.
+    let cut = |v: Value, by: BinaryOp| -> Option<(Value, f64)> {
+        let data = func.op(func.def_op(v)?);
+        let [a, b] = data.operands[..] else { return None };
+        let constant = |v: Value| match func.constant(v) {
+            Some(Literal::Float(x)) if x.is_finite() => Some(x),
+            _ => None,
+        };
+        if data.op != Op::Binary(by) {
+            return None;
+        }
+        constant(b).map(|c| (a, c)).or_else(|| constant(a).map(|c| (b, c)))
+    };
+    let both = |outer, inner| {
+        let (x, one) = cut(v, outer)?;
+        let (_, other) = cut(x, inner)?;
+        Some(f64::max(one.abs(), other.abs()))
+    };
+    both(BinaryOp::Min, BinaryOp::Max).or_else(|| both(BinaryOp::Max, BinaryOp::Min))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::parse;
+
+    /// The bound of the last value that `body` defines, %v.
+    fn bound(body: &str) -> Option<f64> {
+        let text = format!(
+            "kernel @f(%x: f32, %h: f16, %n: i16) {{\n{body}\n  device_print %v {{prefix = \"\"}}\n  return\n}}"
+        );
+        let func = parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let print = func.walk().into_iter().find(|&id| matches!(func.op(id).op, Op::DevicePrint { .. }));
+        of(&func, func.op(print.expect("a print")).operands[0])
+    }
+
+    #[test]
+    fn constants_on_both_sides_bound_a_number() {
+        let constants = "%a = constant {value = -2.0} : f32\n%b = constant {value = 4.0} : f32\n";
+        let clamped = "%m = max %x, %a : f32\n%v = min %m, %b : f32";
+        assert_eq!(bound(&format!("{constants}{clamped}")), Some(4.0 * ROUNDING));
+        let other_order = "%m = min %b, %x : f32\n%v = max %m, %a : f32";
+        assert_eq!(bound(&format!("{constants}{other_order}")), Some(4.0 * ROUNDING));
+        // On one side alone.
+        assert_eq!(bound(&format!("{constants}%m = max %x, %a : f32\n%v = max %m, %b : f32")), None);
+        assert_eq!(bound(&format!("{constants}%v = min %x, %b : f32")), None);
+    }
+
+    #[test]
+    fn types_bound_what_is_cast() {
+        assert_eq!(bound("%v = cast %h : f32"), Some(65504.0 * ROUNDING));
+        assert_eq!(bound("%v = cast %n : f32"), Some(32768.0 * ROUNDING));
+        assert_eq!(bound("%v = cast %x : f64"), None);
+        assert_eq!(bound("%w = cast %h : f32\n%v = mul %w, %w : f32").map(|b| b >= 65504.0 * 65504.0), Some(true));
+        assert_eq!(bound("%w = cast %h : f32\n%v = mul %w, %x : f32"), None);
+    }
+}
