@@ -9,7 +9,7 @@ use std::io::Read;
 use std::process::ExitCode;
 use tilewright_codegen::ir::{Func, Op, Stage};
 use tilewright_codegen::passes::PASSES;
-use tilewright_codegen::target::{CompileOptions, GpuArch};
+use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_codegen::{reduce, text, verify};
 
 /// Reads a kernel in Tile IR's text form, runs passes over it and prints what comes out.
@@ -72,12 +72,32 @@ struct TargetArgs {
     /// Stages of software pipelines.
     #[arg(long, default_value_t = 3)]
     num_stages: u32,
+
+    /// How loops run: `bulk_copies`, `warp_specialize`, `overlap`, `take_turns` or `wgmma_f32`, each `true` or `false`; several
+    /// with commas.
+    #[arg(long, value_delimiter = ',', value_parser = choice, value_name = "NAME=BOOL")]
+    schedule: Vec<(String, bool)>,
 }
 
 impl TargetArgs {
     fn options(&self) -> CompileOptions {
-        CompileOptions { num_warps: self.num_warps, num_stages: self.num_stages, ..CompileOptions::default() }
+        let mut schedule = Schedule::default();
+        for (name, value) in &self.schedule {
+            schedule.choice(name).map(|choice| *choice = Some(*value));
+        }
+        CompileOptions { num_warps: self.num_warps, num_stages: self.num_stages, schedule, ..CompileOptions::default() }
     }
+}
+
+/// `name=true` or `name=false`, of a choice that there is.
+fn choice(text: &str) -> Result<(String, bool), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=true or NAME=false")?;
+    let mut schedule = Schedule::default();
+    if schedule.choice(name).is_none() {
+        let known: Vec<&str> = schedule.named().iter().map(|(name, _)| *name).collect();
+        return Err(format!("no choice `{name}`: there are {}", known.join(", ")));
+    }
+    Ok((name.into(), value.parse().map_err(|_| format!("`{value}` is neither true nor false"))?))
 }
 
 fn main() -> ExitCode {
