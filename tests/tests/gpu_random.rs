@@ -37,7 +37,7 @@ struct Compiled {
 fn compile(seed: u64, ptx_version: u32) -> Compiled {
     let case = testgen::case(seed);
     let options = CompileOptions { ptx_version, ..case.options.clone() };
-    let code = ARCHS.map(|arch| (arch, compile_gpu(&case.program.func, arch, &options, &mut ()))).into();
+    let code = ARCHS.map(|arch| (arch, compile_gpu(&case.gpu_func(), arch, &options, &mut ()))).into();
     let expected = case.program.interpret().map_err(|e| e.to_string());
     Compiled { seed, case, expected, code }
 }

@@ -9,7 +9,7 @@ use crate::num;
 use crate::passes::PASSES;
 use crate::pipeline::{self, CompileError, Observer, compile_gpu, compile_host};
 use crate::sim;
-use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, HostHooks};
+use crate::target::{Artifact, Code, GpuArch, HostCpu, HostHooks};
 use crate::text::print;
 use crate::verify::verify;
 use std::ffi::{c_char, c_void};
@@ -87,8 +87,8 @@ pub fn check(case: &Case, checks: &Checks) -> Result<Counts, Failure> {
 /// # Errors
 /// The first check that fails.
 pub fn check_function(case: &Case, func: &Func, checks: &Checks) -> Result<Counts, Failure> {
-    let mut run =
-        Run { program: &case.program, func, options: &case.options, expected: Vec::new(), counts: Counts::default() };
+    let gpu_func = case.gpu_func_of(func);
+    let mut run = Run { case, program: &case.program, func, gpu_func, expected: Vec::new(), counts: Counts::default() };
     run.counts.programs = 1;
     run.expected = guarded("interpreter", || run.program.interpret_as(func).map_err(|e| e.to_string()))?;
     if checks.claims {
@@ -123,9 +123,10 @@ fn guarded<T>(check: &str, run: impl FnOnce() -> Result<T, String>) -> Result<T,
 }
 
 struct Run<'c> {
+    case: &'c Case,
     program: &'c Program,
     func: &'c Func,
-    options: &'c CompileOptions,
+    gpu_func: Func,
     expected: Vec<Vec<u8>>,
     counts: Counts,
 }
@@ -172,7 +173,7 @@ impl Run<'_> {
     }
 
     fn host(&mut self, cpu: &HostCpu) -> Result<(), String> {
-        match compile_host(self.func, cpu, self.options, &mut ()) {
+        match compile_host(self.func, cpu, &self.case.options, &mut ()) {
             Ok(artifact) => {
                 self.counts.host += 1;
                 self.compare(&run_native(self.program, self.func, &artifact)?)
@@ -187,18 +188,20 @@ impl Run<'_> {
 
     fn simulated(&mut self, arch: GpuArch, checks: &Checks) -> Result<(), String> {
         let mut after = AfterPasses { each: checks.each_pass, ..AfterPasses::default() };
-        if pipeline::check(self.func, self.options).is_err() {
+        if pipeline::check(&self.gpu_func, &self.case.options).is_err() {
             self.counts.refused += 1;
             return Ok(());
         }
-        let laid = pipeline::gpu_ir(self.func, arch, self.options, &mut after);
-        for (pass, func) in &after.functions {
+        let laid = pipeline::gpu_ir(&self.gpu_func, arch, &self.case.options, &mut after);
+        // The interpreter knows no assembly.
+        let interpreted = self.case.assembly.is_none();
+        for (pass, func) in after.functions.iter().filter(|_| interpreted) {
             self.same_in_interpreter(func).map_err(|e| format!("after {pass}: {e}"))?;
         }
-        if checks.claims {
+        if checks.claims && interpreted {
             super::check_claims(self.program, &laid).map_err(|e| format!("claims: {e}"))?;
         }
-        match nvptx::lower(&laid, arch, self.options) {
+        match nvptx::lower(&laid, arch, &self.case.options) {
             Ok(module) => {
                 self.counts.simulated += 1;
                 let seed = self.expected.iter().flatten().map(|&b| u64::from(b)).sum();
@@ -212,7 +215,7 @@ impl Run<'_> {
     }
 
     fn compiled(&mut self, arch: GpuArch, checks: &Checks) -> Result<(), String> {
-        match compile_gpu(self.func, arch, self.options, &mut ()) {
+        match compile_gpu(&self.gpu_func, arch, &self.case.options, &mut ()) {
             Ok(Artifact { code: Code::Ptx(ptx), .. }) => {
                 self.counts.compiled += 1;
                 if let Some(assemble) = checks.assemble {

@@ -1,16 +1,17 @@
 //! Loops and branches of generated programs.
 
-use super::generate::{Gen, with_regions};
-use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Op, Type, Value};
+use super::generate::{Gen, INPUT_ELEMENTS, region, with_regions};
+use crate::ir::{BinaryOp, Builder, CmpOp, DType, Op, Type, Value};
 
 impl Gen<'_> {
     /// Makes a loop or a branch and puts its results into the pool.
     pub(super) fn control(&mut self, b: &mut Builder) {
         self.depth += 1;
-        match self.rng.below(5) {
+        match self.rng.below(6) {
             0 | 1 => self.counted(b),
             2 => self.walking_view(b),
             3 => self.branch(b),
+            4 => self.walking_pointers(b),
             _ => self.bounded_while(b),
         }
         self.depth -= 1;
@@ -68,7 +69,52 @@ impl Gen<'_> {
             let params: Vec<Value> = [&[index], carried].concat();
             self.inside(b, &params, &types)
         });
+        self.hint_at_loop(b, &results);
         self.pool.extend(results);
+    }
+
+    /// Sometimes says how a loop should run.
+    fn hint_at_loop(&mut self, b: &mut Builder, results: &[Value]) {
+        let (stages, times) = (self.rng.range(1, 4) as u32, self.rng.range(1, 4) as u32);
+        let (pipeline, repeat) = (self.rng.one_in(4), self.rng.one_in(4));
+        if let Some(id) = b.func.def_op(results[0])
+            && let Op::For { num_stages, unroll, .. } = &mut b.func.op_mut(id).op
+        {
+            (*num_stages, *unroll) = (pipeline.then_some(stages), repeat.then_some(times));
+        }
+    }
+
+    /// A loop that loads through pointers, or through an index, which it moves, as Triton's kernels do.
+    fn walking_pointers(&mut self, b: &mut Builder) {
+        let input = self.rng.pick(&self.inputs);
+        let shape: &[usize] = self.rng.pick(&[&[8][..], &[16], &[4, 8], &[8, 2]]);
+        let elements: usize = shape.iter().product();
+        let [lower, upper, step] = self.bounds(b);
+        // At most five iterations, each of which moves by at most this, stay inside the buffer.
+        let delta = b.int(self.rng.range(0, ((INPUT_ELEMENTS - elements) / 5) as i64), DType::I32);
+        let range = b.arange(0, elements as i64);
+        let index = if shape.len() == 1 { range } else { b.reshape(range, shape) };
+        let base = b.splat(input.pointer, shape);
+        let carries_pointers = self.rng.one_in(2);
+        let (mut init, types) = self.some(b);
+        init.push(if carries_pointers { b.ptr_add(base, index) } else { index });
+        let results = b.for_loop(lower, upper, step, &init, |b, number, carried| {
+            let (&place, carried) = carried.split_last().expect("the place is carried");
+            let pointers = if carries_pointers { place } else { b.ptr_add(base, place) };
+            let eviction = self.eviction();
+            let tile = b.load(pointers, None, None, eviction);
+            let params: Vec<Value> = [&[number, tile], carried].concat();
+            let mut next = self.inside(b, &params, &types);
+            let by = b.splat(delta, shape);
+            next.push(if carries_pointers { b.ptr_add(place, by) } else { b.binary(BinaryOp::Add, place, by) });
+            next
+        });
+        self.hint_at_loop(b, &results);
+        let (&place, rest) = results.split_last().expect("the place is a result");
+        self.pool.extend(rest);
+        if !carries_pointers {
+            self.pool.push(place);
+        }
     }
 
     /// A loop that loads through a view, adds up what it finds and moves the view.
@@ -95,28 +141,12 @@ impl Gen<'_> {
         self.pool.push(tile);
     }
 
-    fn region(
-        &mut self,
-        b: &mut Builder,
-        params: &[Type],
-        end: Op,
-        fill: impl FnOnce(&mut Self, &mut Builder, &[Value]) -> Vec<Value>,
-    ) -> BlockId {
-        let region = b.func.add_block();
-        let params: Vec<Value> = params.iter().map(|ty| b.func.add_param(region, ty.clone())).collect();
-        let loc = b.loc.clone();
-        let mut inner = Builder::new(b.func, region, loc);
-        let results = fill(self, &mut inner, &params);
-        inner.op(end, &results, &[]);
-        region
-    }
-
     fn branch(&mut self, b: &mut Builder) {
         let v = self.rng.pick(&self.pool);
         let v = self.one_number(b, v);
         let condition = b.cast(v, DType::Bool);
         let (_, types) = self.some(b);
-        let sides = [0, 1].map(|_| self.region(b, &[], Op::Yield, |g, b, _| g.inside(b, &[], &types)));
+        let sides = [0, 1].map(|_| region(b, &[], Op::Yield, |b, _| self.inside(b, &[], &types)));
         let results = with_regions(b, Op::If, &[condition], &types, &sides);
         self.pool.extend(results);
     }
@@ -127,15 +157,15 @@ impl Gen<'_> {
         let count = b.int(self.rng.range(0, 4), DType::I32);
         let init: Vec<Value> = [&[count], init.as_slice()].concat();
         let carried: Vec<Type> = [&[Type::scalar(DType::I32)], types.as_slice()].concat();
-        let before = self.region(b, &carried, Op::Condition, |_, b, params| {
+        let before = region(b, &carried, Op::Condition, |b, params| {
             let zero = b.int(0, DType::I32);
             let go_on = b.cmp(CmpOp::Gt, params[0], zero);
             [&[go_on], params].concat()
         });
-        let after = self.region(b, &carried, Op::Yield, |g, b, params| {
+        let after = region(b, &carried, Op::Yield, |b, params| {
             let one = b.int(1, DType::I32);
             let left = b.binary(BinaryOp::Sub, params[0], one);
-            [vec![left], g.inside(b, params, &types)].concat()
+            [vec![left], self.inside(b, params, &types)].concat()
         });
         let results = with_regions(b, Op::While, &init, &carried, &[before, after]);
         self.pool.extend(results);

@@ -2,20 +2,22 @@
 
 use super::{Argument, Options, Program, Rng, dtype_of};
 use crate::ir::{
-    Arg, AtomicOp, BinaryOp, Builder, CmpOp, DType, Elem, Eviction, Func, Literal, Loc, Op, Padding, Precision, Type,
-    UnaryOp, Value,
+    Arg, AtomicOp, BinaryOp, BlockId, Builder, CmpOp, DType, Elem, Eviction, Func, Literal, Loc, Op, Padding,
+    Precision, Type, UnaryOp, Value,
 };
 use crate::num;
 
 /// Elements of each input buffer: a power of two, so that a mask keeps indices inside.
-const INPUT_ELEMENTS: usize = 64;
+pub(super) const INPUT_ELEMENTS: usize = 64;
+/// Elements of a program's part of an output.
+pub(super) const OWN: usize = 64;
 /// Tiles have one of these shapes; the first is a scalar.
 const SHAPES: &[&[usize]] = &[&[], &[1], &[8], &[16], &[32], &[1, 8], &[4, 8], &[8, 4], &[16, 2], &[8, 8], &[2, 4, 4]];
 
 /// An input buffer: its pointer and what it holds.
 #[derive(Clone)]
 pub(super) struct Input {
-    pointer: Value,
+    pub pointer: Value,
     pub dtype: DType,
 }
 
@@ -29,8 +31,10 @@ pub(super) struct Gen<'o> {
     pub budget: usize,
     pub depth: usize,
     /// The program's linear index, i32.
-    program: Value,
+    pub program: Value,
     atomics: Vec<(Value, DType, AtomicOp)>,
+    /// Buffers with [`OWN`] elements for each program, each for one op that reads and writes them.
+    pub own: Vec<(Value, DType)>,
 }
 
 pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
@@ -58,7 +62,7 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
     let mut outputs = Vec::new();
     for i in 0..4 {
         let dtype = rng.pick(&options.dtypes);
-        let bytes = vec![0; grid[0] as usize * grid[1] as usize * 64 * dtype.bytes()];
+        let bytes = vec![0; grid[0] as usize * grid[1] as usize * OWN * dtype.bytes()];
         let ty = Type::Scalar(Elem::Ptr(dtype));
         let pointer = add(&mut func, &mut args, format!("out{i}"), ty, Argument::Output { dtype, bytes });
         outputs.push((pointer, dtype));
@@ -73,13 +77,21 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
         atomics.push((pointer, dtype, rng.pick(&commuting)));
     }
 
+    let mut own = Vec::new();
+    for i in 0..2 {
+        let dtype = rng.pick(&options.dtypes);
+        let bytes = random_bytes(&mut rng, dtype, grid[0] as usize * grid[1] as usize * OWN);
+        let ty = Type::Scalar(Elem::Ptr(dtype));
+        own.push((add(&mut func, &mut args, format!("own{i}"), ty, Argument::Output { dtype, bytes }), dtype));
+    }
+
     let body = func.body;
     let mut b = Builder::new(&mut func, body, Loc::unknown());
     let (px, py, nx) = (b.program_id(0), b.program_id(1), b.num_programs(0));
     let row = b.binary(BinaryOp::Mul, py, nx);
     let program = b.binary(BinaryOp::Add, row, px);
     let pool = vec![n_value, x_value, px, program];
-    let mut g = Gen { rng, options, pool, inputs, budget: options.size, depth: 0, program, atomics };
+    let mut g = Gen { rng, options, pool, inputs, budget: options.size, depth: 0, program, atomics, own };
     while g.budget > 0 {
         g.step(&mut b);
     }
@@ -115,7 +127,7 @@ impl Gen<'_> {
         if self.options.control_flow && self.depth < 3 && self.rng.one_in(8) {
             return self.control(b);
         }
-        let made = match self.rng.below(16) {
+        let made = match self.rng.below(19) {
             0..3 => self.elementwise_unary(b),
             3..7 => self.elementwise_binary(b),
             7 => self.compare_and_select(b),
@@ -125,6 +137,9 @@ impl Gen<'_> {
             12 => self.reshape(b),
             13 => self.reduce_or_scan(b),
             14 => self.dot(b),
+            15 => self.function(b),
+            16 => return self.debug(b),
+            17 if !self.own.is_empty() => self.own_atomic(b),
             _ => return self.atomic(b),
         };
         self.pool.push(made);
@@ -220,19 +235,6 @@ impl Gen<'_> {
             d if d.is_float() => self.rng.pick(&[Add, Sub, Mul, Div, Rem, Min, Max]),
             _ => self.rng.pick(BinaryOp::ALL),
         };
-        let right = match op {
-            _ if dtype.is_float() => right,
-            Div | Rem => {
-                // An odd divisor is not zero.
-                let one = b.constant(literal(dtype, 1), ty);
-                b.binary(Or, right, one)
-            }
-            Shl | Shr => {
-                let mask = b.constant(literal(dtype, dtype.bits() as i64 - 1), ty);
-                b.binary(And, right, mask)
-            }
-            Add | Sub | Mul | Min | Max | And | Or | Xor | MulHi => right,
-        };
         b.binary(op, left, right)
     }
 
@@ -241,7 +243,10 @@ impl Gen<'_> {
         let (ty, dtype) = (b.func.ty(left).clone(), self.dtype(b, left));
         let right = self.value(b, ty.shape(), dtype);
         let op = if dtype == DType::Bool { self.rng.pick(&[CmpOp::Eq, CmpOp::Ne]) } else { self.rng.pick(CmpOp::ALL) };
-        let condition = b.cmp(op, left, right);
+        let mut condition = b.cmp(op, left, right);
+        if self.rng.one_in(12) {
+            condition = b.constant(Literal::Bool(self.rng.one_in(2)), ty.with_elem(DType::Bool));
+        }
         if self.rng.one_in(3) {
             return condition;
         }
@@ -281,9 +286,23 @@ impl Gen<'_> {
         let index = self.indices(b, &shape, false);
         let pointers = b.splat(input.pointer, &shape);
         let pointers = b.ptr_add(pointers, index);
-        let mask = (!self.rng.one_in(3)).then(|| self.value(b, &shape, DType::Bool));
+        let mask = (!self.rng.one_in(3)).then(|| self.mask(b, &shape));
         let other = (mask.is_some() && self.rng.one_in(2)).then(|| self.value(b, &shape, input.dtype));
-        b.load(pointers, mask, other, Eviction::Normal)
+        let eviction = self.eviction();
+        b.load(pointers, mask, other, eviction)
+    }
+
+    /// Bools of this shape, seldom all alike.
+    fn mask(&mut self, b: &mut Builder, shape: &[usize]) -> Value {
+        if self.rng.one_in(12) {
+            let all = b.constant(Literal::Bool(self.rng.one_in(2)), Type::scalar(DType::Bool));
+            return if shape.is_empty() { all } else { b.splat(all, shape) };
+        }
+        self.value(b, shape, DType::Bool)
+    }
+
+    pub fn eviction(&mut self) -> Eviction {
+        self.rng.pick(&[Eviction::Normal, Eviction::Normal, Eviction::First, Eviction::Last])
     }
 
     /// A view of an input as a matrix of `rows` by `cols`, with a block of this shape at random offsets that may reach
@@ -320,11 +339,18 @@ impl Gen<'_> {
     pub fn load_through(&mut self, b: &mut Builder, view: Value, dtype: DType) -> Value {
         let boundary: Vec<usize> = (0..b.func.ty(view).shape().len()).collect();
         let padding = if dtype.is_float() && self.rng.one_in(3) { Padding::Nan } else { Padding::Zero };
-        b.load_view(view, &boundary, padding, Eviction::Normal)
+        let eviction = self.eviction();
+        b.load_view(view, &boundary, padding, eviction)
     }
 
+    /// One op that changes a shape, or two in turn.
     fn reshape(&mut self, b: &mut Builder) -> Value {
         let v = self.any();
+        let v = self.reshaped(b, v);
+        if self.rng.one_in(3) { self.reshaped(b, v) } else { v }
+    }
+
+    fn reshaped(&mut self, b: &mut Builder, v: Value) -> Value {
         let shape = b.func.ty(v).shape().to_vec();
         match self.rng.below(5) {
             0 if shape.len() >= 2 => {
@@ -342,7 +368,12 @@ impl Gen<'_> {
                 let other = self.value(b, &shape, dtype);
                 b.join(v, other)
             }
-            3 if shape.last() == Some(&2) => b.split(v).1,
+            3 if shape.last() == Some(&2) || shape.len() == 2 && b.func.ty(v).numel() % 4 == 0 => {
+                let pairs = b.func.ty(v).numel() / 2;
+                let v = if shape.last() == Some(&2) { v } else { b.reshape(v, &[pairs, 2]) };
+                let (first, second) = b.split(v);
+                if self.rng.one_in(2) { first } else { second }
+            }
             _ => {
                 let to = self.shape();
                 self.shaped(b, v, &to)
@@ -432,7 +463,7 @@ impl Gen<'_> {
         let pointers = b.splat(pointer, &shape);
         let pointers = b.ptr_add(pointers, index);
         let value = self.value(b, &shape, dtype);
-        let mask = self.rng.one_in(2).then(|| self.value(b, &shape, DType::Bool));
+        let mask = self.rng.one_in(2).then(|| self.mask(b, &shape));
         b.atomic_rmw(op, pointers, value, mask);
     }
 
@@ -442,8 +473,7 @@ impl Gen<'_> {
         let newest = self.pool.len() - self.rng.below(self.pool.len().min(4)) - 1;
         let v = b.cast(self.pool[newest], dtype);
         let shape = b.func.ty(v).shape().to_vec();
-        let size = b.int(64, DType::I32);
-        let first = b.binary(BinaryOp::Mul, self.program, size);
+        let first = self.own_part(b);
         if shape.len() == 2 && self.rng.one_in(2) {
             let start = b.ptr_add(pointer, first);
             let [rows, cols] = [shape[0], shape[1]].map(|n| b.int(n as i64, DType::I64));
@@ -451,15 +481,31 @@ impl Gen<'_> {
             // One row less than the tile has: the boundary keeps the last one out.
             let fewer = b.binary(BinaryOp::Sub, rows, one);
             let view = b.make_view(start, &[fewer, cols], &[cols, one], &[zero, zero], &shape, &[1, 0]);
-            return b.store_view(view, v, &[0], Eviction::Normal);
+            let eviction = self.eviction();
+            return b.store_view(view, v, &[0], eviction);
         }
-        let index = self.indices(b, &shape, true);
-        let start = b.splat(first, &shape);
+        let pointers = self.own_pointers(b, pointer, &shape);
+        let mask = self.rng.one_in(3).then(|| self.mask(b, &shape));
+        let eviction = self.eviction();
+        b.store(pointers, v, mask, eviction);
+    }
+}
+
+impl Gen<'_> {
+    /// Index of the first element of an output that belongs to this program, i32.
+    fn own_part(&self, b: &mut Builder) -> Value {
+        let size = b.int(OWN as i64, DType::I32);
+        b.binary(BinaryOp::Mul, self.program, size)
+    }
+
+    /// Pointers to elements of this program's part of an output, no two alike.
+    pub fn own_pointers(&mut self, b: &mut Builder, pointer: Value, shape: &[usize]) -> Value {
+        let first = self.own_part(b);
+        let index = self.indices(b, shape, true);
+        let start = b.splat(first, shape);
         let index = b.binary(BinaryOp::Add, index, start);
-        let pointers = b.splat(pointer, &shape);
-        let pointers = b.ptr_add(pointers, index);
-        let mask = self.rng.one_in(3).then(|| self.value(b, &shape, DType::Bool));
-        b.store(pointers, v, mask, Eviction::Normal);
+        let pointers = b.splat(pointer, shape);
+        b.ptr_add(pointers, index)
     }
 }
 
@@ -473,13 +519,29 @@ pub(super) fn literal(dtype: DType, value: i64) -> Literal {
     }
 }
 
-/// An op with regions that takes no values itself.
+/// A region that `fill` fills and `end` ends, with the values that `fill` gives.
+pub(super) fn region(
+    b: &mut Builder,
+    params: &[Type],
+    end: Op,
+    fill: impl FnOnce(&mut Builder, &[Value]) -> Vec<Value>,
+) -> BlockId {
+    let region = b.func.add_block();
+    let params: Vec<Value> = params.iter().map(|ty| b.func.add_param(region, ty.clone())).collect();
+    let loc = b.loc.clone();
+    let mut inner = Builder::new(b.func, region, loc);
+    let results = fill(&mut inner, &params);
+    inner.op(end, &results, &[]);
+    region
+}
+
+/// An op with regions.
 pub(super) fn with_regions(
     b: &mut Builder,
     op: Op,
     operands: &[Value],
     results: &[Type],
-    regions: &[crate::ir::BlockId],
+    regions: &[BlockId],
 ) -> Vec<Value> {
     let id = b.op_with_regions(op, operands, results, regions);
     b.func.op(id).results.clone()

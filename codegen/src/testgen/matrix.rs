@@ -4,12 +4,13 @@
 //! instructions choose, does not matter, and whoever executes the program must give the same bits. Operands are at most
 //! [`OPERAND`] in magnitude, a program adds at most 2^24 / [`OPERAND`]^2 products to one element.
 
-use super::generate::with_regions;
+use super::generate::{region, with_regions};
 use super::{Argument, Case, Program, Rng};
 use crate::ir::{
-    Arg, AtomicOp, BinaryOp, BlockId, Builder, CmpOp, DType, Elem, Eviction, Func, Loc, Op, Padding, Precision, Type,
-    UnaryOp, Value,
+    Arg, AtomicOp, BinaryOp, Builder, CmpOp, DType, Elem, Eviction, Func, Loc, Op, Padding, Precision, Type, UnaryOp,
+    Value,
 };
+use crate::mma::{self, COLUMNS, Instruction};
 use crate::num;
 use crate::target::{CompileOptions, Schedule};
 
@@ -43,33 +44,34 @@ pub(super) fn compile_options(rng: &mut Rng) -> CompileOptions {
 
 /// A matrix in memory.
 #[derive(Clone)]
-struct Matrix {
-    pointer: Value,
+pub(super) struct Matrix {
+    pub pointer: Value,
     extents: [usize; 2],
     /// The same as scalars, i32.
-    sizes: [Value; 2],
-    strides: [Value; 2],
+    pub sizes: [Value; 2],
+    pub strides: [Value; 2],
     /// The dimension whose elements are neighbors.
     inner: usize,
 }
 
-struct Gen {
-    rng: Rng,
+pub(super) struct Gen {
+    pub rng: Rng,
     args: Vec<Argument>,
     /// Rows, columns and inner extent of the tiles of dots.
-    tile: [usize; 3],
+    pub tile: [usize; 3],
     /// Index of the program's tile along rows and columns, i32.
-    program: [Value; 2],
+    pub program: [Value; 2],
     /// Rows and columns of the result.
-    extents: [usize; 2],
-    operands: DType,
-    acc: DType,
-    precision: Precision,
+    pub extents: [usize; 2],
+    /// Element types of a and b.
+    operands: [DType; 2],
+    pub acc: DType,
+    pub precision: Precision,
     /// Dots still to make.
-    dots: usize,
-    depth: usize,
+    pub dots: usize,
+    pub depth: usize,
     /// Everything is as the bulk copy engine wants it, so that loads can be the work of warps of their own.
-    regular: bool,
+    pub regular: bool,
 }
 
 pub(super) fn case(mut rng: Rng) -> Case {
@@ -85,32 +87,41 @@ pub(super) fn case(mut rng: Rng) -> Case {
     }
     loop {
         if let Some(program) = program(&mut rng, regular) {
-            return Case { program, options };
+            return Case { program, options, assembly: None };
         }
     }
 }
 
 /// A program, or nothing where it would take too long.
 fn program(rng: &mut Rng, regular: bool) -> Option<Program> {
-    let (mut operands, mut acc) = rng.pick(&[
-        (DType::F16, DType::F32),
-        (DType::BF16, DType::F32),
-        (DType::BF16, DType::F32),
-        (DType::F16, DType::F32),
-        (DType::F32, DType::F32),
-        (DType::F8E4M3, DType::F32),
-        (DType::F8E5M2, DType::F32),
-        (DType::I8, DType::I32),
-        (DType::F64, DType::F64),
-    ]);
-    let mut tile =
-        [rng.pick(&[16, 32, 64, 64, 64, 128]), rng.pick(&[8, 16, 32, 64, 64, 128]), rng.pick(&[8, 16, 32, 64])];
+    let regular_only = |i: &&&Instruction| !regular || matches!(i.operands, DType::F16 | DType::BF16);
+    let (operands, acc, mut tile) = if regular || rng.one_in(2) {
+        // What an instruction multiplies, and tiles from its own shape on.
+        let rows: Vec<&Instruction> = mma::TABLE.iter().filter(|i| regular_only(&i)).collect();
+        let i = rng.pick(&rows);
+        let times = |rng: &mut Rng, n: u32, most: u32| (n << rng.range(0, i64::from(most))) as usize;
+        let tile = [times(rng, i.m, 2), times(rng, COLUMNS, 4).min(i.n[1].max(64) as usize), times(rng, i.k, 3)];
+        ([i.operands; 2], i.acc, tile)
+    } else {
+        let (a, b, acc) = rng.pick(&[
+            (DType::F16, DType::F16, DType::F32),
+            (DType::BF16, DType::BF16, DType::F32),
+            (DType::F32, DType::F32, DType::F32),
+            (DType::F8E4M3, DType::F8E4M3, DType::F32),
+            (DType::F8E5M2, DType::F8E4M3, DType::F32),
+            (DType::I8, DType::I8, DType::I32),
+            (DType::I8, DType::U8, DType::I32),
+            (DType::F64, DType::F64, DType::F64),
+        ]);
+        let tile =
+            [rng.pick(&[16, 32, 64, 64, 64, 128]), rng.pick(&[8, 16, 32, 64, 64, 128]), rng.pick(&[8, 16, 32, 64])];
+        ([a, b], acc, tile)
+    };
     if regular {
-        (operands, acc) = (rng.pick(&[DType::BF16, DType::F16]), DType::F32);
         tile = [rng.pick(&[64, 128, 128]), rng.pick(&[8, 16, 32, 64]), rng.pick(&[16, 32, 64])];
     }
     let tiles = [rng.range(1, 2) as usize, rng.range(1, 2) as usize];
-    let slow = !matches!(operands, DType::F16 | DType::BF16 | DType::F32);
+    let slow = !matches!(operands[0], DType::F16 | DType::BF16 | DType::F32);
     let work = tile.iter().product::<usize>() * tiles[0] * tiles[1] * if slow { 8 } else { 1 };
     // As many dots as the budget of work allows, each of which may run a few times.
     let most = MOST_WORK / work / 4;
@@ -162,12 +173,17 @@ impl Gen {
     }
 
     /// A number that the kernel knows, or gets.
-    fn number(&mut self, b: &mut Builder, n: i64, dtype: DType) -> Value {
+    pub fn number(&mut self, b: &mut Builder, n: i64, dtype: DType) -> Value {
         if self.rng.one_in(2) {
             return b.int(n, dtype);
         }
         let divisible_by = if n % 16 == 0 && (self.regular || !self.rng.one_in(3)) { 16 } else { 1 };
         let v = self.argument(b, Type::scalar(dtype), divisible_by, Argument::Int(n));
+        if self.rng.one_in(8) {
+            let bound = b.int(n, dtype);
+            let holds = b.cmp(self.rng.pick(&[CmpOp::Le, CmpOp::Ge, CmpOp::Eq]), v, bound);
+            b.op(Op::Assume, &[holds], &[]);
+        }
         if self.rng.one_in(8)
             && let Some(arg) = b.func.args.last_mut()
         {
@@ -177,7 +193,7 @@ impl Gen {
     }
 
     /// A matrix of small integers, or one to write to.
-    fn matrix(&mut self, b: &mut Builder, dtype: DType, extents: [usize; 2], output: bool) -> Matrix {
+    pub fn matrix(&mut self, b: &mut Builder, dtype: DType, extents: [usize; 2], output: bool) -> Matrix {
         let inner = if !self.regular && self.rng.one_in(4) { 0 } else { 1 };
         let pad = if self.rng.one_in(3) { self.rng.range(0, 9) as usize } else { 0 };
         // Strides that are multiples of 16 bytes, which bulk copies want, or any.
@@ -203,13 +219,13 @@ impl Gen {
     }
 
     /// `index · n`, i32.
-    fn times(&self, b: &mut Builder, index: Value, n: usize) -> Value {
+    pub fn times(&self, b: &mut Builder, index: Value, n: usize) -> Value {
         let n = b.int(n as i64, DType::I32);
         b.binary(BinaryOp::Mul, index, n)
     }
 
     /// A view of the block of this shape that begins at these indices (i32), and the dimensions to check.
-    fn view(&mut self, b: &mut Builder, m: &Matrix, shape: [usize; 2], at: [Value; 2]) -> (Value, Vec<usize>) {
+    pub fn view(&mut self, b: &mut Builder, m: &Matrix, shape: [usize; 2], at: [Value; 2]) -> (Value, Vec<usize>) {
         let sizes = m.sizes.map(|v| b.cast(v, DType::I64));
         let offsets = at.map(|v| b.cast(v, DType::I64));
         let view = b.make_view(m.pointer, &sizes, &m.strides, &offsets, &shape, &[m.inner, 1 - m.inner]);
@@ -218,7 +234,7 @@ impl Gen {
     }
 
     /// Indices `first .. first + n` along a dimension as a tile of this shape, and which of them the matrix has.
-    fn indices(
+    pub fn indices(
         &mut self,
         b: &mut Builder,
         m: &Matrix,
@@ -230,6 +246,13 @@ impl Gen {
         let n = shape[d];
         let (first, range) = (b.splat(at[d], &[n]), b.arange(0, n as i64));
         let mut index = b.binary(BinaryOp::Add, first, range);
+        if self.rng.one_in(6) {
+            // Blocks begin at multiples of their extent.
+            let promise = Op::Hint { divisible: Some(n as i64), contiguous: Some(n as i64) };
+            let ty = b.func.ty(index).clone();
+            let id = b.op(promise, &[index], &[ty]);
+            index = b.func.result(id);
+        }
         let size = b.splat(m.sizes[d], &[n]);
         let mut mask = None;
         match self.rng.below(if write { 1 } else { 5 }) {
@@ -299,20 +322,52 @@ impl Gen {
         (pointers, mask)
     }
 
+    pub fn eviction(&mut self) -> Eviction {
+        self.rng.pick(&[Eviction::Normal, Eviction::Normal, Eviction::Normal, Eviction::First, Eviction::Last])
+    }
+
+    pub fn load_view(&mut self, b: &mut Builder, view: Value, boundary: &[usize]) -> Value {
+        let float = b.func.ty(view).elem().and_then(Elem::num).is_some_and(DType::is_float);
+        let padding = if float && self.rng.one_in(12) { Padding::Nan } else { Padding::Zero };
+        let eviction = self.eviction();
+        b.load_view(view, boundary, padding, eviction)
+    }
+
     /// The block of this shape that begins at these indices.
     fn read(&mut self, b: &mut Builder, m: &Matrix, shape: [usize; 2], at: [Value; 2]) -> Value {
         if self.regular || !self.rng.one_in(3) {
             let (view, boundary) = self.view(b, m, shape, at);
-            return b.load_view(view, &boundary, Padding::Zero, Eviction::Normal);
+            return self.load_view(b, view, &boundary);
         }
         let (pointers, mask) = self.pointers(b, m, shape, at, false);
-        b.load(pointers, mask, None, Eviction::Normal)
+        let eviction = self.eviction();
+        b.load(pointers, mask, None, eviction)
     }
 
-    /// An operand of a dot, `shape` of a new matrix from these indices on, of which the loop sees `extents`.
-    fn operand(&mut self, b: &mut Builder, shape: [usize; 2], extents: [usize; 2], at: [Value; 2]) -> Value {
-        let stored =
-            if self.rng.one_in(5) { self.rng.pick(&[DType::F32, DType::BF16, DType::I8]) } else { self.operands };
+    /// Element type in memory of operand a (0) or b (1) of a dot: its own, or one that is cast.
+    pub fn stored(&mut self, side: usize) -> DType {
+        if self.rng.one_in(5) { self.rng.pick(&[DType::F32, DType::BF16, DType::I8]) } else { self.operands[side] }
+    }
+
+    /// What is loaded as operand a (0) or b (1) of a dot.
+    pub fn as_operand(&mut self, b: &mut Builder, tile: Value, side: usize) -> Value {
+        let mut tile = b.cast(tile, self.operands[side]);
+        if self.rng.one_in(if self.regular { 12 } else { 4 }) {
+            tile = self.computed(b, tile);
+        }
+        tile
+    }
+
+    /// Operand a (0) or b (1) of a dot, `shape` of a new matrix from these indices on, of which the loop sees `extents`.
+    fn operand(
+        &mut self,
+        b: &mut Builder,
+        side: usize,
+        shape: [usize; 2],
+        extents: [usize; 2],
+        at: [Value; 2],
+    ) -> Value {
+        let stored = self.stored(side);
         let tile = if self.rng.one_in(3) {
             let m = self.matrix(b, stored, [extents[1], extents[0]], false);
             let tile = self.read(b, &m, [shape[1], shape[0]], [at[1], at[0]]);
@@ -321,17 +376,14 @@ impl Gen {
             let m = self.matrix(b, stored, extents, false);
             self.read(b, &m, shape, at)
         };
-        let mut tile = b.cast(tile, self.operands);
-        if self.rng.one_in(if self.regular { 12 } else { 4 }) {
-            tile = self.computed(b, tile);
-        }
-        tile
+        self.as_operand(b, tile, side)
     }
 
     /// Arithmetic that keeps numbers integers, and as small.
-    fn computed(&mut self, b: &mut Builder, x: Value) -> Value {
+    pub fn computed(&mut self, b: &mut Builder, x: Value) -> Value {
         let ty = b.func.ty(x).clone();
-        let small = self.rng.range(-1, 1) as f64;
+        let unsigned = ty.dtype().is_some_and(|d| d.is_int() && !d.is_signed_int());
+        let small = self.rng.range(if unsigned { 0 } else { -1 }, 1) as f64;
         let narrow = matches!(ty.dtype(), Some(DType::F8E4M3 | DType::F8E5M2));
         match self.rng.below(if narrow { 1 } else { 4 }) {
             0 => {
@@ -348,13 +400,13 @@ impl Gen {
         }
     }
 
-    /// Cuts numbers down to operands.
-    fn clamped(&mut self, b: &mut Builder, v: Value) -> Value {
+    /// Cuts numbers down to operands a of a dot.
+    pub fn clamped(&mut self, b: &mut Builder, v: Value) -> Value {
         let ty = b.func.ty(v).clone();
         let (low, high) = (b.number(-OPERAND as f64, ty.clone()), b.number(OPERAND as f64, ty));
         let v = b.binary(BinaryOp::Max, v, low);
         let v = b.binary(BinaryOp::Min, v, high);
-        b.cast(v, self.operands)
+        b.cast(v, self.operands[0])
     }
 
     /// `acc + a × b` at step `k` (i32) of a loop of `steps`.
@@ -366,19 +418,19 @@ impl Gen {
         let rows = self.times(b, self.program[0], m);
         let columns = self.times(b, self.program[1], n);
         let at = self.times(b, k, inner);
-        let x = self.operand(b, [m, inner], [self.extents[0], depth], [rows, at]);
+        let x = self.operand(b, 0, [m, inner], [self.extents[0], depth], [rows, at]);
         let y = if self.rng.one_in(4) {
             // A chain: what one dot gives is the operand of the next.
             let between = self.rng.pick(&[8, 16, 32, 64]).min(self.tile[2].max(16));
             let zero = b.int(0, DType::I32);
-            let w = self.operand(b, [inner, between], [depth, between], [at, zero]);
+            let w = self.operand(b, 1, [inner, between], [depth, between], [at, zero]);
             let start = b.zero(Type::tensor(&[m, between], self.acc));
             let s = b.dot(x, w, start, self.precision);
             let p = self.softmax(b, s);
-            let v = self.operand(b, [between, n], [between, self.extents[1]], [zero, columns]);
+            let v = self.operand(b, 1, [between, n], [between, self.extents[1]], [zero, columns]);
             return b.dot(p, v, acc, self.precision);
         } else {
-            self.operand(b, [inner, n], [depth, self.extents[1]], [at, columns])
+            self.operand(b, 1, [inner, n], [depth, self.extents[1]], [at, columns])
         };
         b.dot(x, y, acc, self.precision)
     }
@@ -397,7 +449,7 @@ impl Gen {
     }
 
     /// A loop of `steps` iterations, with hints.
-    fn counted(
+    pub fn counted(
         &mut self,
         b: &mut Builder,
         acc: &[Value],
@@ -405,7 +457,7 @@ impl Gen {
         body: impl FnOnce(&mut Self, &mut Builder, Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let (zero, one) = (b.int(0, DType::I32), b.int(1, DType::I32));
-        let upper = self.number(b, steps as i64, DType::I32);
+        let upper = self.upper(b, steps);
         self.depth += 1;
         let results = b.for_loop(zero, upper, one, acc, |b, index, carried| body(self, b, index, carried));
         self.depth -= 1;
@@ -415,10 +467,11 @@ impl Gen {
             specialize = None;
         }
         let stages = self.rng.one_in(4).then(|| self.rng.range(1, 4) as u32);
+        let times = self.rng.one_in(6).then(|| self.rng.range(1, 4) as u32);
         if let Some(id) = b.func.def_op(results[0])
-            && let Op::For { num_stages, warp_specialize, overlap, .. } = &mut b.func.op_mut(id).op
+            && let Op::For { num_stages, unroll, warp_specialize, overlap } = &mut b.func.op_mut(id).op
         {
-            (*num_stages, *warp_specialize, *overlap) = (stages, specialize, late);
+            (*num_stages, *unroll, *warp_specialize, *overlap) = (stages, times, specialize, late);
         }
         results
     }
@@ -429,7 +482,9 @@ impl Gen {
         for i in 0..self.rng.range(1, 2) {
             let which = self.rng.below(acc.len());
             match self.rng.below(8) {
-                0 if i > 0 && self.depth < 2 && self.dots > 0 => acc = self.loop_of(b, &acc),
+                0 if i > 0 && self.depth < 2 && self.dots > 0 => {
+                    acc = if self.rng.one_in(3) { self.walking(b, &acc) } else { self.loop_of(b, &acc) };
+                }
                 1 | 2 if self.dots > 0 => acc = self.branch(b, &acc, k, steps),
                 3 if i > 0 => {
                     let x = acc[which];
@@ -442,25 +497,9 @@ impl Gen {
         acc
     }
 
-    fn loop_of(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
+    pub fn loop_of(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
         let steps = if self.depth == 0 { self.rng.range(0, 4) } else { self.rng.range(1, 2) } as usize;
         self.counted(b, acc, steps, |g, b, k, carried| g.statements(b, carried, k, steps.max(1)))
-    }
-
-    fn region(
-        &mut self,
-        b: &mut Builder,
-        params: &[Type],
-        end: Op,
-        fill: impl FnOnce(&mut Self, &mut Builder, &[Value]) -> Vec<Value>,
-    ) -> BlockId {
-        let region = b.func.add_block();
-        let params: Vec<Value> = params.iter().map(|ty| b.func.add_param(region, ty.clone())).collect();
-        let loc = b.loc.clone();
-        let mut inner = Builder::new(b.func, region, loc);
-        let results = fill(self, &mut inner, &params);
-        inner.op(end, &results, &[]);
-        region
     }
 
     /// Every second time something else.
@@ -470,7 +509,7 @@ impl Gen {
         let condition = b.cmp(CmpOp::Eq, parity, zero);
         let types: Vec<Type> = acc.iter().map(|&v| b.func.ty(v).clone()).collect();
         let side = |g: &mut Self, b: &mut Builder, dot: bool| {
-            g.region(b, &[], Op::Yield, |g, b, _| {
+            region(b, &[], Op::Yield, |b, _| {
                 let mut acc = acc.to_vec();
                 let which = g.rng.below(acc.len());
                 acc[which] = if dot { g.dot(b, acc[which], k, steps) } else { g.computed(b, acc[which]) };
@@ -488,16 +527,16 @@ impl Gen {
         let count = b.int(steps, DType::I32);
         let init: Vec<Value> = [&[count], acc].concat();
         let types: Vec<Type> = init.iter().map(|&v| b.func.ty(v).clone()).collect();
-        let before = self.region(b, &types, Op::Condition, |_, b, params| {
+        let before = region(b, &types, Op::Condition, |b, params| {
             let zero = b.int(0, DType::I32);
             let go_on = b.cmp(CmpOp::Gt, params[0], zero);
             [&[go_on], params].concat()
         });
-        let after = self.region(b, &types, Op::Yield, |g, b, params| {
+        let after = region(b, &types, Op::Yield, |b, params| {
             let one = b.int(1, DType::I32);
             let left = b.binary(BinaryOp::Sub, params[0], one);
             let mut acc = params[1..].to_vec();
-            acc[0] = g.dot(b, acc[0], left, steps as usize);
+            acc[0] = self.dot(b, acc[0], left, steps as usize);
             [vec![left], acc].concat()
         });
         with_regions(b, Op::While, &init, &types, &[before, after]).split_off(1)
@@ -510,9 +549,11 @@ impl Gen {
         let mut acc: Vec<Value> = (0..count).map(|_| b.zero(ty.clone())).collect();
         let zero = b.int(0, DType::I32);
         for _ in 0..self.rng.range(1, 2) {
-            acc = match self.rng.below(8) {
+            acc = match self.rng.below(10) {
                 0 => self.statements(b, &acc, zero, 1),
                 1 if !self.regular && self.rng.one_in(2) => self.bounded_while(b, &acc),
+                2 | 3 => self.walking(b, &acc),
+                4 => self.loop_in_branch(b, &acc),
                 _ => self.loop_of(b, &acc),
             };
         }
@@ -554,7 +595,8 @@ impl Gen {
             if add {
                 b.atomic_rmw(AtomicOp::Add, pointers, v, mask);
             } else {
-                b.store(pointers, v, mask, Eviction::Normal);
+                let eviction = self.eviction();
+                b.store(pointers, v, mask, eviction);
             }
             return;
         }
@@ -562,7 +604,8 @@ impl Gen {
         if add {
             b.atomic_view(AtomicOp::Add, view, v, &boundary);
         } else {
-            b.store_view(view, v, &boundary, Eviction::Normal);
+            let eviction = self.eviction();
+            b.store_view(view, v, &boundary, eviction);
         }
     }
 }

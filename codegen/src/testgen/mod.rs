@@ -1,18 +1,20 @@
 //! Random valid tile programs, with inputs, for tests.
 //!
 //! [`program`] gives the same program for the same seed and options on every machine. Programs never do what the IR
-//! leaves undefined or unspecified: indices are kept inside their buffers, divisors from zero, shifts below the width.
-//! Program instances write to places of their own, or combine by one atomic function per buffer, so that the order in
+//! leaves undefined: indices are kept inside their buffers. Program instances write to places of their own, or combine by one atomic function per buffer, so that the order in
 //! which they run does not matter.
 //!
 //! With [`Options::exact`], a program uses only operations that IEEE 754 or the IR defines to the last bit, in any
 //! order that the IR allows: whoever executes it must give [`Program::interpret`]'s outputs, as [`difference`] compares
 //! them.
 
+mod asm;
 pub mod check;
 mod control;
+mod effects;
 mod facts;
 mod generate;
+mod loops;
 mod matrix;
 mod rng;
 #[cfg(test)]
@@ -81,18 +83,37 @@ pub fn program(seed: u64, options: &Options) -> Program {
 pub struct Case {
     pub program: Program,
     pub options: CompileOptions,
+    /// GPUs get some of its ops as inline assembly, which ones follows from this number.
+    pub assembly: Option<u64>,
+}
+
+impl Case {
+    /// The program's function as GPUs get it.
+    pub fn gpu_func(&self) -> Func {
+        self.gpu_func_of(&self.program.func)
+    }
+
+    /// As [`Case::gpu_func`], for another function with the same arguments.
+    pub fn gpu_func_of(&self, func: &Func) -> Func {
+        let mut func = func.clone();
+        if let Some(seed) = self.assembly {
+            asm::write(&mut func, &mut Rng::new(seed));
+        }
+        func
+    }
 }
 
 /// The case of a seed: of two seeds one is a program of small tiles with every op, the other has dots of tiles that tensor cores
 /// take, in loops. All are exact ([`Options::exact`]).
 pub fn case(seed: u64) -> Case {
     let mut rng = Rng::new(seed ^ 0x7469_6c65);
+    let assembly = rng.one_in(8).then_some(seed);
     if seed % 2 == 1 {
-        return matrix::case(rng);
+        return Case { assembly, ..matrix::case(rng) };
     }
     let size = rng.range(4, 48) as usize;
     let options = matrix::compile_options(&mut rng);
-    Case { program: program(seed, &Options { exact: true, size, ..Options::default() }), options }
+    Case { program: program(seed, &Options { exact: true, size, ..Options::default() }), options, assembly }
 }
 
 impl Program {

@@ -72,6 +72,11 @@ fn programs_have_every_kind_of_op() {
         "store",
         "store_view",
         "atomic_rmw",
+        "atomic_cas",
+        "device_print",
+        "device_assert",
+        "assume",
+        "erf",
         "advance",
         "dot",
         "reduce",
@@ -110,6 +115,23 @@ fn most_programs_write_something() {
         outputs[..4].iter().any(|bytes| bytes.iter().any(|&b| b != 0))
     };
     assert!((0..100).filter(|&seed| wrote(seed)).count() > 80);
+}
+
+/// Types of a and b of the dots that cases have, by kind of instruction: all rows of the table, and pairs of different types.
+#[test]
+fn cases_multiply_every_pair_of_types() {
+    use crate::ir::{DType, Op};
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in (1..600).step_by(2) {
+        let func = case(seed).program.func;
+        let dots = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. }));
+        seen.extend(dots.map(|id| [0, 1].map(|i| func.ty(func.op(id).operands[i]).dtype().map(DType::name))));
+    }
+    let rows = crate::mma::TABLE.iter().map(|row| [row.operands; 2]);
+    let mixed = [[DType::I8, DType::U8], [DType::F8E5M2, DType::F8E4M3]];
+    for pair in rows.chain(mixed) {
+        assert!(seen.contains(&pair.map(|d| Some(d.name()))), "no dot of {pair:?} in {seen:?}");
+    }
 }
 
 /// Cases of the test below.
@@ -156,7 +178,7 @@ fn cases_reach_every_matrix_instruction() {
             continue;
         }
         for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-            let func = crate::pipeline::gpu_ir(&case.program.func, arch, &case.options, &mut ());
+            let func = crate::pipeline::gpu_ir(&case.gpu_func(), arch, &case.options, &mut ());
             for id in func.walk() {
                 let data = func.op(id);
                 if matches!(data.op, Op::Wgmma { .. } | Op::MmaSync { .. } | Op::FmaDot) {
@@ -188,6 +210,8 @@ fn cases_reach_every_matrix_instruction() {
         "local_trans",
         "load",
         "take_turn",
+        "hint",
+        "inline_asm",
     ];
     for what in wanted {
         assert!(seen.contains(what), "no {what} in {seen:?}");

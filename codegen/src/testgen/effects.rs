@@ -1,0 +1,138 @@
+//! Elementary functions, and what programs do beside computing: atomics whose old values they use, prints, assertions, promises.
+
+use super::generate::{Gen, literal};
+use crate::ir::{AtomicOp, BinaryOp, Builder, CmpOp, DType, Op, Type, UnaryOp, Value};
+
+impl Gen<'_> {
+    /// An elementary function of multiples of a quarter, in f32 or f64, rounded down to multiples of an eighth: implementations differ
+    /// in last bits, and [`the test of it`](self::tests) shows that no last bit reaches the result.
+    pub(super) fn function(&mut self, b: &mut Builder) -> Value {
+        let v = self.rng.pick(&self.pool);
+        let op = self.rng.pick(FUNCTIONS);
+        // GPUs have elementary functions of f32 alone.
+        let ty = b.func.ty(v).with_elem(DType::F32);
+        let x = b.cast(v, DType::F32);
+        rounded_function(b, op, x, &ty)
+    }
+
+    /// A read-modify-write of elements that no other program and no other op touches; gives what was there.
+    pub(super) fn own_atomic(&mut self, b: &mut Builder) -> Value {
+        let (pointer, dtype) = self.own.pop().expect("there is one");
+        let shape = self.rng.pick(&[&[][..], &[8], &[32], &[4, 8], &[8, 2]]).to_vec();
+        let pointers = self.own_pointers(b, pointer, &shape);
+        let value = self.value(b, &shape, dtype);
+        use AtomicOp::*;
+        let ops: &[AtomicOp] = match dtype {
+            DType::F16 | DType::BF16 => &[Add],
+            DType::F32 | DType::F64 => &[Add, Min, Max, Xchg],
+            d if d.bits() < 32 => &[],
+            _ => &[Add, Min, Max, And, Or, Xor, Xchg],
+        };
+        if dtype.is_int() && dtype.bits() >= 32 && self.rng.one_in(3) {
+            let expected = self.value(b, &shape, dtype);
+            return b.atomic_cas(pointers, expected, value);
+        }
+        if ops.is_empty() {
+            // The IR has no atomics of this type.
+            return value;
+        }
+        let op = self.rng.pick(ops);
+        let mask = self.rng.one_in(2).then(|| self.value(b, &shape, DType::Bool));
+        b.atomic_rmw(op, pointers, value, mask)
+    }
+
+    /// A print, an assertion or a promise that holds. Adds no value.
+    pub(super) fn debug(&mut self, b: &mut Builder) {
+        let v = self.rng.pick(&self.pool);
+        let dtype = self.dtype(b, v);
+        if self.rng.one_in(3) {
+            let values: Vec<Value> = if b.func.ty(v).numel() <= 8 { vec![v] } else { Vec::new() };
+            b.op(Op::DevicePrint { prefix: "100% \"v\" ".into() }, &values, &[]);
+            return;
+        }
+        // Not below the least of its elements; a NaN is not below anything.
+        let least = self.one_number(b, v);
+        let holds = if dtype == DType::Bool {
+            let yes = b.constant(literal(dtype, 1), Type::scalar(dtype));
+            b.binary(BinaryOp::Or, least, yes)
+        } else {
+            let ty = b.func.ty(least).clone();
+            let other = b.constant(literal(dtype, 3), ty);
+            let (below, above) = (b.cmp(CmpOp::Lt, least, other), b.cmp(CmpOp::Ge, least, other));
+            let both = b.binary(BinaryOp::And, below, above);
+            b.unary(UnaryOp::Not, both)
+        };
+        if self.rng.one_in(2) {
+            b.op(Op::Assume, &[holds], &[]);
+        } else {
+            let shape = b.func.ty(v).shape().to_vec();
+            let holds = if shape.is_empty() { holds } else { b.splat(holds, &shape) };
+            b.op(Op::DeviceAssert { message: "never: \"both\"".into() }, &[holds], &[]);
+        }
+    }
+}
+
+/// The elementary functions.
+const FUNCTIONS: &[UnaryOp] = &[
+    UnaryOp::Exp,
+    UnaryOp::Exp2,
+    UnaryOp::Log,
+    UnaryOp::Log2,
+    UnaryOp::Rsqrt,
+    UnaryOp::Sin,
+    UnaryOp::Cos,
+    UnaryOp::Tanh,
+    UnaryOp::Erf,
+];
+
+/// `floor(8 · f(floor(4 · clamp(x)) / 4) + 0.37) / 8`, with x moved above zero for logarithms and roots.
+fn rounded_function(b: &mut Builder, op: UnaryOp, x: Value, ty: &Type) -> Value {
+    let number = |b: &mut Builder, n: f64| b.number(n, ty.clone());
+    let positive = matches!(op, UnaryOp::Log | UnaryOp::Log2 | UnaryOp::Rsqrt);
+    let (low, high) = (number(b, if positive { 0.25 } else { -4.0 }), number(b, 4.0));
+    let x = b.binary(BinaryOp::Max, x, low);
+    let x = b.binary(BinaryOp::Min, x, high);
+    let x = b.binary(BinaryOp::Mul, x, high);
+    let x = b.unary(UnaryOp::Floor, x);
+    let x = b.binary(BinaryOp::Div, x, high);
+    let y = b.unary(op, x);
+    let (eight, off) = (number(b, 8.0), number(b, 0.37));
+    let y = b.binary(BinaryOp::Mul, y, eight);
+    let y = b.binary(BinaryOp::Add, y, off);
+    let y = b.unary(UnaryOp::Floor, y);
+    b.binary(BinaryOp::Div, y, eight)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Exact values of the functions keep away from where rounding down would depend on a last bit.
+    #[test]
+    fn elementary_functions_stay_away_from_the_edges_of_eighths() {
+        for &op in FUNCTIONS {
+            for quarter in -16..=16 {
+                let x = f64::from(quarter) / 4.0;
+                let y = match op {
+                    UnaryOp::Exp => x.exp(),
+                    UnaryOp::Exp2 => x.exp2(),
+                    UnaryOp::Log => x.ln(),
+                    UnaryOp::Log2 => x.log2(),
+                    UnaryOp::Rsqrt => 1.0 / x.sqrt(),
+                    UnaryOp::Sin => x.sin(),
+                    UnaryOp::Cos => x.cos(),
+                    UnaryOp::Tanh => x.tanh(),
+                    UnaryOp::Erf => libm::erf(x),
+                    other => panic!("{}", other.name()),
+                };
+                if !y.is_finite() {
+                    continue;
+                }
+                let scaled = 8.0 * y + 0.37;
+                let away = (scaled - scaled.round()).abs();
+                // 2^-18 of the value, and some for functions that are near 0.
+                assert!(away > scaled.abs() / 262_144.0 + 1e-5, "{}({x}) = {y} is {away} from an edge", op.name());
+            }
+        }
+    }
+}

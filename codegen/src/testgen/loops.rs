@@ -1,0 +1,198 @@
+//! Loops of matrix programs as people write them: a loop carries what it loads through and moves it, or carries a sum of rows beside
+//! the accumulator; loops stand in branches, and branches say how far they go.
+
+use super::generate::{region, with_regions};
+use super::matrix::{Gen, Matrix};
+use crate::ir::{BinaryOp, Builder, CmpOp, DType, Literal, Op, Type, Value};
+
+/// How a loop finds the next block of a matrix.
+#[derive(Clone, Copy)]
+enum Carried {
+    /// A block pointer.
+    View,
+    /// A tile of pointers.
+    Pointers,
+    /// Indices along the dimension in which it moves.
+    Indices,
+}
+
+/// A matrix that a loop walks over: blocks of `shape`, along dimension `along`.
+struct Walk {
+    matrix: Matrix,
+    shape: [usize; 2],
+    along: usize,
+    carried: Carried,
+    /// Where it begins.
+    start: Value,
+    /// Dimensions of a view to check.
+    boundary: Vec<usize>,
+    /// Index of each element in the other dimension, and which of them the matrix has: tiles of the whole shape.
+    across: Option<(Value, Option<Value>)>,
+}
+
+impl Gen {
+    /// A tile of one dimension, repeated along the other one.
+    fn spread(b: &mut Builder, v: Value, d: usize, shape: [usize; 2]) -> Value {
+        let v = b.expand_dims(v, 1 - d);
+        b.broadcast(v, &shape)
+    }
+
+    /// `index · stride` of dimension `d`, in elements, i64.
+    fn scaled(b: &mut Builder, m: &Matrix, index: Value, d: usize) -> Value {
+        let shape = b.func.ty(index).shape().to_vec();
+        let (index, stride) = (b.cast(index, DType::I64), b.splat(m.strides[d], &shape));
+        b.binary(BinaryOp::Mul, index, stride)
+    }
+
+    /// Begins a walk over a matrix of these extents, at index `first` (i32) of the dimension that stays.
+    fn walk(&mut self, b: &mut Builder, m: Matrix, shape: [usize; 2], along: usize, first: Value) -> Walk {
+        let carried = match self.rng.below(3) {
+            0 if !self.regular => Carried::Pointers,
+            1 if !self.regular => Carried::Indices,
+            _ => Carried::View,
+        };
+        let zero = b.int(0, DType::I32);
+        let mut at = [first; 2];
+        at[along] = zero;
+        if let Carried::View = carried {
+            let (start, boundary) = self.view(b, &m, shape, at);
+            return Walk { matrix: m, shape, along, carried, start, boundary, across: None };
+        }
+        let across = self.indices(b, &m, shape, at, 1 - along, false);
+        let range = b.arange(0, shape[along] as i64);
+        let start = match carried {
+            Carried::Indices => range,
+            _ => {
+                let moving = Self::spread(b, range, along, shape);
+                let base = b.splat(m.pointer, &shape);
+                let (still, moving) = (Self::scaled(b, &m, across.0, 1 - along), Self::scaled(b, &m, moving, along));
+                let row = b.ptr_add(base, still);
+                b.ptr_add(row, moving)
+            }
+        };
+        Walk { matrix: m, shape, along, carried, start, boundary: Vec::new(), across: Some(across) }
+    }
+
+    /// The block at step `k` (i32), and where the next one is.
+    fn step(&mut self, b: &mut Builder, walk: &Walk, place: Value, k: Value) -> (Value, Value) {
+        let Walk { matrix: m, shape, along, .. } = walk;
+        let by = shape[*along] as i64;
+        let Some((still, across)) = walk.across else {
+            let tile = self.load_view(b, place, &walk.boundary);
+            let deltas = [0, 1].map(|d| b.int(if d == *along { by } else { 0 }, DType::I64));
+            return (tile, b.advance(place, &deltas));
+        };
+        let (pointers, inside, next) = match walk.carried {
+            Carried::Indices => {
+                let size = b.splat(m.sizes[*along], &[shape[*along]]);
+                let inside = b.cmp(CmpOp::Lt, place, size);
+                let moving = Self::spread(b, place, *along, *shape);
+                let base = b.splat(m.pointer, shape);
+                let (still, moving) = (Self::scaled(b, m, still, 1 - along), Self::scaled(b, m, moving, *along));
+                let offset = b.binary(BinaryOp::Add, still, moving);
+                let step = b.constant(Literal::Int(by), Type::tensor(&[shape[*along]], DType::I32));
+                (b.ptr_add(base, offset), inside, b.binary(BinaryOp::Add, place, step))
+            }
+            _ => {
+                // As Triton's matmul has it: what is left of the dimension against indices within the block.
+                let done = self.times(b, k, shape[*along]);
+                let left = b.binary(BinaryOp::Sub, m.sizes[*along], done);
+                let (range, left) = (b.arange(0, by), b.splat(left, &[shape[*along]]));
+                let inside = b.cmp(CmpOp::Lt, range, left);
+                let size = b.int(by, DType::I64);
+                let step = b.binary(BinaryOp::Mul, m.strides[*along], size);
+                let step = b.splat(step, shape);
+                (place, inside, b.ptr_add(place, step))
+            }
+        };
+        let inside = Self::spread(b, inside, *along, *shape);
+        let mask = match across {
+            Some(across) => b.binary(BinaryOp::And, inside, across),
+            None => inside,
+        };
+        let eviction = self.eviction();
+        (b.load(pointers, Some(mask), None, eviction), next)
+    }
+
+    /// One of the accumulators with the products of a few steps added, by a loop that moves what it loads through. Sometimes it sums
+    /// rows or columns of what it computes, too.
+    pub fn walking(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
+        self.dots = self.dots.saturating_sub(1);
+        let [m, n, inner] = self.tile;
+        let steps = if self.depth == 0 { self.rng.range(0, 4) } else { self.rng.range(1, 2) } as usize;
+        let whole = inner * steps.max(1);
+        let depth = if self.rng.one_in(2) { whole } else { whole - self.rng.below(inner) };
+        let walks = [0, 1].map(|side| {
+            let (shape, extents, along) =
+                [([m, inner], [self.extents[0], depth], 1), ([inner, n], [depth, self.extents[1]], 0)][side];
+            let first = self.times(b, self.program[side], shape[1 - along]);
+            let stored = self.stored(side);
+            let matrix = self.matrix(b, stored, extents, false);
+            self.walk(b, matrix, shape, along, first)
+        });
+        let which = self.rng.below(acc.len());
+        let mut init = vec![acc[which], walks[0].start, walks[1].start];
+        // Along which a sum is taken, if one is.
+        let axis = self.rng.one_in(3).then(|| self.rng.below(2));
+        if let Some(axis) = axis {
+            init.push(b.zero(Type::tensor(&[[m, n][1 - axis]], self.acc)));
+        }
+        let results = self.counted(b, &init, steps, |g, b, k, carried| {
+            let (x, next_x) = g.step(b, &walks[0], carried[1], k);
+            let (y, next_y) = g.step(b, &walks[1], carried[2], k);
+            let (x, y) = (g.as_operand(b, x, 0), g.as_operand(b, y, 1));
+            let mut next = vec![b.dot(x, y, carried[0], g.precision), next_x, next_y];
+            if let Some(axis) = axis {
+                let small = g.clamped(b, next[0]);
+                let small = b.cast(small, g.acc);
+                let sum = b.reduce_with(BinaryOp::Add, small, axis);
+                next.push(b.binary(BinaryOp::Add, carried[3], sum));
+            }
+            next
+        });
+        let mut acc = acc.to_vec();
+        acc[which] = results[0];
+        if let Some(axis) = axis {
+            let sum = Self::spread(b, results[3], 1 - axis, [m, n]);
+            acc[which] = b.binary(BinaryOp::Sub, acc[which], sum);
+        }
+        acc
+    }
+
+    /// Some programs of the grid, not all: whether the first coordinate is even.
+    fn some_programs(&self, b: &mut Builder) -> Value {
+        let (two, zero) = (b.int(2, DType::I32), b.int(0, DType::I32));
+        let parity = b.binary(BinaryOp::Rem, self.program[0], two);
+        b.cmp(CmpOp::Eq, parity, zero)
+    }
+
+    /// How many steps a loop of at most `steps` takes: that many, or, in some programs, one less.
+    pub fn upper(&mut self, b: &mut Builder, steps: usize) -> Value {
+        let upper = self.number(b, steps as i64, DType::I32);
+        if !self.rng.one_in(6) {
+            return upper;
+        }
+        let condition = self.some_programs(b);
+        let all = region(b, &[], Op::Yield, |_, _| vec![upper]);
+        let fewer = region(b, &[], Op::Yield, |b, _| {
+            let one = b.int(1, DType::I32);
+            vec![b.binary(BinaryOp::Sub, upper, one)]
+        });
+        with_regions(b, Op::If, &[condition], &[Type::scalar(DType::I32)], &[all, fewer])[0]
+    }
+
+    /// A loop in some programs, in others arithmetic or another loop.
+    pub fn loop_in_branch(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
+        let condition = self.some_programs(b);
+        let types: Vec<Type> = acc.iter().map(|&v| b.func.ty(v).clone()).collect();
+        let both = self.rng.one_in(3) && self.dots > 1;
+        let sides = [true, both].map(|has_loop| {
+            region(b, &[], Op::Yield, |b, _| match has_loop {
+                true if self.rng.one_in(2) => self.walking(b, acc),
+                true => self.loop_of(b, acc),
+                false => acc.iter().map(|&v| self.computed(b, v)).collect(),
+            })
+        });
+        with_regions(b, Op::If, &[condition], &types, &sides)
+    }
+}
