@@ -1,6 +1,6 @@
 //! Ops that treat every element alike.
 
-use super::emit::Val;
+use super::emit::{USER_ASM, Val};
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Elem, Literal, Op, OpId, UnaryOp, Value};
 use crate::target::GpuArch;
@@ -482,7 +482,7 @@ impl Lowering<'_> {
             };
             let effect = if *pure { "" } else { "sideeffect " };
             let text = format!(
-                "call {result_ty} asm {effect}\"{}\", \"{constraints}\"({}){}",
+                "call {result_ty} asm {effect}\"{}\", \"{constraints}\"({}) {USER_ASM}{}",
                 asm.replace('\\', "\\5C").replace('"', "\\22").replace('\n', "\\0A"),
                 args.join(", "),
                 if *pure { " #2" } else { "" }
