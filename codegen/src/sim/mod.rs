@@ -25,6 +25,8 @@ mod bulk_tests;
 mod check;
 mod clock;
 mod error;
+#[cfg(test)]
+mod far_tests;
 mod global;
 mod grid;
 #[cfg(test)]
