@@ -473,13 +473,11 @@ impl Block<'_> {
             let mut a = vec![vec![0f64; depth]; 64];
             if from_registers {
                 let words: Vec<usize> = a_text.split(',').map(number).collect();
+                (words.len() == 4).then_some(()).ok_or("operand A has four registers")?;
                 for (m, &t) in members.iter().enumerate() {
                     for (w, &word) in words.iter().enumerate() {
                         let bits = self.bits(t, input(args, word, n_out)?)?;
                         for h in 0..depth / 8 {
-                            if w >= 4 {
-                                return Err(format!("operand A has {} registers", words.len()));
-                            }
                             let (row, k) = if bytes == 4 { matrix::a32(m % 32, w) } else { matrix::a16(m % 32, w, h) };
                             a[row + 16 * (m / 32)][k] = number_of(bits >> (16 * h))?;
                         }

@@ -37,7 +37,7 @@ fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i
             let mut memory = Memory::new();
             let ids = zeros.map(|bytes| memory.add(bytes));
             let args = ids.map(Into::into);
-            interp::run_ordered(&func, &args, grid, &mut memory, Limits::default(), order)
+            interp::run_traced(&func, &args, grid, &mut memory, Limits::default(), order, &mut ())
                 .map_err(|e| e.to_string())?;
             Ok(ids.map(|id| numbers(memory.bytes(id))))
         }

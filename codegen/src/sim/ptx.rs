@@ -1,7 +1,8 @@
 //! Scalar PTX that users write as inline assembly: registers, arithmetic, bits, comparisons and conversions, instruction by instruction as
 //! the PTX ISA says. Memory and whatever needs other threads is not here.
 //!
-//! Rounding to the nearest number and in directions, `.ftz`, `.sat` and other modifiers do what the ISA says. Results of `.approx` and
+//! Rounding to the nearest number and in directions, `.ftz`, `.sat` and other modifiers do what the ISA says; `.ftz` flushes results that
+//! are subnormal once they are rounded, as LLVM does where it folds constants. Results of `.approx` and
 //! `.full` instructions are the exact ones rounded to the type: a GPU's may differ in the last bits; so may the payload of a NaN. An
 //! instruction, type or modifier that is not known is an error when the code is read, before anything runs.
 

@@ -8,9 +8,9 @@ use std::arch::asm;
 /// Directions of PTX, of floats and of integers, with the processor's number for them.
 const DIRECTIONS: [(&str, &str, u32); 4] = [("rn", "rni", 0), ("rm", "rmi", 1), ("rp", "rpi", 2), ("rz", "rzi", 3)];
 
-/// The control register: all exceptions masked, a direction, and subnormal operands and results taken for zeros.
+/// The control register: all exceptions masked, a direction, and whether subnormal operands are taken for zeros.
 fn control(direction: u32, flushes: bool) -> u32 {
-    0x1F80 | direction << 13 | if flushes { 0x8040 } else { 0 }
+    0x1F80 | direction << 13 | if flushes { 0x40 } else { 0 }
 }
 
 /// Functions of a control register and operands, each one instruction of the processor.
@@ -119,7 +119,7 @@ fn operands(mantissa: u32, exponent: u32, count: usize) -> Vec<[u64; 3]> {
         // Few bits set now and then, so that results are exact or ties.
         let fraction = rng.next_u64() & (one - 1);
         let fraction =
-            if rng.next_u64() % 3 == 0 { fraction & fraction << (mantissa / 2) & (one - 1) } else { fraction };
+            if rng.next_u64().is_multiple_of(3) { fraction & fraction << (mantissa / 2) & (one - 1) } else { fraction };
         (rng.next_u64() & sign) | field << mantissa | fraction
     };
     for i in 0..count as u64 {
@@ -156,6 +156,7 @@ fn arithmetic_of_f32() {
                     let [a, b, c] = bits.map(|bits| f32::from_bits(bits as u32));
                     let result = processor(control(number, flushes), a, b, c);
                     let expected = match modifiers {
+                        ".ftz" if result.is_subnormal() => 0f32.copysign(result),
                         ".sat" if result >= 1.0 => 1.0,
                         ".sat" if result > 0.0 => result,
                         ".sat" => 0.0,

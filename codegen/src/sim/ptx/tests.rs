@@ -260,7 +260,7 @@ fn what_is_listed_is_known() {
                         "pred" => format!("setp.eq.u32 {r}, 0, 0;"),
                         _ => format!("mov.b64 {r}, 0;"),
                     };
-                    let zeros: String = ["b", "c", "d", "e"].map(|r| zero(r)).concat();
+                    let zeros: String = ["b", "c", "d", "e"].map(zero).concat();
                     let text = format!(
                         "{{ .reg .{declared} a, b, c, d, e; {zeros} {name}{modifiers}{types} a, {sources}; mov.b32 $0, 0; }}"
                     );
