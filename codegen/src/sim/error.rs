@@ -68,7 +68,7 @@ impl fmt::Display for What {
             What::Function(name) => write!(f, "{KNOWN} the function `{name}`; {OURS}"),
             What::Syntax(what) => write!(f, "{KNOWN} this LLVM IR: {what}; {OURS}"),
             What::Assembly { statement } => {
-                let known = super::ptx::known().collect::<Vec<_>>().join(", ");
+                let known = Vec::from_iter(super::ptx::known()).join(", ");
                 write!(
                     f,
                     "{KNOWN} the instruction of the inline assembly `{statement}`, or one of its types or modifiers. It knows \

@@ -289,8 +289,8 @@ impl<'a> Cursor<'a> {
     }
 
     fn number<N: std::str::FromStr>(&mut self) -> Parsed<N> {
-        let here = self.wrong("a number");
-        self.word().parse().map_err(|_| here)
+        let here = self.rest;
+        self.word().parse().map_err(|_| Cursor { rest: here }.wrong("a number"))
     }
 
     /// A word of letters, digits and what names are made of.
@@ -430,7 +430,7 @@ impl<'a> FunctionParser<'a> {
 
     fn operand(&mut self, c: &mut Cursor, ty: &Ty) -> Parsed<Operand> {
         c.skip();
-        let wrong = c.wrong(&format!("an operand of type {ty}"));
+        let here = c.rest;
         let word = c.word();
         if word.starts_with('%') {
             return Ok(Operand::Reg(self.register(word)));
@@ -450,7 +450,7 @@ impl<'a> FunctionParser<'a> {
                 (None, None, _) => w.parse::<i128>().ok().map(|n| n as u64),
             },
         };
-        bits.map(Operand::Bits).ok_or(wrong)
+        bits.map(Operand::Bits).ok_or_else(|| Cursor { rest: here }.wrong(&format!("an operand of type {ty}")))
     }
 
     fn typed(&mut self, c: &mut Cursor) -> Parsed<(Ty, Operand)> {

@@ -24,11 +24,14 @@ use std::collections::{BTreeSet, HashMap};
 /// Instructions, the types that each takes, and modifiers: in their order groups of which one is there; `?` marks groups of which none may be.
 type Form = (&'static str, &'static str, &'static str);
 
-/// Names of the instructions that are known.
-pub fn known() -> impl Iterator<Item = &'static str> {
+/// Names of the instructions that are known, in order.
+pub fn known() -> BTreeSet<&'static str> {
     let forms = float::FORMS.iter().chain(integer::FORMS).flat_map(|(ops, ..)| ops.split(' '));
-    forms.chain(["cvt", "mov", "selp", "setp"]).collect::<BTreeSet<_>>().into_iter()
+    forms.chain(OTHERS).collect()
 }
+
+/// Instructions whose types and modifiers are not in a table.
+const OTHERS: [&str; 4] = ["cvt", "mov", "selp", "setp"];
 
 /// The type in an instruction's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -152,6 +155,8 @@ struct Statement {
     /// A predicate, and the value at which the statement is skipped.
     guard: Option<(String, u64)>,
     name: Name,
+    /// It is one of the forms of its operation.
+    fits: bool,
     operands: Vec<String>,
 }
 
@@ -301,11 +306,12 @@ impl Statement {
         }
         let (name, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let name = Name::parse(name);
-        if !known().any(|known| known == name.op) {
+        let fits = name.is_one_of(float::FORMS) || name.is_one_of(integer::FORMS);
+        if !fits && !OTHERS.contains(&name.op.as_str()) {
             return Err(Stop::NotKnown);
         }
         let operands = split_operands(operands).into_iter().map(String::from).collect();
-        Ok(Statement { text: text.into(), guard, name, operands })
+        Ok(Statement { text: text.into(), guard, name, fits, operands })
     }
 }
 
@@ -393,8 +399,7 @@ impl Machine {
 
     fn instruction(&mut self, statement: &Statement) -> Result<(), Stop> {
         let name = &statement.name;
-        let operands: Vec<&str> = statement.operands.iter().map(String::as_str).collect();
-        let (&to, from) = operands.split_first().ok_or(Stop::NotKnown)?;
+        let (to, from) = statement.operands.split_first().ok_or(Stop::NotKnown)?;
         let kind = name.kind().ok_or(Stop::NotKnown)?;
         match name.op.as_str() {
             "setp" => return self.set_predicate(name, kind, to, from),
@@ -411,17 +416,17 @@ impl Machine {
                 _ => None,
             },
             ("cvt", _) => float::convert(name, &values),
-            (_, Kind::Float(dtype)) if name.is_one_of(float::FORMS) => float::execute(name, dtype, &values),
-            (_, Kind::Pair(dtype)) if name.is_one_of(float::FORMS) => float::execute_pair(name, dtype, &values),
-            _ if name.is_one_of(integer::FORMS) => integer::execute(name, kind, &values),
-            _ => None,
+            _ if !statement.fits => None,
+            (_, Kind::Float(dtype)) => float::execute(name, dtype, &values),
+            (_, Kind::Pair(dtype)) => float::execute_pair(name, dtype, &values),
+            _ => integer::execute(name, kind, &values),
         };
         Ok(self.set(to, result.ok_or(Stop::NotKnown)?)?)
     }
 
     /// `mov`, which also packs and unpacks vectors in braces.
-    fn mov(&mut self, kind: Kind, to: &str, from: &[&str]) -> Result<(), String> {
-        let &[from] = from else { return Err("one source is expected".into()) };
+    fn mov(&mut self, kind: Kind, to: &str, from: &[String]) -> Result<(), String> {
+        let [from] = from else { return Err("one source is expected".into()) };
         let width = |parts: &[String]| match parts.len() as u32 {
             n @ (2 | 4) if kind.bits() / n >= 8 => Ok(kind.bits() / n),
             n => Err(format!("{} bits in {n} parts", kind.bits())),
@@ -451,7 +456,7 @@ impl Machine {
     }
 
     /// `setp.CMP{.and|.or|.xor}{.ftz}.TYPE p{|q}, a, b{, c}`.
-    fn set_predicate(&mut self, name: &Name, kind: Kind, to: &str, from: &[&str]) -> Result<(), Stop> {
+    fn set_predicate(&mut self, name: &Name, kind: Kind, to: &str, from: &[String]) -> Result<(), Stop> {
         let (comparison, modifiers) = name.modifiers.split_first().ok_or(Stop::NotKnown)?;
         let rest = Name { modifiers: modifiers.to_vec(), ..name.clone() };
         let combines = from.len() == 3;
@@ -461,7 +466,7 @@ impl Machine {
             (false, true) => "ftz?",
             (false, false) => "",
         };
-        let ([a, b] | [a, b, _]) = from[..] else {
+        let ([a, b] | [a, b, _]) = from else {
             return Err(Stop::Malformed(
                 "two operands are expected, and a predicate after `.and`, `.or` or `.xor`".into(),
             ));
@@ -476,7 +481,7 @@ impl Machine {
             kind => integer::compare(comparison, kind, x, y),
         };
         let holds = holds.ok_or(Stop::NotKnown)?;
-        let with = if combines { self.value(from[2], Kind::Pred)? & 1 == 1 } else { true };
+        let with = if combines { self.value(&from[2], Kind::Pred)? & 1 == 1 } else { true };
         let combine = |p: bool| match modifiers.first().map(String::as_str) {
             Some("or") => p | with,
             Some("xor") => p ^ with,

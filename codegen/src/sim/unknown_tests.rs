@@ -189,3 +189,52 @@ fn assembly_of_the_lowering_that_is_malformed() {
         }
     }
 }
+
+/// Kernels with a part of a line cut out or copied to another place, as they might come from a broken lowering: an error, or a run.
+#[test]
+fn damaged_kernels_never_panic() {
+    use crate::lower::nvptx::lower;
+    use crate::pipeline::gpu_ir;
+    use crate::target::{CompileOptions, GpuArch};
+    use crate::testgen::Rng;
+    let mut rng = Rng::new(11);
+    for (text, runs) in [
+        (include_str!("programs/attention64.tile"), 0),
+        (include_str!("programs/roles.tile"), 0),
+        (include_str!("programs/add_rows.tile"), 300),
+    ] {
+        let func = crate::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
+        let options = CompileOptions { num_warps: 4, ..CompileOptions::default() };
+        let is_laid = crate::verify::stage_of(&func) != crate::ir::Stage::Tile;
+        let laid = if is_laid { func } else { gpu_ir(&func, GpuArch::Sm90a, &options, &mut ()) };
+        let module = lower(&laid, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e}"));
+        let lines: Vec<&str> = module.llvm_ir.lines().collect();
+        let parts = [" ", "%", ",", "i32", "i1", "<2 x float>", "\"", "(", "128", "$7", "[", ";", "@", "=", "x"];
+        for i in 0..600 {
+            let at = rng.next_u64() as usize % lines.len();
+            let line = lines[at];
+            let [a, b] = [0; 2].map(|_| rng.next_u64() as usize % (line.len() + 1));
+            let (from, to) = (a.min(b), a.max(b).min(a.min(b) + 12));
+            let part = parts[rng.next_u64() as usize % parts.len()];
+            let Some((head, tail)) = line.get(..from).zip(line.get(to..)) else { continue };
+            let damaged = if i % 2 == 0 { format!("{head}{tail}") } else { format!("{head}{part}{tail}") };
+            let mut all = lines.clone();
+            all[at] = &damaged;
+            let text = all.join("\n");
+            let outcome = catch_unwind(|| {
+                if i >= runs {
+                    return super::parse::parse(&text).map(drop);
+                }
+                let mut global = Global::default();
+                let args = [global.add(vec![0; 150 * 32 * 4]), global.add(vec![0; 150 * 32 * 4]), 150];
+                let (threads, shared_bytes) = (module.threads, module.shared_bytes);
+                let tensor_maps = &module.tensor_maps;
+                run(
+                    &Launch { llvm_ir: &text, grid: [1; 3], threads, shared_bytes, args: &args, tensor_maps, seed: 0 },
+                    &mut global,
+                )
+            });
+            assert!(outcome.is_ok(), "a panic at `{damaged}`, which was `{line}`");
+        }
+    }
+}
