@@ -95,6 +95,10 @@ pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
         ("add", &[a, b]) => directed(name, dtype, "add", &[a, b], nearest(a + b)),
         ("sub", &[a, b]) => directed(name, dtype, "add", &[a, -b], nearest(a - b)),
         ("mul", &[a, b]) => directed(name, dtype, "mul", &[a, b], nearest(a * b)),
+        // PTX ISA, `div`: the divisor's reciprocal is taken for zero.
+        ("div", &[a, b]) if name.has("approx") && b.is_finite() && b.abs() > 2f64.powi(126) => {
+            nearest(a * 0f64.copysign(b))
+        }
         ("div", &[a, b]) => directed(name, dtype, "div", &[a, b], nearest(a / b)),
         ("rcp", &[a]) => directed(name, dtype, "div", &[1.0, a], nearest(1.0 / a)),
         ("sqrt", &[a]) => directed(name, dtype, "sqrt", &[a], nearest(a.sqrt())),

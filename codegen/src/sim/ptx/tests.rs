@@ -91,6 +91,10 @@ fn floats() {
     check("lg2.approx.f32 $0, $1;", &[f(8.0)], f(3.0));
     check("rcp.approx.ftz.f32 $0, $1;", &[f(4.0)], f(0.25));
     check("rsqrt.approx.f32 $0, $1;", &[f(4.0)], f(0.5));
+    check("div.approx.f32 $0, $1, $2;", &[f(6.0), f(-3.0)], f(-2.0));
+    check("div.approx.f32 $0, $1, $2;", &[f(1e38), f(-2e38)], f(-0.0));
+    check("div.approx.f32 $0, $1, $2;", &[f(f32::INFINITY), f(2e38)], f(f32::NAN));
+    check("div.full.f32 $0, $1, $2;", &[f(1e38), f(-2e38)], f(-0.5));
     check("sqrt.rn.f32 $0, $1;", &[f(2.0)], f(2f32.sqrt()));
     check("sin.approx.f32 $0, $1;", &[f(0.0)], f(0.0));
     check("cos.approx.f32 $0, $1;", &[f(0.0)], f(1.0));
