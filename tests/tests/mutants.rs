@@ -295,11 +295,23 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
         (Class::Arrive, Change::Removed | Change::Repeated | Change::Neighbour) if specialized && !mutant.in_loop => {
             "behind a loop: the producer fills no buffer any more, and nobody waits for the phase"
         }
+        (Class::Arrive, Change::Removed) if specialized && in_last_loop(case, mutant) => {
+            "in the loop over what does not fill a tile, which runs once: the producer fills no buffer any more, and nobody waits for the phase"
+        }
         (Class::Arrive, Change::Earlier) if specialized && case.name.contains("dK/dV") => {
             "the producer fills the slot again when all buffers of the round are released, and Q's and dO's are released behind these reads"
         }
         (Class::Wait, Change::Neighbour) if specialized && case.name.contains("dK/dV") => {
             "the neighbour's phase is completed by the same threads, behind their arrives for this one"
+        }
+        (Class::Wait, Change::Later) if specialized && case.name.contains("dK/dV") && in_producer(case, mutant) => {
+            "the producer has waited for Q's buffer of the round, which every warp releases behind all the others of that round"
+        }
+        (Class::Wait, Change::Later) if specialized && case.name.contains("dK/dV") => {
+            "what it now comes behind are products of other buffers: this thread's reads of its own come behind it still"
+        }
+        (Class::Wait, Change::Later) if case.name.contains("TMA") && !mutant.in_loop => {
+            "what it now comes behind are copies to the next slot: each thread waits for this one's before its products read it still"
         }
         (Class::Wait, Change::Removed) if specialized && mutant.in_loop => {
             "the producer has just waited for the other operand's buffer: every warp arrives for both behind one wait for its products"
@@ -309,6 +321,20 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
         }
         (Class::WgmmaWait, Change::Removed) if !mutant.in_loop => {
             "in front of a loop: `wait_group 1` with one group under way waits for nothing"
+        }
+        (Class::WgmmaWait, Change::Removed) if effects_behind(case, mutant).next().is_some_and(waits_for_products) => {
+            "behind it a wait for all products comes before anything else: before their sums are used, and buffers written or released"
+        }
+        (Class::WgmmaWait, Change::Removed) if case.name == "dK/dV specialized" => {
+            "dO's buffer is released while products read it, but the producer fills it behind its wait for Q's, which every warp releases \
+             behind a wait for all products"
+        }
+        (Class::WgmmaCommit, Change::Removed)
+            if effects_behind(case, mutant)
+                .find(|line| line.contains("wgmma.wait"))
+                .is_some_and(waits_for_products) =>
+        {
+            "the next commit takes the product too, and the next wait is for all: it comes before either is used"
         }
         (Class::WgmmaCommit, Change::Removed | Change::Later) if !mutant.in_loop => {
             "outside of loops: the next commit takes the product too, and the wait for both comes before either is used"
@@ -327,6 +353,16 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
             "it makes mbarriers known to all, and still does; the store that now comes behind it is released by the next barrier of the \
              block, before products read what it wrote"
         }
+        (Class::BlockBarrier, Change::Later) if case.name.contains("TMA") && !mutant.in_loop => {
+            "it makes mbarriers known to all: until then only the thread that has made them uses them, and all others wait for them behind \
+             it still"
+        }
+        (Class::MbarrierInit, Change::CountUp) if is_last(case, mutant, "mbarrier.init") => {
+            "in the loop over what does not fill a tile, which runs once: it fills one slot, and no copy is counted by the last barrier"
+        }
+        (Class::ProxyFence, Change::Earlier) if case.name.contains("TMA") => {
+            "it passes a bulk copy and no thread's write: the writes that it is for come before it still, and the products behind it"
+        }
         (Class::BulkWait, Change::Removed) => {
             "no addition is under way here, whatever the iteration: it waits for nothing"
         }
@@ -334,9 +370,40 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
     })
 }
 
+/// Lines behind the one that is changed.
+fn behind<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
+    case.module.llvm_ir.lines().skip(mutant.line)
+}
+
+/// Of the lines behind those that synchronize, or access shared memory.
+fn effects_behind<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
+    let accesses =
+        |line: &str| ["= load ", " store "].iter().any(|op| line.contains(op)) && line.contains("addrspace(3)");
+    behind(case, mutant).filter(move |line| {
+        line.contains("asm sideeffect")
+            || ["@llvm.nvvm.bar", "@llvm.nvvm.fence"].iter().any(|f| line.contains(f))
+            || accesses(line)
+    })
+}
+
+fn waits_for_products(line: &str) -> bool {
+    line.contains("wgmma.wait_group.sync.aligned 0;")
+}
+
+/// Whether the line stands among the producer's.
+fn in_producer(case: &Case, mutant: &Mutant) -> bool {
+    !behind(case, mutant).any(|line| line.starts_with("produce") && !line.starts_with("produced"))
+}
+
+/// Whether the line stands in the last loop of the consumers.
+fn in_last_loop(case: &Case, mutant: &Mutant) -> bool {
+    mutant.in_loop
+        && !behind(case, mutant).take_while(|line| !line.starts_with("produce")).any(|line| line.starts_with("body"))
+}
+
 /// Whether no such instruction follows the one that is changed.
 fn is_last(case: &Case, mutant: &Mutant, text: &str) -> bool {
-    !case.module.llvm_ir.lines().skip(mutant.line).any(|line| line.contains(text))
+    !behind(case, mutant).any(|line| line.contains(text))
 }
 
 /// Whether a mutant that survives moves or repeats what may as well be missing: that is counted once, as missing.

@@ -124,3 +124,53 @@ fn memory_of_a_simulated_gpu_is_its_own() {
     let mut y = Buffer::<i32>::zeros(&one, 4).unwrap();
     assert!(LastOneWins { y: &mut y }.launch(&other, 1).is_err());
 }
+
+/// PTX of the kernel's author, with the rounding as a constant of the text.
+#[kernel]
+fn rounds_to_zero(x: In<f32>, y: Out<f32>) {
+    let i = arange(0, 32);
+    let v = load(x + i);
+    store(y + i, inline_asm_elementwise::<f32>(asm = "mul.rz.f32 $0, $1, $1;", constraints = "=f,f", args = (v,)));
+}
+
+#[kernel]
+fn votes(x: In<i32>, y: Out<i32>) {
+    let i = arange(0, 32);
+    let v = load(x + i);
+    let asm = "{ .reg .pred p; setp.ne.s32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xFFFFFFFF; }";
+    store(y + i, inline_asm_elementwise::<i32>(asm = asm, constraints = "=r,r", args = (v,)));
+}
+
+#[kernel]
+fn waits_in_assembly(x: In<i32>, y: Out<i32>) {
+    let i = arange(0, 32);
+    let v = load(x + i);
+    store(y + i, inline_asm_elementwise::<i32>(asm = "bar.sync 0; mov.b32 $0, $1;", constraints = "=r,r", args = (v,)));
+}
+
+#[test]
+fn inline_assembly_is_run_or_named_with_its_line() {
+    let this_file = file!().rsplit('/').next().unwrap();
+    for arch in ARCHS {
+        let device = Device::simulated(arch);
+        let x: Vec<f32> = (0..32).map(|i| 1.0 + (i as f32).sqrt() / 7.0).collect();
+        let buffer = Buffer::from_slice(&device, &x).unwrap();
+        let mut y = Buffer::<f32>::zeros(&device, 32).unwrap();
+        RoundsToZero { x: &buffer, y: &mut y }.launch(&device, 1).unwrap();
+        for (x, y) in x.iter().zip(y.to_vec().unwrap()) {
+            // Of f32, the largest that is not above the product, which f64 holds exactly.
+            let exact = f64::from(*x) * f64::from(*x);
+            assert!(f64::from(y) <= exact && exact < f64::from(y.next_up()), "{x}² = {exact}, found {y}");
+        }
+
+        let x = Buffer::from_slice(&device, &[1; 32]).unwrap();
+        let mut y = Buffer::<i32>::zeros(&device, 32).unwrap();
+        let votes = Votes { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
+        let waits = WaitsInAssembly { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
+        for (message, named) in [(votes, "vote.sync.ballot.b32"), (waits, "bar.sync 0")] {
+            for part in [this_file, named, "the simulated GPU does not know", "setp", "run the kernel on a GPU"] {
+                assert!(message.contains(part), "`{part}` is missing in: {message}");
+            }
+        }
+    }
+}

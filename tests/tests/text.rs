@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use tilewright_codegen::interp::{self, ArgValue, Limits, Memory};
+use tilewright_codegen::interp::{self, ArgValue, Limits, Memory, Order};
 use tilewright_codegen::ir::{Elem, Func, Stage};
 use tilewright_codegen::testgen::{Options, Rng, program};
 use tilewright_codegen::{passes, text, verify};
@@ -179,7 +179,8 @@ fn run(func: &Func) {
             _ => ArgValue::Bool(true),
         })
         .collect();
-    let _ = interp::run_limited(func, &values, [1; 3], &mut memory, Limits { max_ops: 2_000 });
+    let _ =
+        interp::run_traced(func, &values, [1; 3], &mut memory, Limits { max_ops: 2_000 }, Order::default(), &mut ());
 }
 
 /// The mutations would test nothing if none of them were valid.

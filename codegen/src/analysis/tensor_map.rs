@@ -5,6 +5,9 @@
 //! scalars that the kernel computes (the head of a batch) and strides that are arguments: each such term becomes one more
 //! dimension of the map, as wide as can be, of which a box has one element.
 //!
+//! Coordinates are i32 and a view's offsets i64. So an extent is at most 2^31 - 1: an offset outside of i32 then lies outside of the tensor,
+//! and so does the nearest i32, on the same side ([`Plan::checked`](TmaPlan::checked) says where offsets may lie outside).
+//!
 //! Limits (CUDA Driver API, `cuTensorMapEncodeTiled`): at most five dimensions; the innermost contiguous; base and other
 //! strides multiples of 16 bytes; a box at most 256 elements in each dimension, its rows multiples of 16 bytes and,
 //! under a swizzle, no wider than the span. A wider tile is fetched by several copies.
@@ -19,8 +22,8 @@ const MAX_RANK: usize = 5;
 const MAX_BOX: u32 = 256;
 /// Strides and addresses are multiples of this.
 const ALIGN: u64 = 16;
-/// Extent of a dimension that nothing bounds: coordinates are i32.
-const UNBOUNDED: i64 = i32::MAX as i64;
+/// Largest extent: coordinates are i32.
+const MAX_EXTENT: i64 = i32::MAX as i64;
 
 /// How to fetch a view's block into a shared buffer.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +39,8 @@ pub struct TmaPlan {
     pub swizzle_bytes: u32,
     /// Where the block lies, by dimension of the map: values of i64 or i32.
     pub coordinates: Vec<Value>,
+    /// By dimension of the map: the block may lie outside, where it reads padding. Elsewhere coordinates are below the extent.
+    pub checked: Vec<bool>,
     pub copies: Vec<BoxCopy>,
 }
 
@@ -66,13 +71,17 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
         block: Vec::new(),
         swizzle_bytes: 0,
         coordinates: Vec::new(),
+        checked: Vec::new(),
         copies: Vec::new(),
     };
     for &d in parts.order {
         plan.shape.push(match host(func, axis, parts.shape[d], &[DType::I32]) {
+            Some(HostExpr::Const(extent)) if extent > MAX_EXTENT => return None,
             Some(extent) => extent,
             // What no boundary checks lies inside anyhow.
-            None if !boundary.contains(&d) => HostExpr::Const(UNBOUNDED),
+            None if !boundary.contains(&d) && axis.get(func, parts.shape[d]).range.1 <= MAX_EXTENT.into() => {
+                HostExpr::Const(MAX_EXTENT)
+            }
             None => return None,
         });
         if d != inner {
@@ -80,6 +89,7 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
             plan.strides.push(host(func, axis, parts.strides[d], &[DType::I32, DType::I64])?);
         }
         plan.coordinates.push(parts.offsets[d]);
+        plan.checked.push(boundary.contains(&d));
     }
     plan.base = base(func, axis, parts.base, &mut plan, &aligned)?;
     if plan.shape.len() > MAX_RANK {
@@ -159,7 +169,8 @@ fn terms(
                 aligned(stride).then_some((narrow(func, axis, scalar)?, by))
             });
             let (scalar, stride) = dimension?;
-            plan.shape.push(HostExpr::Const(UNBOUNDED));
+            plan.shape.push(HostExpr::Const(MAX_EXTENT));
+            plan.checked.push(false);
             plan.strides.push(stride);
             plan.coordinates.push(scalar);
             Some(())
@@ -171,7 +182,7 @@ fn terms(
 /// A value that fits into an i32 coordinate, before it was widened.
 fn narrow(func: &Func, axis: &AxisAnalysis, v: Value) -> Option<Value> {
     if func.ty(v).dtype() == Some(DType::I32)
-        || axis.scalar_constant(func, v).is_some_and(|c| (0..UNBOUNDED).contains(&c))
+        || axis.scalar_constant(func, v).is_some_and(|c| (0..MAX_EXTENT).contains(&c))
     {
         return Some(v);
     }

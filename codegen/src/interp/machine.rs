@@ -35,6 +35,12 @@ pub enum Order {
     Interleaved(u64),
 }
 
+impl Default for Order {
+    fn default() -> Order {
+        Order::Interleaved(0)
+    }
+}
+
 /// Programs that are under way at a time, unless more have to start for others to go on: a bound on memory.
 const RESIDENT: usize = 4;
 /// Repetitions of atomics, or of a load, while memory stays what it is: a program that does so many waits for others.

@@ -80,16 +80,15 @@ impl Memory {
     /// # Errors
     /// Where they are not all inside one buffer, or some have not been written.
     pub fn read(&self, address: u64, len: usize) -> Result<u64, String> {
-        let value = self.peek(address, len)?;
         let (i, offset) = self.find(address, len)?;
+        let value = self.value(i, offset, len)?;
         let end = &self.buffers[i].ends[READ];
         end.set(end.get().max(offset + len));
         Ok(value)
     }
 
-    /// As [`Memory::read`], but it does not count as a read.
-    fn peek(&self, address: u64, len: usize) -> Result<u64, String> {
-        let (i, offset) = self.find(address, len)?;
+    /// What stands at an offset of a buffer.
+    fn value(&self, i: usize, offset: usize, len: usize) -> Result<u64, String> {
         let buffer = &self.buffers[i];
         let range = offset..offset + len;
         if buffer.written.as_ref().is_some_and(|w| w[range.clone()].contains(&false)) {
@@ -138,7 +137,8 @@ impl Memory {
     }
 
     fn change(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
-        if self.peek(address, len) != Ok(value) {
+        let (i, offset) = self.find(address, len)?;
+        if self.value(i, offset, len) != Ok(value) {
             self.races.changes += 1;
         }
         self.write(address, len, value)

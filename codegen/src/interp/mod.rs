@@ -114,33 +114,10 @@ impl Trace for () {
 /// Where the function breaks a rule of the verifier, an argument does not fit its parameter or the promises about it,
 /// or a program does something undefined; `memory` is left as it was then.
 pub fn run(func: &Func, args: &[ArgValue], grid: [u32; 3], memory: &mut Memory) -> Result<Outcome, InterpError> {
-    run_limited(func, args, grid, memory, Limits::default())
+    run_traced(func, args, grid, memory, Limits::default(), Order::default(), &mut ())
 }
 
-/// As [`run`], and stops with an error at a limit.
-pub fn run_limited(
-    func: &Func,
-    args: &[ArgValue],
-    grid: [u32; 3],
-    memory: &mut Memory,
-    limits: Limits,
-) -> Result<Outcome, InterpError> {
-    run_ordered(func, args, grid, memory, limits, Order::Interleaved(0))
-}
-
-/// As [`run_limited`], with programs in that order.
-pub fn run_ordered(
-    func: &Func,
-    args: &[ArgValue],
-    grid: [u32; 3],
-    memory: &mut Memory,
-    limits: Limits,
-    order: Order,
-) -> Result<Outcome, InterpError> {
-    run_traced(func, args, grid, memory, limits, order, &mut ())
-}
-
-/// As [`run_ordered`], and shows every value to `trace`.
+/// As [`run`], with programs in that order; stops with an error at a limit, and shows every value to `trace`.
 pub fn run_traced(
     func: &Func,
     args: &[ArgValue],

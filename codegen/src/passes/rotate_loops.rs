@@ -53,8 +53,10 @@ fn rotate_returns(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
     late::close(func, region);
     let products = late::open(func, region);
-    let waits: Vec<Option<(OpId, usize)>> = products.iter().map(|&p| late::sum_of(func, region, p)).collect();
-    let waited: Vec<Value> = waits.iter().flatten().map(|&(wait, _)| func.result(wait)).collect();
+    let wait = |&product: &OpId| {
+        late::sum_of(func, region, product).expect("internal compiler error: an open product that is no sum").0
+    };
+    let waited: Vec<Value> = products.iter().map(|product| func.result(wait(product))).collect();
     let after = |op: &OpId| {
         let data = func.op(*op);
         matches!(data.op, Op::MbarrierArrive { .. }) && data.operands.iter().any(|v| waited.contains(v))

@@ -1,7 +1,8 @@
 //! Intrinsics, and the PTX that the lowering writes as inline assembly.
 
 use super::Global;
-use super::machine::{Block, Flight, Waiting};
+use super::error::What;
+use super::machine::{Block, Flight, Waiting, operand};
 use super::matrix::{self, Descriptor};
 use super::parse::{Operand, Ty};
 use super::value::{self, Value, f32_of, mask};
@@ -13,65 +14,101 @@ use std::collections::HashMap;
 /// The largest head of a `wait_group` text that is no number.
 const WAIT_WGMMA: &str = "wgmma.wait_group.sync.aligned ";
 const WAIT_COPY: &str = "cp.async.wait_group ";
+const CREATE_POLICY: &str = "createpolicy.fractional.L2::";
+const GRID_SIZE: &str = "mov.u32 $0, %nctaid.";
 
-pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, String> {
-    if name.starts_with("llvm.nvvm.ff2") {
-        let element = if name.contains("bf16") { Ty::BFloat } else { Ty::Half };
-        let round = |i: usize| Value::Bits(value::float_bits(f64::from(f32_of(args[i].1)), &element));
-        // The first operand goes to the high half.
-        return Ok(Value::many(vec![round(1), round(0)]));
-    }
-    if name == "__assertfail" {
-        return Err("a device_assert failed".into());
-    }
-    let parts: Vec<&str> = name.split('.').collect();
-    if parts.get(2) == Some(&"sat") {
-        return Ok(Value::Bits(saturate(parts[1], ty, value::float(args[0].1, args[0].0))));
-    }
-    let f = |i: usize| value::float(args[i].1, args[i].0);
-    let out = |x: f64| Value::Bits(value::float_bits(x, ty));
-    let bits = (ty.bytes() * 8) as u32;
-    let s = |i: usize| value::signed(args[i].1, bits);
-    let int = |x: i64| Value::Bits(x as u64 & mask(bits));
-    Ok(match *parts.get(1).unwrap_or(&"") {
-        "fma" => {
-            let bits = |i: usize| args[i].1;
-            Value::Bits(num::fused_multiply_add(value::dtype(ty), bits(0), bits(1), bits(2)))
-        }
-        "minnum" => out(f(0).min(f(1))),
-        "maxnum" => out(f(0).max(f(1))),
-        "fabs" => out(f(0).abs()),
-        "floor" => out(f(0).floor()),
-        "ceil" => out(f(0).ceil()),
-        "rint" => out(f(0).round_ties_even()),
-        "sqrt" => out(f(0).sqrt()),
-        "copysign" => out(f(0).copysign(f(1))),
-        "abs" => int(s(0).wrapping_abs()),
-        "smin" => int(s(0).min(s(1))),
-        "smax" => int(s(0).max(s(1))),
-        "umin" => Value::Bits((args[0].1 & mask(bits)).min(args[1].1 & mask(bits))),
-        "umax" => Value::Bits((args[0].1 & mask(bits)).max(args[1].1 & mask(bits))),
-        _ => return Err(format!("function `{name}`")),
-    })
+/// Whether the lowering may have written an assembly text: memory, synchronization, matrices, and what only they need.
+pub fn is_lowerings(text: &str) -> bool {
+    const NAMES: [&str; 16] = [
+        "ld.global",
+        "st.global",
+        "st.shared",
+        "atom.global",
+        "red.global",
+        "cp.async",
+        "cp.reduce.async",
+        "mbarrier.",
+        "fence.mbarrier_init",
+        "bar.sync",
+        "bar.arrive",
+        "mma.sync",
+        "wgmma.",
+        "setmaxnreg.",
+        CREATE_POLICY,
+        GRID_SIZE,
+    ];
+    NAMES.iter().any(|name| text.contains(name))
 }
 
-fn saturate(kind: &str, ty: &Ty, x: f64) -> u64 {
-    let bits = (ty.bytes() * 8) as u32;
-    let bits = if *ty == Ty::Int(1) { 1 } else { bits };
-    match kind {
-        "fptosi" => {
-            let low = -(2f64.powi(bits as i32 - 1));
-            let v = if x.is_nan() {
-                0
-            } else if x <= low {
-                low as i64
-            } else {
-                (x as i64).min(((1i128 << (bits - 1)) - 1) as i64)
-            };
-            v as u64 & mask(bits)
-        }
-        _ => (if x.is_nan() || x <= 0.0 { 0 } else { x as u64 }).min(mask(bits)),
+/// The axis, from 0, that a text names behind a prefix and in front of `;`.
+pub fn axis_of(text: &str, prefix: &str) -> Option<usize> {
+    let axis = text.strip_prefix(prefix)?.trim_end_matches(';');
+    ["x", "y", "z"].iter().position(|name| *name == axis)
+}
+
+/// Functions that are more than arithmetic: [`Block::call`] runs them.
+pub fn is_special(name: &str) -> bool {
+    let names = [
+        "llvm.nvvm.shfl.sync.bfly.i32",
+        "llvm.nvvm.shfl.sync.idx.i32",
+        "llvm.nvvm.bar.warp.sync",
+        "llvm.nvvm.fence.proxy.async.shared_cta",
+        "llvm.nvvm.read.ptx.sreg.tid.x",
+        "llvm.assume",
+        "llvm.trap",
+        "vprintf",
+        "__assertfail",
+    ];
+    let sizes = ["llvm.nvvm.read.ptx.sreg.ctaid.", "llvm.nvvm.read.ptx.sreg.nctaid."];
+    names.contains(&name) || sizes.iter().any(|prefix| axis_of(name, prefix).is_some())
+}
+
+/// A function of LLVM's that only computes.
+pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, What> {
+    let unknown = || What::Function(name.into());
+    let parts: Vec<&str> = name.split('.').collect();
+    let ("llvm", [function, ..]) = (parts[0], &parts[1..]) else { return Err(unknown()) };
+    let bits = |i: usize| args.get(i).map(|arg| arg.1).ok_or_else(unknown);
+    let f = |i: usize| args.get(i).ok_or_else(unknown).and_then(|(ty, bits)| value::float(*bits, ty));
+    if let Some(element) = match parts[1..] {
+        ["nvvm", "ff2bf16x2", "rn"] => Some(Ty::BFloat),
+        ["nvvm", "ff2f16x2", "rn"] => Some(Ty::Half),
+        _ => None,
+    } {
+        // The first operand goes to the high half.
+        let halves = [value::float_bits(f(1)?, &element)?, value::float_bits(f(0)?, &element)?];
+        return Ok(Value::many(halves.map(Value::Bits).to_vec()));
     }
+    let out = |x: f64| value::float_bits(x, ty);
+    let width = || value::int_bits(ty).ok().filter(|&bits| bits <= 64).ok_or_else(unknown);
+    let signed = |i: usize| Ok::<i64, What>(value::signed(bits(i)?, width()?));
+    let unsigned = |i: usize| Ok::<u64, What>(bits(i)? & mask(width()?));
+    let int = |x: i64| Ok::<u64, What>(x as u64 & mask(width()?));
+    Ok(Value::Bits(match *function {
+        "fptosi" | "fptoui" if parts.get(2) == Some(&"sat") => saturate(*function == "fptosi", width()?, f(0)?),
+        "fma" => num::fused_multiply_add(value::dtype(ty)?, bits(0)?, bits(1)?, bits(2)?),
+        "minnum" => out(f(0)?.min(f(1)?))?,
+        "maxnum" => out(f(0)?.max(f(1)?))?,
+        "fabs" => out(f(0)?.abs())?,
+        "floor" => out(f(0)?.floor())?,
+        "ceil" => out(f(0)?.ceil())?,
+        "rint" => out(f(0)?.round_ties_even())?,
+        "sqrt" => out(f(0)?.sqrt())?,
+        "copysign" => out(f(0)?.copysign(f(1)?))?,
+        "abs" => int(signed(0)?.wrapping_abs())?,
+        "smin" => int(signed(0)?.min(signed(1)?))?,
+        "smax" => int(signed(0)?.max(signed(1)?))?,
+        "umin" => unsigned(0)?.min(unsigned(1)?),
+        "umax" => unsigned(0)?.max(unsigned(1)?),
+        _ => return Err(unknown()),
+    }))
+}
+
+/// A float as an integer of so many bits, the nearest one where it does not fit; NaN gives zero.
+fn saturate(signed: bool, bits: u32, x: f64) -> u64 {
+    let (low, high) =
+        if signed { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
+    (x as i128).clamp(low, high) as u64 & mask(bits)
 }
 
 /// Row and column of a warpgroup's product that register `r` of a thread holds.
@@ -96,6 +133,11 @@ fn number(token: &str) -> usize {
         .trim()
         .parse()
         .unwrap_or(usize::MAX)
+}
+
+/// The input that an assembly text calls `$number`, with so many outputs in front of the inputs.
+fn input(args: &[(Ty, Operand)], number: usize, outputs: usize) -> Result<&Operand, String> {
+    number.checked_sub(outputs).ok_or_else(|| format!("`${number}` is an output")).and_then(|i| operand(args, i))
 }
 
 fn little_endian(bytes: &[u8]) -> u64 {
@@ -167,17 +209,13 @@ impl Block<'_> {
             let pending: usize = rest.trim_end_matches(';').parse().map_err(|_| format!("`{text}`"))?;
             return self.wait_copies(t, pending).map(|()| Some(Value::Undef));
         }
+        if text.starts_with(CREATE_POLICY) {
+            return Ok(Some(Value::Bits(0)));
+        }
+        if let Some(axis) = axis_of(text, GRID_SIZE) {
+            return Ok(Some(Value::Bits(u64::from(self.launch.grid[axis]))));
+        }
         let n = outputs(constraints);
-        if let Some(v) = self.compute(t, text, args)? {
-            return Ok(Some(v));
-        }
-        if !super::ptx::is_memory(text) {
-            let mut inputs = Vec::new();
-            for (ty, v) in args {
-                inputs.push((ty.clone(), self.bits(t, v)?));
-            }
-            return super::ptx::execute(text, n, ty, &inputs).map(Some);
-        }
         // Memory: an optional fill, an optional guard, the instruction.
         let (guard, body) = match text.find('@') {
             Some(at) => {
@@ -187,7 +225,7 @@ impl Block<'_> {
             None => (None, text),
         };
         let on = match guard {
-            Some(g) => self.bits(t, &args[g - n].1)? & 1 == 1,
+            Some(g) => self.bits(t, input(args, g, n)?)? & 1 == 1,
             None => true,
         };
         let (op, operands) = body.split_once(' ').ok_or("an instruction without operands")?;
@@ -198,25 +236,30 @@ impl Block<'_> {
             // What follows the address is the cache's policy.
             let address = operands.split(['[', ']']).nth(1).map(number).ok_or("no address")?;
             let words: Vec<Value> = if on {
-                let p = self.bits(t, &args[address - n].1)?;
+                let p = self.bits(t, input(args, address, n)?)?;
                 let bytes = self.read_global(t, global, p, width * n)?;
                 bytes.chunks(width).map(|w| super::machine::from_bytes(&Ty::Int(width as u32 * 8), w)).collect()
             } else {
                 // The fills are the arguments tied to the outputs: right after the address.
-                (0..n).map(|i| self.get(t, &args[address - n + 1 + i].1)).collect()
+                (1..=n)
+                    .map(|i| Ok(self.get(t, input(args, address.saturating_add(i), n)?)))
+                    .collect::<Result<_, String>>()?
             };
-            return Ok(Some(if n == 1 { words[0].clone() } else { Value::many(words) }));
+            return Ok(Some(match &words[..] {
+                [word] => word.clone(),
+                _ => Value::many(words),
+            }));
         }
         if op.starts_with("st.shared") && !on {
             return Ok(Some(Value::Undef));
         }
         if op.starts_with("st.global") {
             if on {
-                let p = self.bits(t, &args[0].1)?;
+                let p = self.bits(t, operand(args, 0)?)?;
                 let inputs = constraints.iter().filter(|c| ["h", "r", "l"].contains(&c.as_str())).count();
-                let values = inputs - 1 - usize::from(op.contains("cache_hint"));
+                let values = inputs.saturating_sub(1 + usize::from(op.contains("cache_hint")));
                 let mut bytes = Vec::new();
-                for (_, v) in &args[1..=values] {
+                for (_, v) in args.iter().skip(1).take(values) {
                     bytes.extend_from_slice(&self.bits(t, v)?.to_le_bytes()[..width]);
                 }
                 self.write_global(t, global, p, &bytes)?;
@@ -228,19 +271,19 @@ impl Block<'_> {
             if !on {
                 return Ok(Some(Value::Bits(0)));
             }
-            let p = self.bits(t, &args[0].1)?;
-            let v = self.bits(t, &args[1].1)?;
-            let add = |old| super::machine::atomic("fadd", &float, old, v).map(Some);
+            let p = self.bits(t, operand(args, 0)?)?;
+            let v = self.bits(t, operand(args, 1)?)?;
+            let add = |old| Ok(Some(super::machine::atomic("fadd", &float, old, v)?));
             let old = self.atomic_global(t, global, p, &float, add)?;
             return Ok(Some(Value::Bits(old)));
         }
         if op.starts_with("red.global") {
             if on {
-                let p = self.bits(t, &args[0].1)?;
+                let p = self.bits(t, operand(args, 0)?)?;
                 let n = constraints.iter().filter(|c| *c == "f").count();
-                for (i, (_, v)) in args[1..=n].iter().enumerate() {
+                for (i, (_, v)) in args.iter().skip(1).take(n).enumerate() {
                     let v = self.bits(t, v)?;
-                    let add = |old| super::machine::atomic("fadd", &Ty::Float, old, v).map(Some);
+                    let add = |old| Ok(Some(super::machine::atomic("fadd", &Ty::Float, old, v)?));
                     self.atomic_global(t, global, p + 4 * i as u64, &Ty::Float, add)?;
                 }
             }
@@ -248,9 +291,9 @@ impl Block<'_> {
         }
         if op.starts_with("cp.async") {
             if on {
-                let (to, from) = (self.bits(t, &args[0].1)?, self.bits(t, &args[1].1)?);
+                let (to, from) = (self.bits(t, operand(args, 0)?)?, self.bits(t, operand(args, 1)?)?);
                 let size: usize = operands.split(',').nth(2).and_then(|s| s.trim().parse().ok()).ok_or("no size")?;
-                let read = self.bits(t, &args[2].1)? as usize;
+                let read = self.bits(t, operand(args, 2)?)? as usize;
                 let mut bytes = if read == 0 { Vec::new() } else { self.read_global(t, global, from, read)? };
                 bytes.resize(size, 0);
                 self.shared.start_copy(to, size, t as u32)?;
@@ -259,37 +302,6 @@ impl Block<'_> {
             return Ok(Some(Value::Undef));
         }
         Err(format!("assembly `{text}`"))
-    }
-
-    /// Instructions without memory.
-    fn compute(&self, t: usize, text: &str, args: &[(Ty, Operand)]) -> Result<Option<Value>, String> {
-        let float = |i: usize| -> Result<f32, String> { Ok(f32_of(self.bits(t, &args[i].1)?)) };
-        let out = |x: f32| Ok(Some(Value::Bits(u64::from(x.to_bits()))));
-        match text.split(' ').next().unwrap_or("") {
-            "mov.u32" if text.contains("%nctaid") => Ok(Some(Value::Bits(1))),
-            "ex2.approx.ftz.f32" => {
-                let x = float(0)?.exp2();
-                out(if x.is_subnormal() { 0.0 } else { x })
-            }
-            "createpolicy.fractional.L2::evict_first.b64" | "createpolicy.fractional.L2::evict_last.b64" => {
-                Ok(Some(Value::Bits(0)))
-            }
-            "rsqrt.approx.f32" => out((1.0 / f64::from(float(0)?).sqrt()) as f32),
-            "div.full.f32" => out(float(0)? / float(1)?),
-            "cvt.rna.tf32.f32" => out(num::round_to_tf32(float(0)?)),
-            "cvt.rn.f16x2.e4m3x2" | "cvt.rn.f16x2.e5m2x2" => {
-                let d = if text.contains("e4m3") { crate::ir::DType::F8E4M3 } else { crate::ir::DType::F8E5M2 };
-                let pair = self.bits(t, &args[0].1)?;
-                let half = |x: u64| u64::from(half::f16::from_f64(num::decode(d, x & 0xFF)).to_bits());
-                Ok(Some(Value::Bits(half(pair) | half(pair >> 8) << 16)))
-            }
-            "cvt.rn.satfinite.e4m3x2.f32" | "cvt.rn.satfinite.e5m2x2.f32" => {
-                let d = if text.contains("e4m3") { crate::ir::DType::F8E4M3 } else { crate::ir::DType::F8E5M2 };
-                let byte = |x: f32| num::encode(d, f64::from(x));
-                Ok(Some(Value::Bits(byte(float(1)?) | byte(float(0)?) << 8)))
-            }
-            _ => Ok(None),
-        }
     }
 
     /// All but the last `pending` groups of copies arrive.
@@ -343,18 +355,21 @@ impl Block<'_> {
 
     fn mma(&mut self, members: &[usize], text: &str, args: &[(Ty, Operand)]) -> Result<Vec<Value>, String> {
         let (instruction, _) = matrix_instruction(text)?;
+        if members.len() != 32 {
+            return Err(format!("mma.sync by {} threads", members.len()));
+        }
         let element = operand_type(instruction);
         let (tf32, depth) = (element == Ty::Float, instruction.k as usize);
         let (mut a, mut b) = (vec![vec![0f64; depth]; 16], vec![vec![0f64; 8]; depth]);
         for (lane, &t) in members.iter().enumerate() {
             for w in 0..6 {
-                let bits = self.bits(t, &args[w].1)?;
+                let bits = self.bits(t, operand(args, w)?)?;
                 let halves = if tf32 { 1 } else { 2 };
                 for h in 0..halves {
                     let x = if tf32 {
                         f64::from(f32_of(bits & matrix::TF32))
                     } else {
-                        value::float(bits >> (16 * h) & 0xFFFF, &element)
+                        value::float(bits >> (16 * h) & 0xFFFF, &element)?
                     };
                     match (w < 4, tf32) {
                         (true, true) => {
@@ -383,7 +398,7 @@ impl Block<'_> {
             for r in 0..4 {
                 let (row, col) = matrix::accumulator(lane, r);
                 let sum: f64 = (0..depth).map(|k| a[row][k] * b[k][col]).sum();
-                let c = f64::from(f32_of(self.bits(t, &args[6 + r].1)?));
+                let c = f64::from(f32_of(self.bits(t, operand(args, 6 + r)?)?));
                 list.push(Value::Bits(u64::from(((c + sum) as f32).to_bits())));
             }
             results.push(Value::many(list));
@@ -419,7 +434,7 @@ impl Block<'_> {
             for (m, &t) in members.iter().enumerate() {
                 for r in 0..n_out {
                     let (row, col) = accumulator(m, r);
-                    acc[row][col] = match self.get(t, &args[r].1) {
+                    acc[row][col] = match self.get(t, operand(args, r)?) {
                         Value::Pending(_, bits) => f32_of(bits),
                         v => f32_of(v.bits()?),
                     };
@@ -433,14 +448,14 @@ impl Block<'_> {
         for step in text.trim_matches(['{', '}']).split(';') {
             if let Some(sum) = step.trim().strip_prefix("add.s64 ") {
                 let (name, base, units) = sum_of(sum)?;
-                made.insert(name, (base - n_out, units));
+                made.insert(name, (base, units));
             }
             if !step.contains("wgmma.mma_async") {
                 continue;
             }
             let descriptor = |this: &Self, name: &str| {
-                let (operand, units) = made.get(name).copied().unwrap_or_else(|| (number(name) - n_out, 0));
-                Descriptor::decode(this.bits(members[0], &args[operand].1)? + units)
+                let (base, units) = made.get(name).copied().unwrap_or_else(|| (number(name), 0));
+                Descriptor::decode(this.bits(members[0], input(args, base, n_out)?)?.wrapping_add(units))
             };
             // Output list, a, b, scale, 1, 1, flags.
             let after = step.split_once("}, ").ok_or("a wgmma without outputs")?.1;
@@ -450,7 +465,7 @@ impl Block<'_> {
             };
             let fields: Vec<&str> = rest.split(", ").collect();
             let flag = |i: usize| fields.get(i) == Some(&"1");
-            if fields[1] == "set" {
+            if fields.get(1) == Some(&"set") {
                 acc = vec![vec![0f32; n]; 64];
             }
             let from_registers = after.starts_with('{');
@@ -458,12 +473,13 @@ impl Block<'_> {
             let mut a = vec![vec![0f64; depth]; 64];
             if from_registers {
                 let words: Vec<usize> = a_text.split(',').map(number).collect();
+                (words.len() == 4).then_some(()).ok_or("operand A has four registers")?;
                 for (m, &t) in members.iter().enumerate() {
                     for (w, &word) in words.iter().enumerate() {
-                        let bits = self.bits(t, &args[word - n_out].1)?;
+                        let bits = self.bits(t, input(args, word, n_out)?)?;
                         for h in 0..depth / 8 {
                             let (row, k) = if bytes == 4 { matrix::a32(m % 32, w) } else { matrix::a16(m % 32, w, h) };
-                            a[row + 16 * (m / 32)][k] = number_of(bits >> (16 * h));
+                            a[row + 16 * (m / 32)][k] = number_of(bits >> (16 * h))?;
                         }
                     }
                 }
@@ -471,12 +487,12 @@ impl Block<'_> {
                 let d = descriptor(self, a_text)?;
                 let elements = self.shared_matrix(d, [64, depth], !flag(4), bytes, reader, &mut reads)?;
                 for (at, bits) in elements.into_iter().enumerate() {
-                    a[at / depth][at % depth] = number_of(bits);
+                    a[at / depth][at % depth] = number_of(bits)?;
                 }
             }
-            let d = descriptor(self, fields[0])?;
+            let d = descriptor(self, fields.first().ok_or("a wgmma without operand b")?)?;
             let b = self.shared_matrix(d, [n, depth], !b_trans, bytes, reader, &mut reads)?;
-            let b: Vec<f64> = b.into_iter().map(number_of).collect();
+            let b: Vec<f64> = b.into_iter().map(number_of).collect::<Result<_, _>>()?;
             for row in 0..64 {
                 for col in 0..n {
                     let sum: f64 = (0..depth).map(|k| a[row][k] * b[col * depth + k]).sum();
@@ -555,7 +571,7 @@ impl Block<'_> {
         }
         for &t in members {
             let mut list = Vec::new();
-            for (_, v) in &args[..n_out] {
+            for (_, v) in args.iter().take(n_out) {
                 list.push(match self.get(t, v) {
                     Value::Pending(number, bits) if !open.contains(&number) => Value::Bits(bits),
                     v => v,

@@ -2,7 +2,7 @@
 
 use super::Global;
 use super::clock::Knowledge;
-use super::machine::{Block, Waiting};
+use super::machine::{Block, Waiting, operand};
 use super::parse::{Operand, Ty};
 use crate::ir::DType;
 use crate::target::{HostExpr, TensorMapDesc};
@@ -81,7 +81,7 @@ impl Block<'_> {
         args: &[(Ty, Operand)],
         global: &mut Global,
     ) -> Result<Option<bool>, String> {
-        let arg = |this: &Self, i: usize| this.bits(t, &args[i].1);
+        let arg = |this: &Self, i: usize| this.bits(t, operand(args, i)?);
         let op = text.trim_start_matches("{.reg .pred done; again: ").split([' ', ';']).next().unwrap_or("");
         match op {
             "mbarrier.init.shared::cta.b64" => {
@@ -149,7 +149,7 @@ impl Block<'_> {
             }
             "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32" => {}
             _ if op.starts_with("cp.async.bulk.tensor.") => {
-                let rank = args.len() - 3;
+                let rank = args.len().saturating_sub(3);
                 let mut at = Vec::new();
                 for i in 0..rank {
                     at.push(i64::from(arg(self, 2 + i)? as u32 as i32));
@@ -341,33 +341,36 @@ fn fetch(
     mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, String>,
 ) -> Result<Vec<u8>, String> {
     let value = |e: &HostExpr| match *e {
-        HostExpr::Const(c) => c,
-        HostExpr::Arg(i) => args[i] as i64,
+        HostExpr::Const(c) => Ok(c),
+        HostExpr::Arg(i) => args.get(i).map(|&bits| bits as i64).ok_or("a map of an argument that is not there"),
     };
     let size = DType::from_name(&map.elem).map_or(0, DType::bytes);
-    let shape: Vec<i64> = map.shape.iter().map(value).collect();
+    let shape: Vec<i64> = map.shape.iter().map(value).collect::<Result<_, _>>()?;
     let mut strides = vec![1];
-    strides.extend(map.strides.iter().map(value));
-    if at.len() != shape.len() {
+    for stride in &map.strides {
+        strides.push(value(stride)?);
+    }
+    if [at.len(), strides.len(), map.block.len()] != [shape.len(); 3] {
         return Err(format!("{} coordinates of a map of {} dimensions", at.len(), shape.len()));
     }
+    let base = *args.get(map.base).ok_or("a map of an argument that is not there")?;
     for (i, &s) in strides.iter().enumerate().skip(1) {
-        if shape[i] > 1 && (s * size as i64) % 16 != 0 {
-            return Err(format!("a map with a stride of {} bytes", s * size as i64));
+        if shape[i] > 1 && s.wrapping_mul(size as i64) % 16 != 0 {
+            return Err(format!("a map with a stride of {} bytes", s.wrapping_mul(size as i64)));
         }
     }
-    if !args[map.base].is_multiple_of(16) {
+    if !base.is_multiple_of(16) {
         return Err("a map of a tensor that is not aligned".into());
     }
     let total: u32 = map.block.iter().product();
     let mut bytes = Vec::with_capacity(total as usize * size);
     for linear in 0..total {
-        let (mut rest, mut address, mut inside) = (linear, args[map.base] as i64, true);
+        let (mut rest, mut address, mut inside) = (linear, base as i64, true);
         for d in 0..shape.len() {
             let x = at[d] + i64::from(rest % map.block[d]);
             rest /= map.block[d];
             inside &= (0..shape[d]).contains(&x);
-            address += x * strides[d] * size as i64;
+            address = address.wrapping_add(x.wrapping_mul(strides[d]).wrapping_mul(size as i64));
         }
         match inside {
             true => bytes.extend(read(address as u64, size)?),

@@ -3,7 +3,7 @@
 
 use super::Global;
 use super::global::{Kind, Who};
-use super::machine::{Block, atomic, from_bytes};
+use super::machine::{Block, atomic, from_bytes, operand};
 use super::memory::Shared;
 use super::parse::{Operand, Ty};
 
@@ -54,7 +54,7 @@ impl Block<'_> {
         match text.split([' ', ';']).next().unwrap_or("") {
             "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32" => {
                 let bytes = super::barriers::last_number(text)? as usize;
-                let (to, from) = (self.bits(t, &args[0].1)?, self.bits(t, &args[1].1)?);
+                let (to, from) = (self.bits(t, operand(args, 0)?)?, self.bits(t, operand(args, 1)?)?);
                 if !to.is_multiple_of(16) || !from.is_multiple_of(16) || !bytes.is_multiple_of(16) {
                     return Err(format!(
                         "an addition of {bytes} bytes from {from} to {to:#x}: all should be multiples of 16"

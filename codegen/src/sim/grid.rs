@@ -47,9 +47,10 @@ const BURST: usize = 64;
 /// Runs the programs of the grid, interleaved as the seed has it.
 ///
 /// # Errors
-/// What no correct kernel does: races, deadlocks, accesses outside of memory, and so on. `global` is left as it was then.
+/// What the simulated GPU does not know ([`SimError::Unknown`]), a launch that does not fit the code, and what no correct kernel does:
+/// races, deadlocks, accesses outside of memory, and so on. `global` is left as it was then.
 pub fn run(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
-    let code = Code::new(parse(launch.llvm_ir), launch);
+    let code = Code::new(parse(launch.llvm_ir)?, launch)?;
     let fit = RESIDENT_REGISTERS / (code.registers() * launch.threads as usize).max(1);
     run_grid(launch, &code, fit.clamp(2, RESIDENT), global)
 }
@@ -59,7 +60,7 @@ pub fn run(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
 /// # Errors
 /// As [`run`].
 pub fn run_in_order(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
-    run_grid(launch, &Code::new(parse(launch.llvm_ir), launch), 1, global)
+    run_grid(launch, &Code::new(parse(launch.llvm_ir)?, launch)?, 1, global)
 }
 
 fn run_grid(launch: &Launch, code: &Code, mut limit: usize, global: &mut Global) -> Result<(), SimError> {

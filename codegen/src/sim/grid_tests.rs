@@ -1,6 +1,6 @@
 //! Programs of one grid: what one may expect of another, in the interpreter and on the simulated GPU.
 
-use super::{Global, Launch, run, run_in_order};
+use super::{Global, Launch, SimError, run, run_in_order};
 use crate::interp::{self, Limits, Memory, Order};
 use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
@@ -37,7 +37,7 @@ fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i
             let mut memory = Memory::new();
             let ids = zeros.map(|bytes| memory.add(bytes));
             let args = ids.map(Into::into);
-            interp::run_ordered(&func, &args, grid, &mut memory, Limits::default(), order)
+            interp::run_traced(&func, &args, grid, &mut memory, Limits::default(), order, &mut ())
                 .map_err(|e| e.to_string())?;
             Ok(ids.map(|id| numbers(memory.bytes(id))))
         }
@@ -192,7 +192,9 @@ entry:
     let args = [global.add(vec![0; 64])];
     let launch =
         Launch { llvm_ir, grid: [1, 2, 1], threads: 32, shared_bytes: 0, args: &args, tensor_maps: &[], seed: 0 };
-    let error = run(&launch, &mut global).expect_err("a misaligned load");
+    let SimError::Fault(error) = run(&launch, &mut global).expect_err("a misaligned load") else {
+        panic!("a fault was expected")
+    };
     assert_eq!(error.place, "src/kernel.rs:12:9");
     assert!(error.thread.is_some_and(|t| t % 4 != 0) && error.block[0] == 0);
     assert_eq!(error.instruction, "%v = load i32, ptr addrspace(1) %p, align 4");

@@ -3,7 +3,7 @@
 use super::Global;
 use super::barriers::{Bulk, MAP_BASE, Mbarrier, Named};
 use super::bulk_add::{Addition, Additions};
-use super::error::SimError;
+use super::error::{Fault, SimError, What};
 use super::global::{Kind, Who};
 use super::grid::Launch;
 use super::memory::Shared;
@@ -28,14 +28,21 @@ pub(super) struct Code {
 }
 
 impl Code {
-    pub fn new(module: Module, launch: &Launch) -> Code {
+    /// # Errors
+    /// Where the module has no kernel, or one with other arguments.
+    pub fn new(module: Module, launch: &Launch) -> Result<Code, SimError> {
         let functions: HashMap<String, Rc<Function>> =
             module.functions.into_iter().map(|(name, f)| (name, Rc::new(f))).collect();
-        let entry = functions[&module.entry].clone();
+        let entry = functions.get(&module.entry).cloned();
+        let entry = entry.ok_or_else(|| SimError::Launch("the LLVM IR defines no `ptx_kernel`".into()))?;
         let maps = (0..launch.tensor_maps.len() as u64).map(|i| MAP_BASE + i);
         let args: Vec<u64> = launch.args.iter().copied().chain(maps).collect();
-        assert_eq!(entry.params.len(), args.len(), "arguments of the kernel");
-        Code { functions, entry, args }
+        if entry.params.len() != args.len() {
+            let (takes, has) = (entry.params.len(), args.len());
+            let message = format!("the kernel takes {takes} arguments with its tensor maps, and the launch has {has}");
+            return Err(SimError::Launch(message));
+        }
+        Ok(Code { functions, entry, args })
     }
 
     /// Registers of one thread.
@@ -237,7 +244,12 @@ impl<'a> Block<'a> {
     fn error(&self, thread: Option<usize>, message: String) -> SimError {
         let at = thread.and_then(|t| self.here(t));
         let (instruction, place) = at.map_or_else(Default::default, |l| (l.text.clone(), l.place.to_string()));
-        SimError { block: self.place, thread: thread.map(|t| t as u32), instruction, place, message }
+        self.fault(thread, instruction, place, message)
+    }
+
+    fn fault(&self, thread: Option<usize>, instruction: String, place: String, message: String) -> SimError {
+        let thread = thread.map(|t| t as u32);
+        SimError::Fault(Box::new(Fault { block: self.place, thread, instruction, place, message }))
     }
 
     /// The instruction that a thread is at.
@@ -260,7 +272,7 @@ impl<'a> Block<'a> {
         let first = self.threads.iter().position(|t| t.waiting != Some(Waiting::Done));
         let place = first.and_then(|t| self.here(t)).map_or_else(String::new, |l| l.place.to_string());
         let message = format!("deadlock: threads wait for each other for ever: {}{open}", stuck.join("; "));
-        SimError { place, ..self.error(None, message) }
+        self.fault(None, String::new(), place, message)
     }
 
     /// Whether it only waits for other programs, in this state of memory.
@@ -279,7 +291,7 @@ impl<'a> Block<'a> {
 
     /// An access of global memory by thread `t`; others may go on.
     fn accessed(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
-        let f = self.threads[t].frames.last().expect("a running thread");
+        let f = self.threads[t].frames.last().expect("internal error: no running thread");
         let here = (f.block, f.at, address);
         let polls = &mut self.threads[t].polls;
         if polls.changes != global.changes {
@@ -359,7 +371,9 @@ impl<'a> Block<'a> {
 
     pub(super) fn get(&self, t: usize, o: &Operand) -> Value {
         match o {
-            Operand::Reg(r) => self.threads[t].frames.last().expect("a running thread").registers[*r].clone(),
+            Operand::Reg(r) => {
+                self.threads[t].frames.last().expect("internal error: no running thread").registers[*r].clone()
+            }
             Operand::Bits(b) => Value::Bits(*b),
             Operand::Undef => Value::Undef,
             Operand::Zero => Value::Bits(0),
@@ -372,7 +386,7 @@ impl<'a> Block<'a> {
 
     /// Stores the result of the current instruction and goes on to the next.
     pub(super) fn finish(&mut self, t: usize, result: Option<usize>, v: Value) {
-        let f = self.threads[t].frames.last_mut().expect("a running thread");
+        let f = self.threads[t].frames.last_mut().expect("internal error: no running thread");
         if let Some(r) = result {
             f.registers[r] = v;
         }
@@ -380,7 +394,7 @@ impl<'a> Block<'a> {
     }
 
     fn jump(&mut self, t: usize, to: usize) -> Result<(), String> {
-        let f = self.threads[t].frames.last_mut().expect("a running thread");
+        let f = self.threads[t].frames.last_mut().expect("internal error: no running thread");
         f.from = f.block;
         f.block = to;
         f.at = 0;
@@ -389,15 +403,15 @@ impl<'a> Block<'a> {
         let mut values = Vec::new();
         for line in &function.blocks[to] {
             let Inst::Phi { edges } = &line.inst else { break };
-            let from = self.threads[t].frames.last().expect("a running thread").from;
+            let from = self.threads[t].frames.last().expect("internal error: no running thread").from;
             let (v, _) =
                 edges.iter().find(|(_, b)| *b == from).ok_or("a phi without an edge for where control came from")?;
             values.push((line.result, self.get(t, v)));
         }
-        let f = self.threads[t].frames.last_mut().expect("a running thread");
+        let f = self.threads[t].frames.last_mut().expect("internal error: no running thread");
         f.at = values.len();
         for (r, v) in values {
-            f.registers[r.expect("a phi has a result")] = v;
+            f.registers[r.expect("internal error: a phi without a result")] = v;
         }
         Ok(())
     }
@@ -408,22 +422,18 @@ impl<'a> Block<'a> {
         if self.threads[t].steps > MAX_STEPS {
             return Err("a thread that does not end".into());
         }
-        let f = self.threads[t].frames.last().expect("a running thread");
+        let f = self.threads[t].frames.last().expect("internal error: no running thread");
         let (function, block, at) = (f.function.clone(), f.block, f.at);
         let line = &function.blocks[block][at];
         let result = line.result;
         let v = match &line.inst {
             Inst::Binary { op, ty: Ty::Int(128), a, b } => {
                 let (a, b) = (wide(&self.get(t, a))?, wide(&self.get(t, b))?);
-                narrow(match op.as_str() {
-                    "mul" => a.wrapping_mul(b),
-                    "lshr" => a >> b,
-                    other => return Err(format!("`{other}` of i128")),
-                })
+                narrow(value::wide_binary(op, a, b)?)
             }
-            Inst::Binary { op, ty, a, b } => Value::Bits(value::binary(op, ty, self.bits(t, a)?, self.bits(t, b)?)),
+            Inst::Binary { op, ty, a, b } => Value::Bits(value::binary(op, ty, self.bits(t, a)?, self.bits(t, b)?)?),
             Inst::Compare { predicate, ty, a, b } => {
-                Value::Bits(u64::from(value::compare(predicate, ty, self.bits(t, a)?, self.bits(t, b)?)))
+                Value::Bits(u64::from(value::compare(predicate, ty, self.bits(t, a)?, self.bits(t, b)?)?))
             }
             Inst::FNeg { ty, x } => Value::Bits(self.bits(t, x)? ^ (1 << (ty.bytes() * 8 - 1))),
             Inst::Select { c, a, b } => {
@@ -432,8 +442,7 @@ impl<'a> Block<'a> {
             }
             Inst::Cast { op, from, x, to } => self.cast(t, op, from, x, to)?,
             Inst::Gep { element, base, index_ty, index } => {
-                let Ty::Int(bits) = index_ty else { return Err("an index that is no integer".into()) };
-                let i = value::signed(self.bits(t, index)?, *bits);
+                let i = value::signed(self.bits(t, index)?, value::int_bits(index_ty)?);
                 Value::Bits(self.bits(t, base)?.wrapping_add_signed(i.wrapping_mul(*element as i64)))
             }
             Inst::AtomicLoad { ty, p } => {
@@ -465,7 +474,8 @@ impl<'a> Block<'a> {
                     Value::Many(list) => list.to_vec(),
                     _ => vec![Value::Undef; *len],
                 };
-                list[self.bits(t, i)? as usize] = self.get(t, x);
+                let i = self.bits(t, i)? as usize;
+                *list.get_mut(i).ok_or_else(|| format!("element {i} of a vector of {len}"))? = self.get(t, x);
                 Value::many(list)
             }
             Inst::ExtractValue { v, i } => self.get(t, v).element(*i),
@@ -473,7 +483,11 @@ impl<'a> Block<'a> {
                 Some(v) => v,
                 None => return Ok(()),
             },
-            Inst::Asm { text, constraints, ty, args } => match self.asm(t, text, constraints, ty, args, global)? {
+            Inst::Asm { program: Some(program), ty, args, .. } => {
+                let inputs: Result<Vec<u64>, String> = args.iter().map(|(_, v)| self.bits(t, v)).collect();
+                program.run(ty, &inputs?)?
+            }
+            Inst::Asm { text, constraints, ty, args, .. } => match self.asm(t, text, constraints, ty, args, global)? {
                 Some(v) => v,
                 None => return Ok(()),
             },
@@ -485,7 +499,7 @@ impl<'a> Block<'a> {
             }
             Inst::Ret { v } => {
                 let v = v.as_ref().map(|v| self.get(t, v));
-                let frame = self.threads[t].frames.pop().expect("a running thread");
+                let frame = self.threads[t].frames.pop().expect("internal error: no running thread");
                 if self.threads[t].frames.is_empty() {
                     if !self.threads[t].additions.is_empty() {
                         return Err(format!("thread {t} ends before the bulk copy engine has read what it is to add"));
@@ -498,7 +512,7 @@ impl<'a> Block<'a> {
             }
             Inst::Atomic { op, p, ty, v } => {
                 let (p, v) = (self.bits(t, p)?, self.bits(t, v)?);
-                Value::Bits(self.atomic_global(t, global, p, ty, |old| atomic(op, ty, old, v).map(Some))?)
+                Value::Bits(self.atomic_global(t, global, p, ty, |old| Ok(Some(atomic(op, ty, old, v)?)))?)
             }
             Inst::CompareExchange { p, ty, expected, new, synchronizes } => {
                 let (p, expected, new) = (self.bits(t, p)?, self.bits(t, expected)?, self.bits(t, new)?);
@@ -527,10 +541,10 @@ impl<'a> Block<'a> {
                 let x = x.bits()?;
                 Ok(narrow(if op == "sext" { value::signed(x, *n) as i128 as u128 } else { u128::from(x & mask(*n)) }))
             }
-            (Ty::Int(128), Ty::Int(n)) => Ok(Value::Bits(wide(&x)? as u64 & mask(*n))),
+            (Ty::Int(128), to) => Ok(Value::Bits(wide(&x)? as u64 & mask(value::int_bits(to)?))),
             _ => match x {
                 Value::Undef if op == "bitcast" => Ok(Value::Undef),
-                x => Ok(Value::Bits(value::cast(op, from, x.bits()?, to))),
+                x => Ok(Value::Bits(value::cast(op, from, x.bits()?, to)?)),
             },
         }
     }
@@ -552,36 +566,36 @@ impl<'a> Block<'a> {
             self.threads[t].frames.push(Frame { function: f, block: 0, at: 0, from: 0, registers, result });
             return Ok(None);
         }
-        if let Some(register) = name.strip_prefix("llvm.nvvm.read.ptx.sreg.") {
-            let axis = |s: &str| "xyz".find(s).unwrap_or(0);
-            return Ok(Some(Value::Bits(u64::from(match register.split_once('.') {
-                Some(("tid", "x")) => t as u32,
-                Some(("ctaid", d)) => self.place[axis(d)],
-                Some(("nctaid", d)) => self.launch.grid[axis(d)],
-                _ => return Err(format!("special register `{register}`")),
-            }))));
+        match name {
+            "llvm.nvvm.shfl.sync.bfly.i32" | "llvm.nvvm.shfl.sync.idx.i32" | "llvm.nvvm.bar.warp.sync" => {
+                self.threads[t].waiting = Some(Waiting::Warp);
+                return Ok(None);
+            }
+            "llvm.nvvm.fence.proxy.async.shared_cta" => {
+                self.shared.clocks.fence(t as u32);
+                return Ok(Some(Value::Undef));
+            }
+            "llvm.nvvm.read.ptx.sreg.tid.x" => return Ok(Some(Value::Bits(t as u64))),
+            "llvm.assume" | "vprintf" => return Ok(Some(Value::Bits(0))),
+            "llvm.trap" => return Err("the kernel stops by a trap".into()),
+            "__assertfail" => return Err("a device_assert failed".into()),
+            _ => {}
         }
-        if name.starts_with("llvm.nvvm.shfl.sync") || name == "llvm.nvvm.bar.warp.sync" {
-            self.threads[t].waiting = Some(Waiting::Warp);
-            return Ok(None);
-        }
-        if name == "llvm.nvvm.fence.proxy.async.shared_cta" {
-            self.shared.clocks.fence(t as u32);
-            return Ok(Some(Value::Undef));
-        }
-        if name == "llvm.assume" || name == "vprintf" {
-            return Ok(Some(Value::Bits(0)));
+        for (register, values) in [("ctaid", self.place), ("nctaid", self.launch.grid)] {
+            if let Some(axis) = super::asm::axis_of(name, &format!("llvm.nvvm.read.ptx.sreg.{register}.")) {
+                return Ok(Some(Value::Bits(u64::from(values[axis]))));
+            }
         }
         let mut values = Vec::new();
         for (ty, a) in args {
             values.push((ty, self.bits(t, a)?));
         }
-        super::asm::intrinsic(name, ty, &values).map(Some)
+        Ok(Some(super::asm::intrinsic(name, ty, &values)?))
     }
 
     /// An instruction that several threads execute as one.
     fn together(&mut self, members: &[usize], global: &mut Global) -> Result<(), String> {
-        let f = self.threads[members[0]].frames.last().expect("a running thread");
+        let f = self.threads[members[0]].frames.last().expect("internal error: no running thread");
         let (function, block, at) = (f.function.clone(), f.block, f.at);
         let line = &function.blocks[block][at];
         match &line.inst {
@@ -594,18 +608,14 @@ impl<'a> Block<'a> {
                 Ok(())
             }
             Inst::Call { name, args, .. } => {
-                let mode = name.split('.').nth(4).unwrap_or("").to_string();
+                let exchanges = name.contains(".bfly.");
                 let mut offered = Vec::new();
                 for &t in members {
-                    offered.push((self.get(t, &args[1].1), self.bits(t, &args[2].1)?));
+                    offered.push((self.get(t, operand(args, 1)?), self.bits(t, operand(args, 2)?)?));
                 }
                 for (i, &t) in members.iter().enumerate() {
                     let lane = offered[i].1 as usize;
-                    let from = match mode.as_str() {
-                        "bfly" => i ^ lane,
-                        "idx" => lane,
-                        other => return Err(format!("shuffle `{other}`")),
-                    };
+                    let from = if exchanges { i ^ lane } else { lane };
                     let v = offered.get(from).ok_or("a shuffle from a lane that is not there")?.0.clone();
                     self.finish(t, line.result, v);
                     self.threads[t].waiting = None;
@@ -620,9 +630,14 @@ impl<'a> Block<'a> {
     }
 }
 
+/// The operand of that number.
+pub(super) fn operand(args: &[(Ty, Operand)], i: usize) -> Result<&Operand, String> {
+    args.get(i).map(|(_, operand)| operand).ok_or_else(|| format!("there is no operand {i} of {}", args.len()))
+}
+
 fn wide(v: &Value) -> Result<u128, String> {
     match v {
-        Value::Many(list) => Ok(u128::from(list[0].bits()?) | u128::from(list[1].bits()?) << 64),
+        Value::Many(_) => Ok(u128::from(v.element(0).bits()?) | u128::from(v.element(1).bits()?) << 64),
         v => Ok(u128::from(v.bits()?)),
     }
 }
@@ -631,18 +646,17 @@ fn narrow(v: u128) -> Value {
     Value::many(vec![Value::Bits(v as u64), Value::Bits((v >> 64) as u64)])
 }
 
-pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, String> {
+pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, What> {
     let bits = (ty.bytes() * 8) as u32;
     let (a, b) = (value::signed(old, bits), value::signed(v, bits));
     Ok(match op {
-        "fadd" => value::binary("fadd", ty, old, v),
-        "add" | "and" | "or" | "xor" => value::binary(op, ty, old, v),
+        "fadd" | "add" | "and" | "or" | "xor" => value::binary(op, ty, old, v)?,
         "min" => a.min(b) as u64 & mask(bits),
         "max" => a.max(b) as u64 & mask(bits),
         "umin" => old.min(v & mask(bits)),
         "umax" => old.max(v & mask(bits)),
         "xchg" => v,
-        other => return Err(format!("atomic `{other}`")),
+        _ => return Err(What::Instruction(format!("atomicrmw {op} {ty}"))),
     })
 }
 

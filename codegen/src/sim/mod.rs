@@ -10,7 +10,7 @@
 //!
 //! Programs of the grid run interleaved: [`grid`] says what one may expect of another.
 //!
-//! Reading order: [`parse`] (text to instructions), [`value`] (arithmetic on bits), [`clock`] (happens-before), [`memory`] (shared memory,
+//! Reading order: [`parse`] (text to instructions), [`check`] (which of them are known), [`value`] (arithmetic on bits), [`clock`] (happens-before), [`memory`] (shared memory,
 //! races), [`global`] (global memory, races), [`grid`] (programs), [`machine`] (threads and scheduling), [`barriers`] (phases, bulk copies),
 //! [`bulk_add`], [`asm`] (the PTX that the lowering writes), [`ptx`] (the PTX that users write), [`matrix`] (matrix fragments, descriptors),
 //! [`mutate`] (faults for tests of the simulator).
@@ -22,8 +22,11 @@ mod bulk_add;
 mod bulk_add_tests;
 #[cfg(test)]
 mod bulk_tests;
+mod check;
 mod clock;
 mod error;
+#[cfg(test)]
+mod far_tests;
 mod global;
 mod grid;
 #[cfg(test)]
@@ -48,8 +51,10 @@ mod role_tests;
 mod tests;
 #[cfg(test)]
 mod tf32_tests;
+#[cfg(test)]
+mod unknown_tests;
 mod value;
 
-pub use error::SimError;
+pub use error::{Fault, SimError, Unknown, What};
 pub use global::Global;
 pub use grid::{Launch, run, run_in_order};

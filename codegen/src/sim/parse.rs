@@ -1,8 +1,13 @@
 //! LLVM IR text, as far as the GPU lowering writes it, to instructions.
 
-use crate::lower::nvptx::PLACE;
+use super::error::{SimError, Unknown, What};
+use super::ptx::Program;
+use crate::lower::nvptx::{PLACE, USER_ASM};
 use std::collections::HashMap;
+use std::fmt;
 use std::rc::Rc;
+
+type Parsed<T> = Result<T, What>;
 
 /// An LLVM type.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +36,27 @@ impl Ty {
             Ty::Double | Ty::Ptr(_) => 8,
             Ty::Vector(n, t) | Ty::Array(n, t) => n * t.bytes(),
             Ty::Struct(list) => list.iter().map(Ty::bytes).sum(),
+        }
+    }
+}
+
+impl fmt::Display for Ty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ty::Void => f.write_str("void"),
+            Ty::Int(bits) => write!(f, "i{bits}"),
+            Ty::Half => f.write_str("half"),
+            Ty::BFloat => f.write_str("bfloat"),
+            Ty::Float => f.write_str("float"),
+            Ty::Double => f.write_str("double"),
+            Ty::Ptr(0) => f.write_str("ptr"),
+            Ty::Ptr(space) => write!(f, "ptr addrspace({space})"),
+            Ty::Vector(n, t) => write!(f, "<{n} x {t}>"),
+            Ty::Array(n, t) => write!(f, "[{n} x {t}]"),
+            Ty::Struct(list) => {
+                let list: Vec<String> = list.iter().map(Ty::to_string).collect();
+                write!(f, "{{ {} }}", list.join(", "))
+            }
         }
     }
 }
@@ -116,6 +142,8 @@ pub enum Inst {
     },
     Asm {
         text: String,
+        /// The text as arithmetic on registers; `None` for what the lowering writes besides: memory, synchronization, matrices.
+        program: Option<Program>,
         constraints: Vec<String>,
         ty: Ty,
         args: Vec<(Ty, Operand)>,
@@ -151,11 +179,19 @@ pub enum Inst {
     Alloca,
 }
 
+impl Inst {
+    fn ends_block(&self) -> bool {
+        matches!(self, Inst::Branch { .. } | Inst::BranchIf { .. } | Inst::Ret { .. })
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Line {
     pub result: Option<usize>,
     pub inst: Inst,
     pub text: String,
+    /// From 1, in the module's text.
+    pub number: usize,
     /// The line of the kernel's source that it comes from, as the last comment says; empty where there is none.
     pub place: Rc<str>,
 }
@@ -177,27 +213,37 @@ pub struct Module {
 /// Where the dynamic shared memory starts in the shared window; other than zero, so that nobody relies on it.
 pub const SMEM_BASE: u64 = 1024;
 
-/// Reads a module. What it does not know is a reason to teach it, so it panics with the line.
-pub fn parse(text: &str) -> Module {
+/// Reads a module.
+///
+/// # Errors
+/// What is not known, and where it stands.
+pub fn parse(text: &str) -> Result<Module, SimError> {
     let mut module = Module::default();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
+    let mut lines = (1..).zip(text.lines());
+    while let Some((number, line)) = lines.next() {
         if let Some(rest) = line.strip_prefix("define ") {
-            let at = rest.find('@').unwrap_or_else(|| panic!("no name: {line}"));
-            let name: String = rest[at + 1..].chars().take_while(|&c| c != '(').collect();
-            let body: Vec<&str> = lines.by_ref().take_while(|l| *l != "}").collect();
-            let function = FunctionParser::default().function(&rest[at + 1 + name.len()..], &body);
+            let body: Vec<(usize, &str)> = lines.by_ref().take_while(|(_, l)| *l != "}").collect();
+            let mut parser = FunctionParser { line: (number, line), ..FunctionParser::default() };
+            let function = parser.function(rest, &body).map_err(|what| {
+                let (line, text) = parser.line;
+                let (function, place) = (parser.name.clone(), parser.place.to_string());
+                SimError::Unknown(Box::new(Unknown { what, function, line, instruction: text.trim().into(), place }))
+            })?;
             if rest.starts_with("ptx_kernel") {
-                module.entry = name.clone();
+                module.entry = parser.name.clone();
             }
-            module.functions.insert(name, function);
+            module.functions.insert(parser.name, function);
         }
     }
-    module
+    super::check::check(&module)?;
+    Ok(module)
 }
 
 #[derive(Default)]
-struct FunctionParser {
+struct FunctionParser<'a> {
+    name: String,
+    /// The line that is read, with its number.
+    line: (usize, &'a str),
     registers: HashMap<String, usize>,
     labels: HashMap<String, usize>,
     place: Rc<str>,
@@ -205,7 +251,6 @@ struct FunctionParser {
 
 struct Cursor<'a> {
     rest: &'a str,
-    whole: &'a str,
 }
 
 impl<'a> Cursor<'a> {
@@ -224,8 +269,28 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn expect(&mut self, token: &str) {
-        assert!(self.eat(token), "expected `{token}` at `{}` in `{}`", self.rest, self.whole);
+    fn expect(&mut self, token: &str) -> Parsed<()> {
+        match self.eat(token) {
+            true => Ok(()),
+            false => Err(self.wrong(&format!("`{token}`"))),
+        }
+    }
+
+    /// Something else stands here than what was expected.
+    fn wrong(&self, expected: &str) -> What {
+        What::Syntax(format!("{expected} was expected at `{}`", self.rest.trim()))
+    }
+
+    /// Goes on behind the first of these.
+    fn skip_past(&mut self, end: &[char]) -> Parsed<&'a str> {
+        let (skipped, rest) = self.rest.split_once(end).ok_or_else(|| self.wrong(&format!("one of {end:?}")))?;
+        self.rest = rest;
+        Ok(skipped)
+    }
+
+    fn number<N: std::str::FromStr>(&mut self) -> Parsed<N> {
+        let here = self.rest;
+        self.word().parse().map_err(|_| Cursor { rest: here }.wrong("a number"))
     }
 
     /// A word of letters, digits and what names are made of.
@@ -237,69 +302,64 @@ impl<'a> Cursor<'a> {
         word
     }
 
-    fn ty(&mut self) -> Ty {
+    fn ty(&mut self) -> Parsed<Ty> {
         self.skip();
-        if self.eat("<") {
-            let n = self.word().parse().unwrap_or_else(|_| panic!("vector in `{}`", self.whole));
-            self.expect("x");
-            let t = self.ty();
-            self.expect(">");
-            return Ty::Vector(n, Box::new(t));
-        }
-        if self.eat("[") {
-            let n = self.word().parse().unwrap_or_else(|_| panic!("array in `{}`", self.whole));
-            self.expect("x");
-            let t = self.ty();
-            self.expect("]");
-            return Ty::Array(n, Box::new(t));
+        for (open, close) in [("<", ">"), ("[", "]")] {
+            if self.eat(open) {
+                let n = self.number()?;
+                self.expect("x")?;
+                let t = Box::new(self.ty()?);
+                self.expect(close)?;
+                return Ok(if open == "<" { Ty::Vector(n, t) } else { Ty::Array(n, t) });
+            }
         }
         if self.eat("{") {
-            let mut list = vec![self.ty()];
+            let mut list = vec![self.ty()?];
             while self.eat(",") {
-                list.push(self.ty());
+                list.push(self.ty()?);
             }
-            self.expect("}");
-            return Ty::Struct(list);
+            self.expect("}")?;
+            return Ok(Ty::Struct(list));
         }
-        match self.word() {
+        let word = self.word();
+        Ok(match word {
             "void" => Ty::Void,
             "half" => Ty::Half,
             "bfloat" => Ty::BFloat,
             "float" => Ty::Float,
             "double" => Ty::Double,
-            "ptr" => {
-                if self.eat("addrspace(") {
-                    let n = self.word().parse().expect("an address space");
-                    self.expect(")");
-                    Ty::Ptr(n)
-                } else {
-                    Ty::Ptr(0)
-                }
+            "ptr" if self.eat("addrspace(") => {
+                let space = self.number()?;
+                self.expect(")")?;
+                Ty::Ptr(space)
             }
-            w if w.starts_with('i') => {
-                Ty::Int(w[1..].parse().unwrap_or_else(|_| panic!("type `{w}` in `{}`", self.whole)))
-            }
-            w => panic!("type `{w}` in `{}`", self.whole),
-        }
+            "ptr" => Ty::Ptr(0),
+            _ => match word.strip_prefix('i').and_then(|bits| bits.parse().ok()) {
+                Some(bits) if matches!(bits, 1..=64 | 128) => Ty::Int(bits),
+                _ => return Err(What::Type(if word.is_empty() { self.rest.trim().into() } else { word.into() })),
+            },
+        })
     }
 }
 
-impl FunctionParser {
+impl<'a> FunctionParser<'a> {
     fn register(&mut self, name: &str) -> usize {
         let next = self.registers.len();
         *self.registers.entry(name.to_string()).or_insert(next)
     }
 
-    fn function(mut self, signature: &str, body: &[&str]) -> Function {
+    /// A definition, from behind `define`.
+    fn function(&mut self, definition: &'a str, body: &[(usize, &'a str)]) -> Parsed<Function> {
         let mut f = Function::default();
-        let mut c = Cursor { rest: signature, whole: signature };
-        c.expect("(");
+        let mut c = Cursor { rest: definition };
+        c.skip_past(&['@'])?;
+        self.name = c.word().to_string();
+        c.expect("(")?;
         while !c.eat(")") {
-            f.param_types.push(c.ty());
+            f.param_types.push(c.ty()?);
             loop {
                 if c.eat("byval(") || c.eat("\"") {
-                    let end = c.rest.find([')', '"']).expect("the end of an attribute");
-                    c.rest = &c.rest[end + 1..];
+                    c.skip_past(&[')', '"'])?;
                 }
                 match c.word() {
                     name if name.starts_with('%') => {
@@ -307,7 +367,7 @@ impl FunctionParser {
                         f.params.push(r);
                         break;
                     }
-                    "" => panic!("parameter in `{signature}`"),
+                    "" => return Err(c.wrong("the name of a parameter")),
                     _ => {}
                 }
             }
@@ -315,7 +375,7 @@ impl FunctionParser {
         }
         // Labels first: branches go forward. Code before the first label is the entry.
         let mut count = 0;
-        for line in body {
+        for (_, line) in body {
             if let Some(label) = label(line) {
                 if count == 0 {
                     count = 1;
@@ -326,7 +386,8 @@ impl FunctionParser {
             }
         }
         f.blocks = vec![Vec::new()];
-        for line in body {
+        for &(number, line) in body {
+            self.line = (number, line);
             match label(line) {
                 Some("entry") if f.blocks.len() == 1 && f.blocks[0].is_empty() => {}
                 Some(_) => f.blocks.push(Vec::new()),
@@ -337,174 +398,174 @@ impl FunctionParser {
                     }
                 }
                 None => {
-                    let parsed = self.line(line);
-                    f.blocks.last_mut().expect("a block").push(parsed);
+                    let parsed = self.instruction(line)?;
+                    f.blocks.last_mut().expect("internal error: no block").push(parsed);
                 }
             }
         }
+        if let Some(open) = f.blocks.iter().position(|block| !block.last().is_some_and(|line| line.inst.ends_block())) {
+            return Err(What::Syntax(format!("block {open} of the function has no `br` or `ret` at its end")));
+        }
         f.registers = self.registers.len();
-        f
+        Ok(f)
     }
 
-    fn line(&mut self, text: &str) -> Line {
-        let mut c = Cursor { rest: text, whole: text };
+    fn instruction(&mut self, text: &str) -> Parsed<Line> {
+        let mut c = Cursor { rest: text };
         c.skip();
         let result = match c.rest.strip_prefix('%') {
             Some(_) => {
                 let name = c.word().to_string();
-                c.expect("=");
+                c.expect("=")?;
                 Some(self.register(&name))
             }
             None => None,
         };
-        let inst = self.inst(&mut c);
-        Line { result, inst, text: text.trim().to_string(), place: self.place.clone() }
+        let inst = self.inst(&mut c)?;
+        if matches!(inst, Inst::Phi { .. }) && result.is_none() {
+            return Err(What::Syntax("a phi without a result".into()));
+        }
+        Ok(Line { result, inst, text: text.trim().to_string(), number: self.line.0, place: self.place.clone() })
     }
 
-    fn operand(&mut self, c: &mut Cursor, ty: &Ty) -> Operand {
+    fn operand(&mut self, c: &mut Cursor, ty: &Ty) -> Parsed<Operand> {
         c.skip();
-        if c.rest.starts_with('<') {
-            // A vector constant with equal lanes.
-            let end = c.rest.find('>').expect("a vector constant");
-            panic!("vector constant `{}` in `{}`", &c.rest[..=end], c.whole);
-        }
+        let here = c.rest;
         let word = c.word();
         if word.starts_with('%') {
-            return Operand::Reg(self.register(word));
+            return Ok(Operand::Reg(self.register(word)));
         }
-        match word {
-            "true" => return Operand::Bits(1),
-            "false" => return Operand::Bits(0),
-            "poison" | "undef" => return Operand::Undef,
-            "zeroinitializer" | "null" => return Operand::Zero,
-            "@smem" => return Operand::Bits(SMEM_BASE),
-            w if w.starts_with('@') => return Operand::Bits(0),
-            _ => {}
-        }
-        if let Some(hex) = word.strip_prefix("0xH").or(word.strip_prefix("0xR")) {
-            return Operand::Bits(u64::from_str_radix(hex, 16).expect("hex"));
-        }
-        if let Some(hex) = word.strip_prefix("0x") {
-            let bits = u64::from_str_radix(hex, 16).expect("hex");
-            return Operand::Bits(float_bits(f64::from_bits(bits), ty));
-        }
-        match ty {
-            Ty::Float | Ty::Double => {
-                Operand::Bits(float_bits(word.parse().unwrap_or_else(|_| panic!("`{word}` in `{}`", c.whole)), ty))
-            }
-            _ => Operand::Bits(word.parse::<i128>().unwrap_or_else(|_| panic!("`{word}` in `{}`", c.whole)) as u64),
-        }
+        let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
+        let bits = match word {
+            "true" => Some(1),
+            "false" => Some(0),
+            "poison" | "undef" => return Ok(Operand::Undef),
+            "zeroinitializer" | "null" => return Ok(Operand::Zero),
+            "@smem" => Some(SMEM_BASE),
+            w if w.starts_with('@') => Some(0),
+            w => match (w.strip_prefix("0xH").or(w.strip_prefix("0xR")), w.strip_prefix("0x"), ty) {
+                (Some(digits), ..) => hex(digits),
+                (None, Some(digits), _) => hex(digits).map(|bits| float_bits(f64::from_bits(bits), ty)),
+                (None, None, Ty::Float | Ty::Double) => w.parse().ok().map(|x| float_bits(x, ty)),
+                (None, None, _) => w.parse::<i128>().ok().map(|n| n as u64),
+            },
+        };
+        bits.map(Operand::Bits).ok_or_else(|| Cursor { rest: here }.wrong(&format!("an operand of type {ty}")))
     }
 
-    fn typed(&mut self, c: &mut Cursor) -> (Ty, Operand) {
-        let ty = c.ty();
+    fn typed(&mut self, c: &mut Cursor) -> Parsed<(Ty, Operand)> {
+        let ty = c.ty()?;
         while ["noundef", "nonnull"].iter().any(|w| c.eat(w)) {}
-        let v = self.operand(c, &ty);
-        (ty, v)
+        let v = self.operand(c, &ty)?;
+        Ok((ty, v))
     }
 
-    fn target(&self, c: &mut Cursor) -> usize {
-        c.expect("label");
-        let name = c.word();
-        self.labels[&name[1..]]
+    fn label(&self, name: &str) -> Parsed<usize> {
+        let found = name.strip_prefix('%').and_then(|name| self.labels.get(name));
+        found.copied().ok_or_else(|| What::Syntax(format!("there is no label `{name}`")))
+    }
+
+    fn target(&self, c: &mut Cursor) -> Parsed<usize> {
+        c.expect("label")?;
+        self.label(c.word())
     }
 
     #[expect(clippy::too_many_lines, reason = "one arm per instruction")]
-    fn inst(&mut self, c: &mut Cursor) -> Inst {
+    fn inst(&mut self, c: &mut Cursor) -> Parsed<Inst> {
         let op = c.word().to_string();
-        match op.as_str() {
+        Ok(match op.as_str() {
             "add" | "sub" | "mul" | "udiv" | "sdiv" | "urem" | "srem" | "and" | "or" | "xor" | "shl" | "lshr"
             | "ashr" | "fadd" | "fsub" | "fmul" | "fdiv" | "frem" => {
                 while ["nsw", "nuw", "exact", "disjoint", "contract"].iter().any(|w| c.eat(w)) {}
-                let ty = c.ty();
-                let a = self.operand(c, &ty);
-                c.expect(",");
-                let b = self.operand(c, &ty);
+                let ty = c.ty()?;
+                let a = self.operand(c, &ty)?;
+                c.expect(",")?;
+                let b = self.operand(c, &ty)?;
                 Inst::Binary { op, ty, a, b }
             }
             "icmp" | "fcmp" => {
                 let predicate = format!("{}{}", &op[..1], c.word());
-                let ty = c.ty();
-                let a = self.operand(c, &ty);
-                c.expect(",");
-                let b = self.operand(c, &ty);
+                let ty = c.ty()?;
+                let a = self.operand(c, &ty)?;
+                c.expect(",")?;
+                let b = self.operand(c, &ty)?;
                 Inst::Compare { predicate, ty, a, b }
             }
             "fneg" => {
-                let (ty, x) = self.typed(c);
+                let (ty, x) = self.typed(c)?;
                 Inst::FNeg { ty, x }
             }
             "select" => {
-                let (_, cond) = self.typed(c);
-                c.expect(",");
-                let (_, a) = self.typed(c);
-                c.expect(",");
-                let (_, b) = self.typed(c);
+                let (_, cond) = self.typed(c)?;
+                c.expect(",")?;
+                let (_, a) = self.typed(c)?;
+                c.expect(",")?;
+                let (_, b) = self.typed(c)?;
                 Inst::Select { c: cond, a, b }
             }
             "zext" | "sext" | "trunc" | "fpext" | "fptrunc" | "sitofp" | "uitofp" | "fptosi" | "fptoui"
             | "ptrtoint" | "inttoptr" | "bitcast" | "addrspacecast" => {
                 c.eat("nneg");
-                let (from, x) = self.typed(c);
-                c.expect("to");
-                let to = c.ty();
+                let (from, x) = self.typed(c)?;
+                c.expect("to")?;
+                let to = c.ty()?;
                 Inst::Cast { op, from, x, to }
             }
             "getelementptr" => {
-                let element = c.ty().bytes();
-                c.expect(",");
-                let (_, base) = self.typed(c);
-                c.expect(",");
-                let (index_ty, index) = self.typed(c);
+                let element = c.ty()?.bytes();
+                c.expect(",")?;
+                let (_, base) = self.typed(c)?;
+                c.expect(",")?;
+                let (index_ty, index) = self.typed(c)?;
                 Inst::Gep { element, base, index_ty, index }
             }
             "load" => {
                 let atomic = c.eat("atomic");
-                let ty = c.ty();
-                c.expect(",");
-                let (p_ty, p) = self.typed(c);
+                let ty = c.ty()?;
+                c.expect(",")?;
+                let (p_ty, p) = self.typed(c)?;
                 if atomic {
-                    return Inst::AtomicLoad { ty, p };
+                    return Ok(Inst::AtomicLoad { ty, p });
                 }
-                Inst::Load { ty, space: space(&p_ty), p }
+                Inst::Load { ty, space: space(&p_ty)?, p }
             }
             "store" => {
-                let (ty, v) = self.typed(c);
-                c.expect(",");
-                let (p_ty, p) = self.typed(c);
-                Inst::Store { ty, v, space: space(&p_ty), p }
+                let (ty, v) = self.typed(c)?;
+                c.expect(",")?;
+                let (p_ty, p) = self.typed(c)?;
+                Inst::Store { ty, v, space: space(&p_ty)?, p }
             }
             "extractelement" => {
-                let (_, v) = self.typed(c);
-                c.expect(",");
-                let (_, i) = self.typed(c);
+                let (_, v) = self.typed(c)?;
+                c.expect(",")?;
+                let (_, i) = self.typed(c)?;
                 Inst::ExtractElement { v, i }
             }
             "insertelement" => {
-                let (ty, v) = self.typed(c);
-                c.expect(",");
-                let (_, x) = self.typed(c);
-                c.expect(",");
-                let (_, i) = self.typed(c);
-                let Ty::Vector(len, _) = ty else { panic!("insertelement into {ty:?}") };
+                let (ty, v) = self.typed(c)?;
+                c.expect(",")?;
+                let (_, x) = self.typed(c)?;
+                c.expect(",")?;
+                let (_, i) = self.typed(c)?;
+                let Ty::Vector(len, _) = ty else { return Err(What::Instruction(format!("insertelement into {ty}"))) };
                 Inst::InsertElement { len, v, x, i }
             }
             "extractvalue" => {
-                let (_, v) = self.typed(c);
-                c.expect(",");
-                Inst::ExtractValue { v, i: c.word().parse().expect("an index") }
+                let (_, v) = self.typed(c)?;
+                c.expect(",")?;
+                Inst::ExtractValue { v, i: c.number()? }
             }
-            "call" => self.call(c),
+            "call" => self.call(c)?,
             "phi" => {
-                let ty = c.ty();
+                let ty = c.ty()?;
                 let mut edges = Vec::new();
                 loop {
-                    c.expect("[");
-                    let v = self.operand(c, &ty);
-                    c.expect(",");
+                    c.expect("[")?;
+                    let v = self.operand(c, &ty)?;
+                    c.expect(",")?;
                     let from = c.word();
-                    edges.push((v, self.labels[&from[1..]]));
-                    c.expect("]");
+                    edges.push((v, self.label(from)?));
+                    c.expect("]")?;
                     if !c.eat(",") {
                         break;
                     }
@@ -513,72 +574,72 @@ impl FunctionParser {
             }
             "br" => {
                 if c.eat("i1 ") {
-                    let cond = self.operand(c, &Ty::Int(1));
-                    c.expect(",");
-                    let yes = self.target(c);
-                    c.expect(",");
-                    let no = self.target(c);
+                    let cond = self.operand(c, &Ty::Int(1))?;
+                    c.expect(",")?;
+                    let yes = self.target(c)?;
+                    c.expect(",")?;
+                    let no = self.target(c)?;
                     Inst::BranchIf { c: cond, yes, no }
                 } else {
-                    Inst::Branch { to: self.target(c) }
+                    Inst::Branch { to: self.target(c)? }
                 }
             }
             "ret" => {
                 if c.eat("void") {
                     Inst::Ret { v: None }
                 } else {
-                    let (_, v) = self.typed(c);
+                    let (_, v) = self.typed(c)?;
                     Inst::Ret { v: Some(v) }
                 }
             }
             "atomicrmw" => {
                 let op = c.word().to_string();
-                let (_, p) = self.typed(c);
-                c.expect(",");
-                let (ty, v) = self.typed(c);
+                let (_, p) = self.typed(c)?;
+                c.expect(",")?;
+                let (ty, v) = self.typed(c)?;
                 Inst::Atomic { op, p, ty, v }
             }
             "cmpxchg" => {
-                let (_, p) = self.typed(c);
-                c.expect(",");
-                let (ty, expected) = self.typed(c);
-                c.expect(",");
-                let (_, new) = self.typed(c);
+                let (_, p) = self.typed(c)?;
+                c.expect(",")?;
+                let (ty, expected) = self.typed(c)?;
+                c.expect(",")?;
+                let (_, new) = self.typed(c)?;
                 let synchronizes = c.rest.contains("acq_rel") || c.rest.contains("seq_cst");
                 Inst::CompareExchange { p, ty, expected, new, synchronizes }
             }
             "alloca" => Inst::Alloca,
-            other => panic!("instruction `{other}` in `{}`", c.whole),
-        }
+            other => return Err(What::Instruction(other.into())),
+        })
     }
 
-    fn call(&mut self, c: &mut Cursor) -> Inst {
+    fn call(&mut self, c: &mut Cursor) -> Parsed<Inst> {
         if c.eat("range(") {
-            let end = c.rest.find(')').expect("a range");
-            c.rest = &c.rest[end + 1..];
+            c.skip_past(&[')'])?;
         }
-        let ty = c.ty();
+        let ty = c.ty()?;
         let mut asm = None;
         if c.eat("asm") {
             c.eat("sideeffect");
-            let text = quoted(c);
-            c.expect(",");
-            let constraints = quoted(c);
-            asm = Some((text, constraints));
+            let text = quoted(c)?;
+            c.expect(",")?;
+            asm = Some((text, quoted(c)?));
         }
         let name = if asm.is_none() { c.word().trim_start_matches('@').to_string() } else { String::new() };
-        c.expect("(");
+        c.expect("(")?;
         let mut args = Vec::new();
         while !c.eat(")") {
-            args.push(self.typed(c));
+            args.push(self.typed(c)?);
             c.eat(",");
         }
-        match asm {
-            Some((text, constraints)) => {
-                Inst::Asm { text, constraints: constraints.split(',').map(String::from).collect(), ty, args }
-            }
-            None => Inst::Call { name, ty, args },
-        }
+        let Some((text, constraints)) = asm else { return Ok(Inst::Call { name, ty, args }) };
+        let constraints: Vec<String> = constraints.split(',').map(String::from).collect();
+        // What a user writes is arithmetic, whatever the lowering may write the same text for.
+        let program = match super::asm::is_lowerings(&text) && !c.rest.contains(USER_ASM) {
+            true => None,
+            false => Some(Program::parse(&text, &constraints, &ty, args.iter().map(|(ty, _)| ty))?),
+        };
+        Ok(Inst::Asm { text, program, constraints, ty, args })
     }
 }
 
@@ -586,19 +647,16 @@ fn label(line: &str) -> Option<&str> {
     line.strip_suffix(':').filter(|l| !l.starts_with(' '))
 }
 
-fn space(ty: &Ty) -> u32 {
+fn space(ty: &Ty) -> Parsed<u32> {
     match ty {
-        Ty::Ptr(n) => *n,
-        other => panic!("{other:?} is no pointer"),
+        Ty::Ptr(n) => Ok(*n),
+        other => Err(What::Syntax(format!("an address of type {other}"))),
     }
 }
 
-fn quoted(c: &mut Cursor) -> String {
-    c.expect("\"");
-    let end = c.rest.find('"').expect("a closing quote");
-    let (text, rest) = c.rest.split_at(end);
-    c.rest = &rest[1..];
-    text.to_string()
+fn quoted(c: &mut Cursor) -> Parsed<String> {
+    c.expect("\"")?;
+    c.skip_past(&['"']).map(String::from)
 }
 
 fn float_bits(x: f64, ty: &Ty) -> u64 {

@@ -1,24 +1,37 @@
 //! Scalar PTX that users write as inline assembly: registers, arithmetic, bits, comparisons and conversions, instruction by instruction as
 //! the PTX ISA says. Memory and whatever needs other threads is not here.
 //!
-//! Results of `.approx` instructions are the exact ones rounded to the type: a GPU's may differ in the last bits. An instruction, type or
-//! modifier that is not known is an error that names the instruction.
+//! Rounding to the nearest number and in directions, `.ftz`, `.sat` and other modifiers do what the ISA says; `.ftz` flushes results that
+//! are subnormal once they are rounded, as LLVM does where it folds constants. Results of `.approx` and
+//! `.full` instructions are the exact ones rounded to the type: a GPU's may differ in the last bits; so may the payload of a NaN. An
+//! instruction, type or modifier that is not known is an error when the code is read, before anything runs.
 
 mod float;
 mod integer;
+mod rounding;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod rounding_tests;
 #[cfg(test)]
 mod tests;
 
+use super::error::What;
 use super::parse::Ty;
 use super::value::{Value, mask};
 use crate::ir::DType;
 use crate::num;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-/// Whether a text is one of those accesses of memory that the lowering writes.
-pub fn is_memory(text: &str) -> bool {
-    ["ld.global", "st.global", "st.shared", "atom.global", "red.global", "cp.async"].iter().any(|op| text.contains(op))
+/// Instructions, the types that each takes, and modifiers: in their order groups of which one is there; `?` marks groups of which none may be.
+type Form = (&'static str, &'static str, &'static str);
+
+/// Names of the instructions that are known, in order.
+pub fn known() -> BTreeSet<&'static str> {
+    let forms = float::FORMS.iter().chain(integer::FORMS).flat_map(|(ops, ..)| ops.split(' '));
+    forms.chain(OTHERS).collect()
 }
+
+/// Instructions whose types and modifiers are not in a table.
+const OTHERS: [&str; 4] = ["cvt", "mov", "selp", "setp"];
 
 /// The type in an instruction's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,15 +79,55 @@ impl Kind {
 }
 
 /// An instruction's name: the operation, what modifies it, and its types.
-struct Name<'a> {
-    op: &'a str,
-    modifiers: Vec<&'a str>,
+#[derive(Clone, Debug)]
+struct Name {
+    op: String,
+    modifiers: Vec<String>,
     kinds: Vec<Kind>,
+    /// As they are written.
+    types: Vec<String>,
 }
 
-impl Name<'_> {
+impl Name {
+    fn parse(text: &str) -> Name {
+        let mut parts = text.split('.');
+        let op = parts.next().unwrap_or("").to_string();
+        let mut name = Name { op, modifiers: Vec::new(), kinds: Vec::new(), types: Vec::new() };
+        for part in parts {
+            match Kind::parse(part) {
+                Some(kind) => {
+                    name.kinds.push(kind);
+                    name.types.push(part.into());
+                }
+                None => name.modifiers.push(part.into()),
+            }
+        }
+        name
+    }
+
     fn has(&self, modifier: &str) -> bool {
-        self.modifiers.contains(&modifier)
+        self.modifiers.iter().any(|m| m == modifier)
+    }
+
+    /// Whether its modifiers are these (see [`Form`]).
+    fn takes(&self, modifiers: &str) -> bool {
+        let mut own = self.modifiers.iter().peekable();
+        let groups = modifiers.split_whitespace().all(|group| {
+            let (names, optional) = group.strip_suffix('?').map_or((group, false), |names| (names, true));
+            own.next_if(|own| names.split('|').any(|name| name == *own)).is_some() || optional
+        });
+        groups && own.next().is_none()
+    }
+
+    /// Whether one of the forms is this instruction with these types and modifiers.
+    fn is_one_of(&self, forms: &[Form]) -> bool {
+        let types = if self.op == "dp4a" { 2 } else { 1 };
+        self.types.len() == types
+            && forms.iter().any(|(ops, known, modifiers)| {
+                ops.split(' ').any(|op| op == self.op)
+                    && self.types.iter().all(|ty| known.split(' ').any(|known| known == ty))
+                    && self.takes(modifiers)
+            })
     }
 
     /// The last type, which most instructions have alone.
@@ -83,30 +136,183 @@ impl Name<'_> {
     }
 }
 
-/// Registers by name, and the operands `$0`, `$1`, …
-struct Machine {
-    registers: HashMap<String, u64>,
-    operands: Vec<u64>,
+/// An assembly text.
+#[derive(Clone, Debug)]
+pub struct Program {
+    statements: Vec<Statement>,
+    /// Names of what it declares.
+    registers: Vec<String>,
+    /// Types of `$0`, `$1`, …: the outputs and then the inputs.
+    operands: Vec<Ty>,
+    outputs: usize,
+    /// Outputs that begin as an input, and that input.
+    ties: Vec<(usize, usize)>,
 }
 
-/// Runs the statements of an assembly text with so many outputs; gives their values.
-///
-/// # Errors
-/// At an instruction that is not known, which is named, and at operands that are none.
-pub fn execute(text: &str, outputs: usize, ty: &Ty, inputs: &[(Ty, u64)]) -> Result<Value, String> {
-    let text = unescape(text);
-    let mut operands = vec![0; outputs];
-    operands.extend(inputs.iter().map(|(ty, bits)| bits & mask((ty.bytes() * 8) as u32)));
-    let mut machine = Machine { registers: HashMap::new(), operands };
-    for statement in statements(&text) {
-        machine.statement(&statement).map_err(|e| format!("inline assembly `{}`: {e}", statement.trim()))?;
+#[derive(Clone, Debug)]
+struct Statement {
+    text: String,
+    /// A predicate, and the value at which the statement is skipped.
+    guard: Option<(String, u64)>,
+    name: Name,
+    /// It is one of the forms of its operation.
+    fits: bool,
+    operands: Vec<String>,
+}
+
+/// Registers by name, and the operands `$0`, `$1`, …; `None` where nothing has been written.
+struct Machine {
+    registers: HashMap<String, Option<u64>>,
+    operands: Vec<Option<u64>>,
+}
+
+/// Why a statement cannot run.
+#[derive(Clone, Debug, PartialEq)]
+enum Stop {
+    NotKnown,
+    Malformed(String),
+}
+
+impl From<String> for Stop {
+    fn from(reason: String) -> Stop {
+        Stop::Malformed(reason)
     }
-    let result = |i: usize, ty: &Ty| Value::Bits(machine.operands[i] & mask((ty.bytes() * 8) as u32));
-    Ok(match (outputs, ty) {
-        (0, _) => Value::Undef,
-        (_, Ty::Struct(types)) => Value::many(types.iter().enumerate().map(|(i, ty)| result(i, ty)).collect()),
-        _ => result(0, ty),
-    })
+}
+
+impl Stop {
+    fn of(self, statement: &str) -> What {
+        let statement = statement.to_string();
+        match self {
+            Stop::NotKnown => What::Assembly { statement },
+            Stop::Malformed(reason) => What::MalformedAssembly { statement, reason },
+        }
+    }
+}
+
+impl Program {
+    /// Reads a text of LLVM's inline assembly; `ty` is the type of its result, or a structure of its results' types.
+    ///
+    /// # Errors
+    /// At an instruction that is not known, and at text that is none.
+    pub fn parse<'a>(
+        text: &str,
+        constraints: &[String],
+        ty: &Ty,
+        inputs: impl Iterator<Item = &'a Ty>,
+    ) -> Result<Program, What> {
+        let text = unescape(text);
+        let inputs: Vec<Ty> = inputs.cloned().collect();
+        let count = constraints.iter().filter(|c| c.starts_with('=')).count();
+        let outputs = match ty {
+            Ty::Void => Vec::new(),
+            Ty::Struct(types) => types.clone(),
+            one => vec![one.clone()],
+        };
+        let malformed = |reason: String| Stop::Malformed(reason).of(&text);
+        if outputs.len() != count {
+            return Err(malformed(format!("{count} outputs in its constraints, and {} results", outputs.len())));
+        }
+        let of_inputs = constraints.iter().filter(|c| !c.starts_with(['=', '~']));
+        let ties: Vec<(usize, usize)> =
+            of_inputs.enumerate().filter_map(|(i, c)| Some((c.parse().ok()?, count + i))).collect();
+        let operands: Vec<Ty> = outputs.into_iter().chain(inputs).collect();
+        if let Some(&(output, input)) = ties.iter().find(|(o, i)| *o >= count || *i >= operands.len()) {
+            return Err(malformed(format!("its constraints tie operand {input} to output {output}")));
+        }
+        if let Some(ty) =
+            operands.iter().find(|ty| matches!(ty, Ty::Void | Ty::Struct(_) | Ty::Array(..)) || ty.bytes() > 8)
+        {
+            return Err(What::Type(format!("{ty} of an operand of inline assembly")));
+        }
+        let mut program = Program { statements: Vec::new(), registers: Vec::new(), operands, outputs: count, ties };
+        for text in statements(&text) {
+            let declared = text.strip_prefix(".reg").map(|rest| program.declare(rest.trim()));
+            match declared {
+                Some(declared) => declared.map_err(|reason| Stop::Malformed(reason).of(&text))?,
+                None => program.statements.push(Statement::parse(&text).map_err(|stop| stop.of(&text))?),
+            }
+        }
+        // Whether an instruction is known does not depend on numbers, so that it can be tried on any.
+        let mut machine = program.start(&vec![0; program.operands.len() - count]);
+        for statement in &program.statements {
+            let guard = statement.guard.as_ref().map_or(Ok(0), |(name, _)| machine.value(name, Kind::Pred));
+            let outcome = guard.map_err(Stop::from).and_then(|_| machine.instruction(statement));
+            outcome.map_err(|stop| stop.of(&statement.text))?;
+        }
+        Ok(program)
+    }
+
+    /// Runs the statements on the bits of inputs; gives the results.
+    ///
+    /// # Errors
+    /// A register that is read and not written.
+    pub fn run(&self, ty: &Ty, inputs: &[u64]) -> Result<Value, String> {
+        let mut machine = self.start(inputs);
+        for statement in &self.statements {
+            machine.statement(statement).map_err(|stop| String::from(stop.of(&statement.text)))?;
+        }
+        let result = |i: usize| {
+            machine.operands[i]
+                .map_or(Value::Undef, |bits| Value::Bits(bits & mask((self.operands[i].bytes() * 8) as u32)))
+        };
+        Ok(match ty {
+            Ty::Void => Value::Undef,
+            Ty::Struct(_) => Value::many((0..self.outputs).map(result).collect()),
+            _ => result(0),
+        })
+    }
+
+    fn start(&self, inputs: &[u64]) -> Machine {
+        let types = &self.operands[self.outputs..];
+        let inputs = inputs.iter().zip(types).map(|(bits, ty)| Some(bits & mask((ty.bytes() * 8) as u32)));
+        let mut operands = vec![None; self.outputs];
+        operands.extend(inputs);
+        for &(output, input) in &self.ties {
+            operands[output] = operands[input];
+        }
+        Machine { registers: self.registers.iter().map(|name| (name.clone(), None)).collect(), operands }
+    }
+
+    /// `.b32 a, b<4>`.
+    fn declare(&mut self, text: &str) -> Result<(), String> {
+        let (_, names) = text.split_once(char::is_whitespace).ok_or("a declaration without names")?;
+        for name in names.split(',') {
+            match name.trim().split_once('<') {
+                Some((base, count)) => {
+                    let count =
+                        count.trim_end_matches('>').trim().parse().ok().filter(|&n: &usize| n <= MOST_REGISTERS);
+                    let count = count.ok_or_else(|| format!("the number of registers `{}`", name.trim()))?;
+                    self.registers.extend((0..count).map(|i| format!("{base}{i}")));
+                }
+                None => self.registers.push(name.trim().into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Registers of one declaration.
+const MOST_REGISTERS: usize = 1 << 16;
+
+impl Statement {
+    fn parse(text: &str) -> Result<Statement, Stop> {
+        let mut rest = text;
+        let mut guard = None;
+        if let Some(after) = text.strip_prefix('@') {
+            let (name, instruction) =
+                after.split_once(char::is_whitespace).ok_or_else(|| "a guard without an instruction".to_string())?;
+            guard = Some(name.strip_prefix('!').map_or((name.into(), 0), |name| (name.into(), 1)));
+            rest = instruction.trim();
+        }
+        let (name, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        let name = Name::parse(name);
+        let fits = name.is_one_of(float::FORMS) || name.is_one_of(integer::FORMS);
+        if !fits && !OTHERS.contains(&name.op.as_str()) {
+            return Err(Stop::NotKnown);
+        }
+        let operands = split_operands(operands).into_iter().map(String::from).collect();
+        Ok(Statement { text: text.into(), guard, name, fits, operands })
+    }
 }
 
 /// LLVM's `\0A` and the like, as the characters that they are.
@@ -154,51 +360,13 @@ fn statements(text: &str) -> Vec<String> {
 }
 
 impl Machine {
-    fn statement(&mut self, statement: &str) -> Result<(), String> {
-        if let Some(declared) = statement.strip_prefix(".reg") {
-            return self.declare(declared.trim());
+    fn statement(&mut self, statement: &Statement) -> Result<(), Stop> {
+        if let Some((name, unwanted)) = &statement.guard
+            && self.value(name, Kind::Pred)? & 1 == *unwanted
+        {
+            return Ok(());
         }
-        let mut rest = statement;
-        if let Some(guard) = statement.strip_prefix('@') {
-            let (guard, instruction) =
-                guard.split_once(char::is_whitespace).ok_or("a guard without an instruction".to_string())?;
-            let (name, wanted) = guard.strip_prefix('!').map_or((guard, 1), |name| (name, 0));
-            if self.value(name, Kind::Pred)? & 1 != wanted {
-                return Ok(());
-            }
-            rest = instruction.trim();
-        }
-        let (name, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
-        let mut parts = name.split('.');
-        let op = parts.next().unwrap_or("");
-        let (mut modifiers, mut kinds) = (Vec::new(), Vec::new());
-        for part in parts {
-            match Kind::parse(part) {
-                Some(kind) => kinds.push(kind),
-                None => modifiers.push(part),
-            }
-        }
-        let operands = split_operands(operands);
-        let name = Name { op, modifiers, kinds };
-        self.instruction(&name, &operands)
-    }
-
-    /// `.b32 a, b<4>`.
-    fn declare(&mut self, text: &str) -> Result<(), String> {
-        let (_, names) = text.split_once(char::is_whitespace).ok_or("a declaration without names".to_string())?;
-        for name in names.split(',') {
-            match name.trim().split_once('<') {
-                Some((base, count)) => {
-                    let count: usize =
-                        count.trim_end_matches('>').trim().parse().map_err(|_| format!("the number of `{name}`"))?;
-                    self.registers.extend((0..count).map(|i| (format!("{base}{i}"), 0)));
-                }
-                None => {
-                    self.registers.insert(name.trim().into(), 0);
-                }
-            }
-        }
-        Ok(())
+        self.instruction(statement)
     }
 
     /// The value of an operand of that type: a register, an operand of the assembly, or a number.
@@ -206,14 +374,13 @@ impl Machine {
         if let Some(token) = token.strip_prefix('!') {
             return Ok(1 - (self.value(token, Kind::Pred)? & 1));
         }
-        let bits = match (token.strip_prefix('$'), self.registers.get(token)) {
-            (Some(number), _) => {
-                let number = number.trim_start_matches('{').trim_end_matches('}');
-                let found = number.parse().ok().and_then(|i: usize| self.operands.get(i));
-                *found.ok_or_else(|| format!("there is no operand `{token}`"))?
-            }
-            (None, Some(&bits)) => bits,
-            (None, None) => literal(token, kind).ok_or_else(|| format!("there is no register `{token}`"))?,
+        let register = match operand_number(token) {
+            Some(i) => self.operands.get(i),
+            None => self.registers.get(token),
+        };
+        let bits = match register {
+            Some(bits) => bits.ok_or_else(|| format!("`{token}` is read and nothing has been written to it"))?,
+            None => literal(token, kind).ok_or_else(|| format!("`{token}` is no operand, register or number"))?,
         };
         Ok(bits & mask(kind.bits()))
     }
@@ -222,49 +389,54 @@ impl Machine {
         if token == "_" {
             return Ok(());
         }
-        let place = match token.strip_prefix('$') {
-            Some(number) => number.parse().ok().and_then(|i: usize| self.operands.get_mut(i)),
+        let place = match operand_number(token) {
+            Some(i) => self.operands.get_mut(i),
             None => self.registers.get_mut(token),
         };
-        *place.ok_or_else(|| format!("`{token}` is not declared"))? = bits;
+        *place.ok_or_else(|| format!("`{token}` is not declared"))? = Some(bits);
         Ok(())
     }
 
-    fn instruction(&mut self, name: &Name, operands: &[&str]) -> Result<(), String> {
-        let unknown = || "the simulated GPU does not know this instruction".to_string();
-        let (&to, from) = operands.split_first().ok_or_else(unknown)?;
-        if name.op == "setp" {
-            return self.set_predicate(name, to, from);
+    fn instruction(&mut self, statement: &Statement) -> Result<(), Stop> {
+        let name = &statement.name;
+        let (to, from) = statement.operands.split_first().ok_or(Stop::NotKnown)?;
+        let kind = name.kind().ok_or(Stop::NotKnown)?;
+        match name.op.as_str() {
+            "setp" => return self.set_predicate(name, kind, to, from),
+            "mov" if name.takes("") => return Ok(self.mov(kind, to, from)?),
+            _ => {}
         }
-        if name.op == "mov" {
-            return self.mov(name, to, from);
-        }
-        let kind = name.kind().ok_or_else(unknown)?;
         let mut values = Vec::new();
         for (i, operand) in from.iter().enumerate() {
             values.push(self.value(operand, operand_kind(name, kind, i))?);
         }
-        let result = match (name.op, kind) {
-            ("selp", _) if values.len() == 3 => Some(if values[2] & 1 == 1 { values[0] } else { values[1] }),
+        let result = match (name.op.as_str(), kind) {
+            ("selp", kind) if kind.bits() > 8 && name.takes("") => match values[..] {
+                [a, b, p] => Some(if p & 1 == 1 { a } else { b }),
+                _ => None,
+            },
             ("cvt", _) => float::convert(name, &values),
+            _ if !statement.fits => None,
             (_, Kind::Float(dtype)) => float::execute(name, dtype, &values),
             (_, Kind::Pair(dtype)) => float::execute_pair(name, dtype, &values),
             _ => integer::execute(name, kind, &values),
         };
-        self.set(to, result.ok_or_else(unknown)?)
+        Ok(self.set(to, result.ok_or(Stop::NotKnown)?)?)
     }
 
     /// `mov`, which also packs and unpacks vectors in braces.
-    fn mov(&mut self, name: &Name, to: &str, from: &[&str]) -> Result<(), String> {
-        let (Some(kind), &[from]) = (name.kind(), from) else {
-            return Err("a type and one operand are expected".into());
+    fn mov(&mut self, kind: Kind, to: &str, from: &[String]) -> Result<(), String> {
+        let [from] = from else { return Err("one source is expected".into()) };
+        let width = |parts: &[String]| match parts.len() as u32 {
+            n @ (2 | 4) if kind.bits() / n >= 8 => Ok(kind.bits() / n),
+            n => Err(format!("{} bits in {n} parts", kind.bits())),
         };
         let list = |text: &str| -> Option<Vec<String>> {
             let inner = text.strip_prefix('{')?.strip_suffix('}')?;
             Some(inner.split(',').map(|part| part.trim().to_string()).collect())
         };
         if let Some(parts) = list(to) {
-            let width = kind.bits() / parts.len() as u32;
+            let width = width(&parts)?;
             let all = self.value(from, kind)?;
             for (i, part) in parts.iter().enumerate() {
                 self.set(part, all >> (width * i as u32) & mask(width))?;
@@ -272,7 +444,7 @@ impl Machine {
             return Ok(());
         }
         if let Some(parts) = list(from) {
-            let width = kind.bits() / parts.len() as u32;
+            let width = width(&parts)?;
             let mut all = 0;
             for (i, part) in parts.iter().enumerate() {
                 all |= self.value(part, Kind::Bits(width))? << (width * i as u32);
@@ -283,23 +455,34 @@ impl Machine {
         self.set(to, bits)
     }
 
-    /// `setp.CMP{.and|.or|.xor}.TYPE p{|q}, a, b{, c}`.
-    fn set_predicate(&mut self, name: &Name, to: &str, from: &[&str]) -> Result<(), String> {
-        let unknown = || "the simulated GPU does not know this instruction".to_string();
-        let kind = name.kind().ok_or_else(unknown)?;
-        let [a, b, ..] = from[..] else { return Err("two operands are expected".into()) };
+    /// `setp.CMP{.and|.or|.xor}{.ftz}.TYPE p{|q}, a, b{, c}`.
+    fn set_predicate(&mut self, name: &Name, kind: Kind, to: &str, from: &[String]) -> Result<(), Stop> {
+        let (comparison, modifiers) = name.modifiers.split_first().ok_or(Stop::NotKnown)?;
+        let rest = Name { modifiers: modifiers.to_vec(), ..name.clone() };
+        let combines = from.len() == 3;
+        let wanted = match (combines, kind == Kind::Float(DType::F32) || kind == Kind::Float(DType::F16)) {
+            (true, true) => "and|or|xor ftz?",
+            (true, false) => "and|or|xor",
+            (false, true) => "ftz?",
+            (false, false) => "",
+        };
+        let ([a, b] | [a, b, _]) = from else {
+            return Err(Stop::Malformed(
+                "two operands are expected, and a predicate after `.and`, `.or` or `.xor`".into(),
+            ));
+        };
+        if !rest.takes(wanted) || name.kinds.len() != 1 {
+            return Err(Stop::NotKnown);
+        }
         let (x, y) = (self.value(a, kind)?, self.value(b, kind)?);
-        let comparison = name.modifiers.first().ok_or_else(unknown)?;
         let holds = match kind {
-            Kind::Float(dtype) => float::compare(comparison, num::decode(dtype, x), num::decode(dtype, y)),
+            Kind::Float(dtype) => float::compare_bits(name, comparison, dtype, x, y),
+            Kind::Pair(_) | Kind::Pred => None,
             kind => integer::compare(comparison, kind, x, y),
         };
-        let holds = holds.ok_or_else(unknown)?;
-        let with = match from.get(2) {
-            Some(c) => self.value(c, Kind::Pred)? & 1 == 1,
-            None => true,
-        };
-        let combine = |p: bool| match name.modifiers.get(1).copied() {
+        let holds = holds.ok_or(Stop::NotKnown)?;
+        let with = if combines { self.value(&from[2], Kind::Pred)? & 1 == 1 } else { true };
+        let combine = |p: bool| match modifiers.first().map(String::as_str) {
             Some("or") => p | with,
             Some("xor") => p ^ with,
             Some("and") => p & with,
@@ -308,20 +491,25 @@ impl Machine {
         match to.split_once('|') {
             Some((p, q)) => {
                 self.set(p.trim(), u64::from(combine(holds)))?;
-                self.set(q.trim(), u64::from(combine(!holds)))
+                Ok(self.set(q.trim(), u64::from(combine(!holds)))?)
             }
-            None => self.set(to, u64::from(combine(holds))),
+            None => Ok(self.set(to, u64::from(combine(holds)))?),
         }
     }
 }
 
+/// `$n` or `${n}`.
+fn operand_number(token: &str) -> Option<usize> {
+    let number = token.strip_prefix('$')?;
+    number.strip_prefix('{').and_then(|n| n.strip_suffix('}')).unwrap_or(number).parse().ok()
+}
+
 /// The type of a source operand, where it is not the instruction's.
 fn operand_kind(name: &Name, kind: Kind, i: usize) -> Kind {
-    match (name.op, i) {
+    match (name.op.as_str(), i) {
         ("selp", 2) => Kind::Pred,
         ("shl" | "shr", 1) | ("bfe", 1 | 2) | ("bfi", 2 | 3) | ("lop3" | "shf" | "prmt", _) => Kind::Bits(32),
         ("mad", 2) if name.has("wide") => Kind::Bits(2 * kind.bits()),
-        ("cvt", _) => kind,
         _ => kind,
     }
 }
@@ -352,14 +540,17 @@ fn literal(token: &str, kind: Kind) -> Option<u64> {
     let (negative, digits) = token.strip_prefix('-').map_or((false, token), |digits| (true, digits));
     let lower = digits.to_ascii_lowercase();
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
-    if let Some(digits) = lower.strip_prefix("0f") {
+    if negative && (lower.starts_with("0f") || lower.starts_with("0d")) {
+        return None;
+    }
+    if let Some(digits) = lower.strip_prefix("0f").filter(|digits| digits.len() == 8) {
         let x = f64::from(f32::from_bits(hex(digits)? as u32));
         return Some(match kind {
             Kind::Float(d) => num::encode(d, x),
             _ => hex(digits)?,
         });
     }
-    if let Some(digits) = lower.strip_prefix("0d") {
+    if let Some(digits) = lower.strip_prefix("0d").filter(|digits| digits.len() == 16) {
         let x = f64::from_bits(hex(digits)?);
         return Some(if let Kind::Float(d) = kind { num::encode(d, x) } else { hex(digits)? });
     }
@@ -378,6 +569,8 @@ fn literal(token: &str, kind: Kind) -> Option<u64> {
             let x: f64 = lower.parse().ok()?;
             Some(num::encode(d, if negative { -x } else { x }))
         }
+        // Floats are written with a point, or as bits behind `0f` and `0d`.
+        (Kind::Float(_) | Kind::Pair(_), _) => None,
         (_, Some(n)) => Some(if negative { n.wrapping_neg() } else { n }),
         _ => None,
     }

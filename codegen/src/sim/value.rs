@@ -1,5 +1,6 @@
 //! Values as bits, and arithmetic on them.
 
+use super::error::What;
 use super::parse::Ty;
 use crate::ir::DType;
 use crate::num;
@@ -32,7 +33,8 @@ impl Value {
 
     pub fn element(&self, i: usize) -> Value {
         match self {
-            Value::Many(list) => list[i].clone(),
+            // LLVM: poison.
+            Value::Many(list) => list.get(i).cloned().unwrap_or(Value::Undef),
             other => other.clone(),
         }
     }
@@ -52,41 +54,50 @@ pub fn f32_of(bits: u64) -> f32 {
 }
 
 /// The element type of a float.
-pub fn dtype(ty: &Ty) -> DType {
+pub fn dtype(ty: &Ty) -> Result<DType, What> {
     match ty {
-        Ty::Half => DType::F16,
-        Ty::BFloat => DType::BF16,
-        Ty::Float => DType::F32,
-        Ty::Double => DType::F64,
-        other => panic!("{other:?} is no float"),
+        Ty::Half => Ok(DType::F16),
+        Ty::BFloat => Ok(DType::BF16),
+        Ty::Float => Ok(DType::F32),
+        Ty::Double => Ok(DType::F64),
+        other => Err(What::Type(format!("{other} as a float"))),
+    }
+}
+
+/// The bits of an integer type.
+pub fn int_bits(ty: &Ty) -> Result<u32, What> {
+    match ty {
+        Ty::Int(bits) => Ok(*bits),
+        other => Err(What::Type(format!("{other} as an integer"))),
     }
 }
 
 /// The number that a float's bits stand for.
-pub fn float(bits: u64, ty: &Ty) -> f64 {
-    match ty {
+pub fn float(bits: u64, ty: &Ty) -> Result<f64, What> {
+    Ok(match ty {
         Ty::Float => f64::from(f32_of(bits)),
         Ty::Double => f64::from_bits(bits),
-        ty => num::decode(dtype(ty), bits & 0xFFFF),
-    }
+        ty => num::decode(dtype(ty)?, bits & 0xFFFF),
+    })
 }
 
 /// The nearest float's bits, rounded once.
-pub fn float_bits(x: f64, ty: &Ty) -> u64 {
-    match ty {
+pub fn float_bits(x: f64, ty: &Ty) -> Result<u64, What> {
+    Ok(match ty {
         Ty::Float => u64::from((x as f32).to_bits()),
         Ty::Double => x.to_bits(),
-        ty => num::encode(dtype(ty), x),
-    }
+        ty => num::encode(dtype(ty)?, x),
+    })
 }
 
 pub fn is_float(ty: &Ty) -> bool {
     matches!(ty, Ty::Half | Ty::BFloat | Ty::Float | Ty::Double)
 }
 
-pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> u64 {
+pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> Result<u64, What> {
+    let unknown = || What::Instruction(format!("{op} {ty}"));
     if is_float(ty) {
-        return match (op, ty) {
+        return Ok(match (op, ty) {
             // In the type itself: f64 arithmetic would round twice.
             ("fadd", Ty::Float) => u64::from((f32_of(a) + f32_of(b)).to_bits()),
             ("fsub", Ty::Float) => u64::from((f32_of(a) - f32_of(b)).to_bits()),
@@ -94,22 +105,20 @@ pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> u64 {
             ("fdiv", Ty::Float) => u64::from((f32_of(a) / f32_of(b)).to_bits()),
             ("frem", Ty::Float) => u64::from((f32_of(a) % f32_of(b)).to_bits()),
             _ => {
-                let (x, y) = (float(a, ty), float(b, ty));
+                let (x, y) = (float(a, ty)?, float(b, ty)?);
                 let r = match op {
                     "fadd" => x + y,
                     "fsub" => x - y,
                     "fmul" => x * y,
                     "fdiv" => x / y,
                     "frem" => x % y,
-                    other => panic!("`{other}` of floats"),
+                    _ => return Err(unknown()),
                 };
-                float_bits(r, ty)
+                float_bits(r, ty)?
             }
-        };
+        });
     }
-    let Ty::Int(bits) = ty else { panic!("`{op}` of {ty:?}") };
-    // Double-width products (of 64-bit operands) meet here as 128-bit integers kept in two steps by the caller.
-    let bits = *bits;
+    let bits = int_bits(ty)?;
     let (a, b) = (a & mask(bits), b & mask(bits));
     let (sa, sb) = (signed(a, bits), signed(b, bits));
     let shift = b.min(63) as u32;
@@ -139,16 +148,27 @@ pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> u64 {
             }
         }
         "ashr" => (sa >> shift.min(bits - 1)) as u64,
-        other => panic!("`{other}` of integers"),
+        _ => return Err(unknown()),
     };
-    r & mask(bits)
+    Ok(r & mask(bits))
 }
 
-pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> bool {
-    if let Some(p) = predicate.strip_prefix('f') {
-        let (x, y) = (float(a, ty), float(b, ty));
+/// Arithmetic on i128, of which the lowering needs little: double-width products.
+pub fn wide_binary(op: &str, a: u128, b: u128) -> Result<u128, What> {
+    Ok(match op {
+        "mul" => a.wrapping_mul(b),
+        "lshr" => u32::try_from(b).ok().and_then(|b| a.checked_shr(b)).unwrap_or(0),
+        _ => return Err(What::Instruction(format!("{op} i128"))),
+    })
+}
+
+pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> Result<bool, What> {
+    let (kind, predicate) = predicate.split_at(1);
+    let unknown = || What::Instruction(format!("{kind}cmp {predicate} {ty}"));
+    if kind == "f" {
+        let (x, y) = (float(a, ty)?, float(b, ty)?);
         let unordered = x.is_nan() || y.is_nan();
-        return match p {
+        return Ok(match predicate {
             "oeq" => x == y,
             "one" => !unordered && x != y,
             "olt" => x < y,
@@ -161,16 +181,19 @@ pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> bool {
             "ult" => unordered || x < y,
             "ugt" => unordered || x > y,
             "ueq" => unordered || x == y,
-            other => panic!("fcmp {other}"),
-        };
+            "ule" => unordered || x <= y,
+            "uge" => unordered || x >= y,
+            _ => return Err(unknown()),
+        });
     }
     let bits = match ty {
-        Ty::Int(bits) => *bits,
-        _ => 64,
+        Ty::Ptr(_) => 64,
+        Ty::Int(bits) if *bits <= 64 => *bits,
+        _ => return Err(unknown()),
     };
     let (a, b) = (a & mask(bits), b & mask(bits));
     let (sa, sb) = (signed(a, bits), signed(b, bits));
-    match &predicate[1..] {
+    Ok(match predicate {
         "eq" => a == b,
         "ne" => a != b,
         "slt" => sa < sb,
@@ -181,29 +204,29 @@ pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> bool {
         "ule" => a <= b,
         "ugt" => a > b,
         "uge" => a >= b,
-        other => panic!("icmp {other}"),
-    }
+        _ => return Err(unknown()),
+    })
 }
 
-/// A cast of one scalar; bitcasts between vectors are the caller's.
-pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> u64 {
-    let bits = |t: &Ty| (t.bytes() * 8) as u32;
+/// A cast of one scalar of 64 bits at most; bitcasts between vectors are the caller's.
+pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> Result<u64, What> {
     let int = |t: &Ty| match t {
-        Ty::Int(n) => *n,
-        other => bits(other),
+        Ty::Ptr(_) => Ok(64),
+        t => int_bits(t),
     };
-    match op {
-        "zext" => x & mask(int(from)),
-        "sext" => signed(x, int(from)) as u64 & mask(int(to)),
-        "trunc" => x & mask(int(to)),
-        "fpext" | "fptrunc" => float_bits(float(x, from), to),
+    Ok(match op {
+        "zext" => x & mask(int(from)?) & mask(int(to)?),
+        "sext" => signed(x, int(from)?) as u64 & mask(int(to)?),
+        "trunc" => x & mask(int(to)?) & mask(int(from)?),
+        "fpext" | "fptrunc" => float_bits(float(x, from)?, to)?,
         // By way of f64 the narrow ones would round twice.
-        "sitofp" => num::convert(DType::I64, dtype(to), signed(x, int(from)) as u64),
-        "uitofp" => num::convert(DType::U64, dtype(to), x & mask(int(from))),
-        "fptosi" => float(x, from) as i64 as u64 & mask(int(to)),
-        "fptoui" => float(x, from) as u64 & mask(int(to)),
-        "ptrtoint" => x & mask(int(to)),
+        "sitofp" => num::convert(DType::I64, dtype(to)?, signed(x, int(from)?) as u64),
+        "uitofp" => num::convert(DType::U64, dtype(to)?, x & mask(int(from)?)),
+        "fptosi" => float(x, from)? as i64 as u64 & mask(int(to)?),
+        "fptoui" => float(x, from)? as u64 & mask(int(to)?),
+        "ptrtoint" => x & mask(int(to)?),
+        "bitcast" if from.bytes() != to.bytes() => return Err(What::Instruction(format!("bitcast {from} to {to}"))),
         "inttoptr" | "bitcast" | "addrspacecast" => x,
-        other => panic!("cast `{other}`"),
-    }
+        _ => return Err(What::Instruction(format!("{op} {from} to {to}"))),
+    })
 }

@@ -124,8 +124,9 @@ fn key_of(
     let mut key = Key { index, base, shape: [1; MAX_RANK], strides: [0; MAX_RANK - 1] };
     for (axis, expr) in description.shape.iter().enumerate() {
         let extent = evaluate(expr);
-        if !(1..=1 << 32).contains(&extent) {
-            return Err(format!("dimension {axis} (innermost is 0) has extent {extent}: it must be 1 to 2^32"));
+        // The driver takes 2^32, but the kernel's coordinates are i32.
+        if !(1..=i64::from(i32::MAX)).contains(&extent) {
+            return Err(format!("dimension {axis} (innermost is 0) has extent {extent}: it must be 1 to 2^31 - 1"));
         }
         key.shape[axis] = extent as u64;
     }

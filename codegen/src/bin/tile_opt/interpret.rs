@@ -77,7 +77,9 @@ impl InterpretArgs {
             return Err(format!("--grid takes three numbers, found {}", self.grid.len()));
         };
         let limits = Limits { max_ops: self.max_ops };
-        let outcome = interp::run_limited(func, &values, [x, y, z], &mut memory, limits).map_err(|e| e.to_string())?;
+        let order = interp::Order::default();
+        let outcome = interp::run_traced(func, &values, [x, y, z], &mut memory, limits, order, &mut ());
+        let outcome = outcome.map_err(|e| e.to_string())?;
         let read =
             |(name, dtype, id): (String, DType, BufferId)| Buffer { name, dtype, bytes: memory.bytes(id).to_vec() };
         Ok(Results { buffers: buffers.into_iter().map(read).collect(), prints: outcome.prints })

@@ -1,6 +1,6 @@
 //! Ops that treat every element alike.
 
-use super::emit::Val;
+use super::emit::{USER_ASM, Val};
 use super::{Lowering, Result, llvm_type};
 use crate::analysis::magnitude;
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Elem, Literal, Op, OpId, UnaryOp, Value};
@@ -544,7 +544,7 @@ impl Lowering<'_> {
             };
             let effect = if *pure { "" } else { "sideeffect " };
             let text = format!(
-                "call {result_ty} asm {effect}\"{}\", \"{constraints}\"({}){}",
+                "call {result_ty} asm {effect}\"{}\", \"{constraints}\"({}) {USER_ASM}{}",
                 asm.replace('\\', "\\5C").replace('"', "\\22").replace('\n', "\\0A"),
                 args.join(", "),
                 if *pure { " #2" } else { "" }

@@ -10,6 +10,9 @@ pub type Val = String;
 /// How a comment begins that says where instructions come from.
 pub const PLACE: &str = ";@ ";
 
+/// The attribute of assembly that the kernel's author has written: the simulated GPU takes it for nothing else.
+pub const USER_ASM: &str = "\"user-asm\"";
+
 /// The text of one kernel while it grows.
 pub struct Emitter {
     /// Instructions of the entry block: whatever depends on the thread's number alone. They dominate everything.

@@ -26,8 +26,8 @@ mod tests;
 mod threads;
 mod tma;
 
-pub(crate) use self::emit::PLACE;
 use self::emit::{Emitter, Val};
+pub(crate) use self::emit::{PLACE, USER_ASM};
 use self::exchange::Exchange;
 use self::plan::SharedPlan;
 use self::threads::Threads;

@@ -149,7 +149,8 @@ impl Lowering<'_> {
         let acting = self.acting(data.operands.get(4));
         let barrier = self.barrier_at(data.operands[2], data.operands[3]);
         let base = self.scalar(buffer);
-        let at: Vec<Val> = plan.coordinates.iter().map(|&v| self.coordinate(v)).collect();
+        let at: Vec<Val> =
+            plan.coordinates.iter().zip(&plan.checked).map(|(&v, &checked)| self.coordinate(v, checked)).collect();
         let rank = at.len();
         let list: Vec<String> = (2..2 + rank).map(|i| format!("${i}")).collect();
         let text = format!(
@@ -174,16 +175,25 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A coordinate in i32.
-    fn coordinate(&mut self, v: Value) -> Val {
+    /// A coordinate in i32: the nearest one, where `checked` says that it may lie outside of the tensor, which ends below 2^31 - 1. The start
+    /// of a box beside the block's wraps at most from there to the first negative ones, and lies outside too.
+    fn coordinate(&mut self, v: Value, checked: bool) -> Val {
+        let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
         if let Some(c) = self.axis.scalar_constant(self.func, v) {
-            return c.to_string();
+            return c.clamp(least, most).to_string();
         }
-        let x = self.scalar(v);
-        match self.elem(v) {
-            Elem::Num(d) if d.bits() == 64 => self.e.inst(format!("trunc i64 {x} to i32")),
-            _ => x,
+        let mut x = self.scalar(v);
+        if !matches!(self.elem(v), Elem::Num(d) if d.bits() == 64) {
+            return x;
         }
+        let (low, high) = self.axis.get(self.func, v).range;
+        if checked && low < least.into() {
+            x = self.e.call("i64", "llvm.smax.i64", &[("i64", &x), ("i64", &least.to_string())]);
+        }
+        if checked && high > most.into() {
+            x = self.e.call("i64", "llvm.smin.i64", &[("i64", &x), ("i64", &most.to_string())]);
+        }
+        self.e.inst(format!("trunc i64 {x} to i32"))
     }
 
     /// The parameter that holds this map.

@@ -1,11 +1,12 @@
 //! Floats, and conversions between all types.
 
-use super::{Kind, Name};
+use super::rounding::{Rounding, compare_exact};
+use super::{Form, Kind, Name};
 use crate::ir::DType;
 use crate::num;
 use crate::sim::value::{mask, signed};
 
-pub fn compare(comparison: &str, x: f64, y: f64) -> Option<bool> {
+fn compare(comparison: &str, x: f64, y: f64) -> Option<bool> {
     let unordered = x.is_nan() || y.is_nan();
     Some(match comparison {
         "eq" => x == y,
@@ -26,30 +27,52 @@ pub fn compare(comparison: &str, x: f64, y: f64) -> Option<bool> {
     })
 }
 
-/// Zero for a subnormal f32 where the name has `.ftz`.
+/// Zero for a subnormal number where the name has `.ftz`.
 fn flush(name: &Name, dtype: DType, bits: u64) -> u64 {
     let exponent = match dtype {
         DType::F32 => 0x7F80_0000,
         DType::F16 => 0x7C00,
+        DType::BF16 => 0x7F80,
         _ => return bits,
     };
     let sign = 1 << (dtype.bits() - 1);
     if name.has("ftz") && bits & exponent == 0 { bits & sign } else { bits }
 }
 
+/// Instructions, the types that they take, and their modifiers, as [`Form`] has it.
+pub const FORMS: &[Form] = &[
+    ("add sub mul", "f32", "rn|rz|rm|rp? ftz? sat?"),
+    ("add sub mul", "f64", "rn|rz|rm|rp?"),
+    ("add sub mul", "f16 f16x2", "rn? ftz? sat?"),
+    ("add sub mul", "bf16 bf16x2", "rn?"),
+    ("fma mad", "f32", "rn|rz|rm|rp ftz? sat?"),
+    ("fma mad", "f64", "rn|rz|rm|rp"),
+    ("fma", "f16 f16x2", "rn ftz? sat|relu?"),
+    ("fma", "bf16 bf16x2", "rn relu?"),
+    ("div", "f32", "approx|full|rn|rz|rm|rp ftz?"),
+    ("sqrt rcp", "f32", "approx|rn|rz|rm|rp ftz?"),
+    ("div sqrt rcp", "f64", "rn|rz|rm|rp"),
+    ("rsqrt ex2 lg2 sin cos", "f32", "approx ftz?"),
+    ("rsqrt", "f64", "approx"),
+    ("ex2", "f16 f16x2", "approx"),
+    ("ex2", "bf16 bf16x2", "approx ftz"),
+    ("tanh", "f32 f16 f16x2 bf16 bf16x2", "approx"),
+    ("min max", "f32 f16 f16x2", "ftz? NaN?"),
+    ("min max", "bf16 bf16x2", "NaN?"),
+    ("abs neg", "f32 f16 f16x2", "ftz?"),
+    ("abs neg", "f64 bf16 bf16x2", ""),
+    ("min max", "f64", ""),
+    ("copysign", "f32 f64", ""),
+];
+
 /// The result; `None` where the instruction is not known.
 pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
-    // Other directions need the rest of a rounding, which nobody has asked for yet.
-    if ["rz", "rm", "rp", "rna"].iter().any(|r| name.has(r)) {
-        return None;
-    }
     let bits: Vec<u64> = values.iter().map(|&v| flush(name, dtype, v & mask(dtype.bits() as u32))).collect();
-    let x = |i: usize| num::decode(dtype, bits[i]);
+    let x: Vec<f64> = bits.iter().map(|&bits| num::decode(dtype, bits)).collect();
     let sign = 1u64 << (dtype.bits() - 1);
-    let exact = |x: f64| num::encode(dtype, x);
-    let approximate = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let nearest = |x: f64| num::encode(dtype, x);
     let pick = |least: bool| {
-        let (a, b) = (x(0), x(1));
+        let (a, b) = (x[0], x[1]);
         match (a.is_nan(), b.is_nan()) {
             (true, true) => f64::NAN,
             (true, false) | (false, true) if name.has("NaN") => f64::NAN,
@@ -67,36 +90,73 @@ pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
             _ => b,
         }
     };
-    let mut result = match (name.op, bits.len()) {
+    let mut result = match (name.op.as_str(), &x[..]) {
         // f64 holds what two narrower numbers give exactly enough for one more rounding to be the only one.
-        ("add", 2) => exact(x(0) + x(1)),
-        ("sub", 2) => exact(x(0) - x(1)),
-        ("mul", 2) => exact(x(0) * x(1)),
-        ("div", 2) => exact(x(0) / x(1)),
-        ("fma" | "mad", 3) => num::fused_multiply_add(dtype, bits[0], bits[1], bits[2]),
-        ("min", 2) => exact(pick(true)),
-        ("max", 2) => exact(pick(false)),
-        ("abs", 1) => bits[0] & !sign,
-        ("neg", 1) => bits[0] ^ sign,
-        ("copysign", 2) => bits[1] & !sign | bits[0] & sign,
-        ("sqrt", 1) => exact(x(0).sqrt()),
-        ("rcp", 1) => exact(1.0 / x(0)),
-        ("rsqrt", 1) => exact(1.0 / x(0).sqrt()),
-        ("ex2", 1) if approximate => exact(libm::exp2(x(0))),
-        ("lg2", 1) if approximate => exact(libm::log2(x(0))),
-        ("sin", 1) if approximate => exact(libm::sin(x(0))),
-        ("cos", 1) if approximate => exact(libm::cos(x(0))),
-        ("tanh", 1) if approximate => exact(libm::tanh(x(0))),
+        ("add", &[a, b]) => directed(name, dtype, "add", &[a, b], nearest(a + b)),
+        ("sub", &[a, b]) => directed(name, dtype, "add", &[a, -b], nearest(a - b)),
+        ("mul", &[a, b]) => directed(name, dtype, "mul", &[a, b], nearest(a * b)),
+        // PTX ISA, `div`: the divisor's reciprocal is taken for zero.
+        ("div", &[a, b]) if name.has("approx") && b.is_finite() && b.abs() > 2f64.powi(126) => {
+            nearest(a * 0f64.copysign(b))
+        }
+        ("div", &[a, b]) => directed(name, dtype, "div", &[a, b], nearest(a / b)),
+        ("rcp", &[a]) => directed(name, dtype, "div", &[1.0, a], nearest(1.0 / a)),
+        ("sqrt", &[a]) => directed(name, dtype, "sqrt", &[a], nearest(a.sqrt())),
+        ("fma" | "mad", [_, _, _]) => {
+            directed(name, dtype, "fma", &x, num::fused_multiply_add(dtype, bits[0], bits[1], bits[2]))
+        }
+        ("min", [_, _]) => nearest(pick(true)),
+        ("max", [_, _]) => nearest(pick(false)),
+        ("abs", [_]) => bits[0] & !sign,
+        ("neg", [_]) => bits[0] ^ sign,
+        ("copysign", [_, _]) => bits[1] & !sign | bits[0] & sign,
+        ("rsqrt", &[a]) => nearest(1.0 / a.sqrt()),
+        ("ex2", &[a]) => nearest(libm::exp2(a)),
+        ("lg2", &[a]) => nearest(libm::log2(a)),
+        ("sin", &[a]) => nearest(libm::sin(a)),
+        ("cos", &[a]) => nearest(libm::cos(a)),
+        ("tanh", &[a]) => nearest(libm::tanh(a)),
         _ => return None,
     };
     let value = num::decode(dtype, result);
     if name.has("sat") {
-        result = exact(if value.is_nan() { 0.0 } else { value.clamp(0.0, 1.0) });
+        result = nearest(saturate_to_one(value));
     }
-    if name.has("relu") && !value.is_nan() {
-        result = exact(value.max(0.0));
+    if name.has("relu") && value <= 0.0 {
+        result = 0;
     }
     Some(flush(name, dtype, result))
+}
+
+/// The nearest number, or its neighbor where the name rounds in a direction and the exact result is not the nearest number.
+fn directed(name: &Name, dtype: DType, op: &str, x: &[f64], nearest: u64) -> u64 {
+    let rounding = Rounding::of(name).unwrap_or(Rounding::Nearest);
+    if rounding == Rounding::Nearest {
+        return nearest;
+    }
+    let order = compare_exact(op, x, num::decode(dtype, nearest));
+    // IEEE 754: a sum that cancels is -0 where it is rounded down, and +0 else.
+    let cancels = order.is_eq() && num::decode(dtype, nearest) == 0.0 && rounding == Rounding::Down;
+    let addends = match (op, x) {
+        ("add", &[a, b]) => Some([a, b].map(f64::is_sign_negative)),
+        ("fma", &[a, b, c]) => Some([a.is_sign_negative() != b.is_sign_negative(), c.is_sign_negative()]),
+        _ => None,
+    };
+    if cancels && addends.is_some_and(|[a, b]| a || b) {
+        return 1 << (dtype.bits() - 1);
+    }
+    rounding.step(dtype, nearest, order)
+}
+
+/// `.sat`: NaN gives +0.
+fn saturate_to_one(x: f64) -> f64 {
+    if x > 0.0 { x.min(1.0) } else { 0.0 }
+}
+
+/// The comparison that a name of `setp` makes.
+pub fn compare_bits(name: &Name, comparison: &str, dtype: DType, x: u64, y: u64) -> Option<bool> {
+    let value = |bits: u64| num::decode(dtype, flush(name, dtype, bits));
+    compare(comparison, value(x), value(y))
 }
 
 /// Of both halves.
@@ -108,69 +168,9 @@ pub fn execute_pair(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
     Some(half(0)? | half(16)? << 16)
 }
 
-/// How a conversion rounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Rounding {
-    Nearest,
-    Zero,
-    Down,
-    Up,
-}
-
-impl Rounding {
-    fn of(name: &Name) -> Option<Rounding> {
-        name.modifiers.iter().find_map(|m| match *m {
-            "rn" | "rni" => Some(Rounding::Nearest),
-            "rz" | "rzi" => Some(Rounding::Zero),
-            "rm" | "rmi" => Some(Rounding::Down),
-            "rp" | "rpi" => Some(Rounding::Up),
-            _ => None,
-        })
-    }
-
-    fn to_integer(self, x: f64) -> f64 {
-        match self {
-            Rounding::Nearest => x.round_ties_even(),
-            Rounding::Zero => x.trunc(),
-            Rounding::Down => x.floor(),
-            Rounding::Up => x.ceil(),
-        }
-    }
-
-    /// A number as an element of the type, rounded once.
-    fn encode(self, dtype: DType, x: f64) -> u64 {
-        let nearest = num::encode(dtype, x);
-        let found = num::decode(dtype, nearest);
-        let toward_zero = |bits: u64| bits - 1;
-        let away = |bits: u64| bits + 1;
-        if found == x || x.is_nan() {
-            return nearest;
-        }
-        match self {
-            Rounding::Nearest => nearest,
-            Rounding::Zero if found.abs() > x.abs() => toward_zero(nearest),
-            Rounding::Down if found > x => {
-                if x > 0.0 {
-                    toward_zero(nearest)
-                } else {
-                    away(nearest)
-                }
-            }
-            Rounding::Up if found < x => {
-                if x > 0.0 {
-                    away(nearest)
-                } else {
-                    toward_zero(nearest)
-                }
-            }
-            _ => nearest,
-        }
-    }
-}
-
-/// An 8-bit float with its neighbour.
+/// An 8-bit float with its neighbor.
 fn f8(name: &Name) -> Option<DType> {
-    name.modifiers.iter().find_map(|m| match *m {
+    name.modifiers.iter().find_map(|m| match m.as_str() {
         "e4m3x2" => Some(DType::F8E4M3),
         "e5m2x2" => Some(DType::F8E5M2),
         _ => None,
@@ -189,74 +189,103 @@ fn saturated(dtype: DType, x: f64) -> f64 {
     x.clamp(-largest, largest)
 }
 
-/// `cvt`.
+/// `cvt`; `None` where its types or modifiers are not known.
 pub fn convert(name: &Name, values: &[u64]) -> Option<u64> {
     let rounding = Rounding::of(name);
     let narrow = |dtype: DType, x: f64| {
-        let x = if name.has("relu") && !x.is_nan() { x.max(0.0) } else { x };
+        let x = if name.has("relu") && x <= 0.0 { 0.0 } else { x };
         let x = if name.has("satfinite") { saturated(dtype, x) } else { x };
         rounding.unwrap_or(Rounding::Nearest).encode(dtype, x)
     };
+    let takes = |modifiers: &str| name.takes(modifiers);
     match (f8(name), &name.kinds[..], values) {
         // The first operand goes to the high half.
-        (Some(to), [Kind::Float(from)], &[high, low]) => {
-            Some(narrow(to, num::decode(*from, high)) << 8 | narrow(to, num::decode(*from, low)))
+        (Some(to), [Kind::Float(DType::F32)], &[high, low]) if takes("rn satfinite relu? e4m3x2|e5m2x2") => {
+            Some(narrow(to, num::decode(DType::F32, high)) << 8 | narrow(to, num::decode(DType::F32, low)))
         }
-        (Some(to), [Kind::Pair(from)], &[both]) if name.has("satfinite") => {
-            let half = |shift: u32| narrow(to, num::decode(*from, both >> shift & 0xFFFF));
+        (Some(to), [Kind::Pair(DType::F16)], &[both]) if takes("rn satfinite relu? e4m3x2|e5m2x2") => {
+            let half = |shift: u32| narrow(to, num::decode(DType::F16, both >> shift & 0xFFFF));
             Some(half(16) << 8 | half(0))
         }
-        (Some(from), [Kind::Pair(to)], &[both]) => {
-            let half = |shift: u32| narrow(*to, num::decode(from, both >> shift & 0xFF));
+        (Some(from), [Kind::Pair(DType::F16)], &[both]) if takes("rn relu? e4m3x2|e5m2x2") => {
+            let half = |shift: u32| narrow(DType::F16, num::decode(from, both >> shift & 0xFF));
             Some(half(8) << 16 | half(0))
         }
-        (None, [Kind::Pair(to), Kind::Float(from)], &[high, low]) => {
-            Some(narrow(*to, num::decode(*from, high)) << 16 | narrow(*to, num::decode(*from, low)))
+        (None, [Kind::Pair(to), Kind::Float(DType::F32)], &[high, low]) if takes("rn|rz relu? satfinite?") => {
+            Some(narrow(*to, num::decode(DType::F32, high)) << 16 | narrow(*to, num::decode(DType::F32, low)))
         }
-        (None, [Kind::Float(DType::F32)], &[x]) if name.has("tf32") && name.has("rna") => {
+        (None, [Kind::Float(DType::F32)], &[x]) if takes("rna tf32") => {
             Some(u64::from(num::round_to_tf32(f32::from_bits(x as u32)).to_bits()))
         }
-        (None, [to, from], &[x]) => convert_one(name, rounding, *to, *from, x),
+        (None, [to, from], &[x]) => convert_one(name, rounding.unwrap_or(Rounding::Nearest), *to, *from, x),
         _ => None,
     }
 }
 
-fn convert_one(name: &Name, rounding: Option<Rounding>, to: Kind, from: Kind, x: u64) -> Option<u64> {
+fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) -> Option<u64> {
     let x = x & mask(from.bits());
-    let integer = |kind: Kind| match kind {
+    let range = |kind: Kind| match kind {
         Kind::Signed(n) => Some((-(1i128 << (n - 1)), (1i128 << (n - 1)) - 1)),
-        Kind::Unsigned(n) | Kind::Bits(n) => Some((0, (1i128 << n) - 1)),
+        Kind::Unsigned(n) => Some((0, (1i128 << n) - 1)),
         _ => None,
     };
+    // Only f32 is flushed.
+    let flush = |dtype: DType, bits: u64| if dtype == DType::F32 { flush(name, dtype, bits) } else { bits };
+    if name.has("ftz") && ![to, from].contains(&Kind::Float(DType::F32)) {
+        return None;
+    }
     match (from, to) {
         (Kind::Float(f), Kind::Float(t)) => {
-            let value = num::decode(f, flush(name, f, x));
-            let integral = ["rni", "rzi", "rmi", "rpi"].iter().any(|r| name.has(r));
-            let value = if integral { rounding?.to_integer(value) } else { value };
-            let value = if name.has("sat") { if value.is_nan() { 0.0 } else { value.clamp(0.0, 1.0) } } else { value };
-            let value = if name.has("relu") && !value.is_nan() { value.max(0.0) } else { value };
-            Some(flush(name, t, rounding.unwrap_or(Rounding::Nearest).encode(t, value)))
+            let modifiers = match (f, t) {
+                (f, t) if f == t => "rni|rzi|rmi|rpi? ftz? sat?",
+                // Every number of the one is one of the other.
+                (DType::F16 | DType::BF16, DType::F32) | (_, DType::F64) => "ftz? sat?",
+                _ => "rn|rz|rm|rp ftz? sat? relu? satfinite?",
+            };
+            if !name.takes(modifiers) {
+                return None;
+            }
+            let value = num::decode(f, flush(f, x));
+            let value = if f == t && Rounding::of(name).is_some() { rounding.to_integer(value) } else { value };
+            let value = if name.has("sat") { saturate_to_one(value) } else { value };
+            let value = if name.has("relu") && value <= 0.0 { 0.0 } else { value };
+            let value = if name.has("satfinite") { saturated(t, value) } else { value };
+            Some(flush(t, rounding.encode(t, value)))
         }
         (Kind::Float(f), to) => {
-            let (low, high) = integer(to)?;
-            let value = rounding?.to_integer(num::decode(f, flush(name, f, x)));
-            // NaN gives zero; the cast saturates at i128's ends.
+            let (low, high) = range(to)?;
+            if !name.takes("rni|rzi|rmi|rpi ftz? sat?") {
+                return None;
+            }
+            let value = rounding.to_integer(num::decode(f, flush(f, x)));
+            // PTX ISA, `cvt`: NaN gives the highest bit where one of the two types has 64 bits, and else zero.
+            if value.is_nan() {
+                let wide = f == DType::F64 || to.bits() == 64;
+                return Some(if wide { 1 << (to.bits() - 1) } else { 0 });
+            }
+            // The cast saturates at i128's ends.
             Some((value as i128).clamp(low, high) as u64 & mask(to.bits()))
         }
         (from, Kind::Float(t)) => {
-            let dtype = if matches!(from, Kind::Signed(_)) { DType::I64 } else { DType::U64 };
-            let wide = if matches!(from, Kind::Signed(_)) { signed(x, from.bits()) as u64 } else { x };
-            match rounding {
-                None | Some(Rounding::Nearest) => Some(num::convert(dtype, t, wide)),
-                // 53 bits hold it.
-                Some(other) if from.bits() <= 32 => Some(other.encode(t, num::decode_int(dtype, wide) as f64)),
-                Some(_) => None,
+            range(from)?;
+            if !name.takes("rn|rz|rm|rp") {
+                return None;
             }
+            let signed_source = matches!(from, Kind::Signed(_));
+            let dtype = if signed_source { DType::I64 } else { DType::U64 };
+            let wide = if signed_source { signed(x, from.bits()) as u64 } else { x };
+            let nearest = num::convert(dtype, t, wide);
+            // An integer too, or infinity, which the cast makes larger than every integer.
+            let found = num::decode(t, nearest) as i128;
+            Some(rounding.step(t, nearest, num::decode_int(dtype, wide).cmp(&found)))
         }
         (from, to) => {
+            let ((low, high), _) = (range(to)?, range(from)?);
+            if !name.takes("sat?") {
+                return None;
+            }
             let value =
                 if matches!(from, Kind::Signed(_)) { i128::from(signed(x, from.bits())) } else { i128::from(x) };
-            let (low, high) = integer(to)?;
             let value = if name.has("sat") { value.clamp(low, high) } else { value };
             Some(value as u64 & mask(to.bits()))
         }

@@ -1,6 +1,6 @@
 //! Integers and bits.
 
-use super::{Kind, Name};
+use super::{Form, Kind, Name};
 use crate::sim::value::{mask, signed};
 
 pub fn compare(comparison: &str, kind: Kind, x: u64, y: u64) -> Option<bool> {
@@ -20,6 +20,26 @@ pub fn compare(comparison: &str, kind: Kind, x: u64, y: u64) -> Option<bool> {
     })
 }
 
+/// Instructions, the types that they take, and their modifiers, as [`Form`] has it.
+pub const FORMS: &[Form] = &[
+    ("add sub", "u16 s16 u32 u64 s64", ""),
+    ("add sub", "s32", "sat?"),
+    ("mul mad", "u16 s16 u32 s32", "lo|hi|wide"),
+    ("mul mad", "u64 s64", "lo|hi"),
+    ("mul24", "u32 s32", "lo"),
+    ("div rem min max sad", "u16 s16 u32 s32 u64 s64", ""),
+    ("abs neg", "s16 s32 s64", ""),
+    ("and or xor not", "pred b16 b32 b64", ""),
+    ("cnot shl", "b16 b32 b64", ""),
+    ("shr", "b16 u16 s16 b32 u32 s32 b64 u64 s64", ""),
+    ("shf", "b32", "l|r wrap|clamp"),
+    ("lop3 prmt", "b32", ""),
+    ("bfe", "u32 s32 u64 s64", ""),
+    ("bfind", "u32 s32 u64 s64", "shiftamt?"),
+    ("bfi popc clz brev", "b32 b64", ""),
+    ("dp4a", "u32 s32", ""),
+];
+
 /// The result; `None` where the instruction is not known.
 pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
     let bits = kind.bits();
@@ -29,11 +49,11 @@ pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
         let (low, high) = (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1);
         if name.has("sat") && is_signed { x.clamp(low, high) } else { x }
     };
-    let result = match (name.op, values) {
+    let result = match (name.op.as_str(), values) {
         ("add", &[a, b]) => clamp(wide(a) + wide(b)) as u64,
         ("sub", &[a, b]) => clamp(wide(a) - wide(b)) as u64,
         ("mul", &[a, b]) => return product(name, wide(a) * wide(b), bits),
-        ("mul24", &[a, b]) if name.has("lo") => {
+        ("mul24", &[a, b]) => {
             let low = |v: u64| if is_signed { i128::from(signed(v, 24)) } else { i128::from(v & 0xFF_FFFF) };
             (low(a) * low(b)) as u64
         }
@@ -65,7 +85,7 @@ pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
         ("shr", &[a, by]) => (wide(a) >> by.min(u64::from(bits))) as u64,
         ("shf", &[low, high, by]) => return shift_funnel(name, low, high, by),
         ("lop3", &[a, b, c, table]) => return Some(lop3(a, b, c, table)),
-        ("prmt", &[a, b, selector]) if name.modifiers.is_empty() => return Some(permute(a, b, selector)),
+        ("prmt", &[a, b, selector]) => return Some(permute(a, b, selector)),
         ("bfe", &[a, from, count]) => return Some(extract(kind, a, from & 0xFF, count & 0xFF)),
         ("bfi", &[field, into, from, count]) => {
             let (from, count) = ((from & 0xFF) as u32, (count & 0xFF) as u32);

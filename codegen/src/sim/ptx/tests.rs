@@ -1,6 +1,6 @@
 //! Scalar PTX against what the PTX ISA says of each instruction.
 
-use super::execute;
+use super::{Program, known};
 use crate::ir::DType;
 use crate::num;
 use crate::sim::parse::Ty;
@@ -8,6 +8,15 @@ use crate::sim::value::{self, Value};
 
 fn bits(value: &Value) -> u64 {
     value.bits().unwrap()
+}
+
+/// Runs a text with so many outputs.
+pub(super) fn execute(text: &str, outputs: usize, ty: &Ty, inputs: &[(Ty, u64)]) -> Result<Value, String> {
+    let constraints: Vec<String> =
+        (0..outputs).map(|_| "=r").chain(inputs.iter().map(|_| "r")).map(String::from).collect();
+    let program = Program::parse(text, &constraints, ty, inputs.iter().map(|(ty, _)| ty))?;
+    let inputs: Vec<u64> = inputs.iter().map(|&(_, bits)| bits).collect();
+    program.run(ty, &inputs)
 }
 
 /// One output and inputs of 32 bits.
@@ -82,6 +91,10 @@ fn floats() {
     check("lg2.approx.f32 $0, $1;", &[f(8.0)], f(3.0));
     check("rcp.approx.ftz.f32 $0, $1;", &[f(4.0)], f(0.25));
     check("rsqrt.approx.f32 $0, $1;", &[f(4.0)], f(0.5));
+    check("div.approx.f32 $0, $1, $2;", &[f(6.0), f(-3.0)], f(-2.0));
+    check("div.approx.f32 $0, $1, $2;", &[f(1e38), f(-2e38)], f(-0.0));
+    check("div.approx.f32 $0, $1, $2;", &[f(f32::INFINITY), f(2e38)], f(f32::NAN));
+    check("div.full.f32 $0, $1, $2;", &[f(1e38), f(-2e38)], f(-0.5));
     check("sqrt.rn.f32 $0, $1;", &[f(2.0)], f(2f32.sqrt()));
     check("sin.approx.f32 $0, $1;", &[f(0.0)], f(0.0));
     check("cos.approx.f32 $0, $1;", &[f(0.0)], f(1.0));
@@ -106,6 +119,9 @@ fn conversions() {
     check("cvt.rn.f32.u32 $0, $1;", &[u32::MAX], f(u32::MAX as f32));
     check("cvt.rz.f32.u32 $0, $1;", &[u32::MAX], f(u32::MAX as f32) - 1);
     check("cvt.rp.f32.s32 $0, $1;", &[0x0100_0001], f(16_777_218.0));
+    check("cvt.rz.bf16.f32 $0, $1;", &[f(1.999)], 0x3FFF);
+    check("cvt.ftz.f64.f32 $0, $1;", &[f(-1e-40)], 0);
+    check("cvt.rn.ftz.f16.f32 $0, $1;", &[f(1e-6)], 0x11);
     check("cvt.rni.f32.f32 $0, $1;", &[f(3.5)], f(4.0));
     check("cvt.s32.s8 $0, $1;", &[0xFF], u32::MAX);
     check("cvt.u32.u8 $0, $1;", &[0x1FF], 0xFF);
@@ -165,7 +181,40 @@ fn several_instructions_with_registers_and_predicates() {
 fn what_is_not_known_is_named() {
     for (text, named) in [
         ("frobnicate.b32 $0, $1;", "frobnicate.b32"),
-        ("add.rz.f32 $0, $1, $1;", "add.rz.f32"),
+        ("add.rx.f32 $0, $1, $1;", "add.rx.f32"),
+        ("add.rna.f32 $0, $1, $1;", "add.rna.f32"),
+        ("add.ftz.rz.f32 $0, $1, $1;", "add.ftz.rz.f32"),
+        ("add.rz.rm.f32 $0, $1, $1;", "add.rz.rm.f32"),
+        ("add.cc.u32 $0, $1, $1;", "add.cc.u32"),
+        ("add.sat.u32 $0, $1, $1;", "add.sat.u32"),
+        ("mul.u32 $0, $1, $1;", "mul.u32"),
+        ("mad.hi.sat.s32 $0, $1, $1, $1;", "mad.hi.sat.s32"),
+        ("add.ftz.f64 $0, $1, $1;", "add.ftz.f64"),
+        ("add.rz.f16 $0, $1, $1;", "add.rz.f16"),
+        ("add.sat.bf16x2 $0, $1, $1;", "add.sat.bf16x2"),
+        ("fma.f32 $0, $1, $1, $1;", "fma.f32"),
+        ("sqrt.f32 $0, $1;", "sqrt.f32"),
+        ("min.xorsign.abs.f32 $0, $1, $1;", "min.xorsign.abs.f32"),
+        ("prmt.b32.f4e $0, $1, $1, 0;", "prmt.b32.f4e"),
+        ("cvt.s32.f32 $0, $1;", "cvt.s32.f32"),
+        ("cvt.rn.s32.f32 $0, $1;", "cvt.rn.s32.f32"),
+        ("cvt.f32.s32 $0, $1;", "cvt.f32.s32"),
+        ("cvt.rni.f32.s32 $0, $1;", "cvt.rni.f32.s32"),
+        ("cvt.rn.tf32.f32 $0, $1;", "cvt.rn.tf32.f32"),
+        ("cvt.rn.e4m3x2.f32 $0, $1, $1;", "cvt.rn.e4m3x2.f32"),
+        ("{ .reg .pred p; setp.lt.and.f32 p, $1, $1; mov.b32 $0, 0; }", "setp.lt.and.f32"),
+        ("{ .reg .pred p; setp.lt.ftz.s32 p, $1, $1; mov.b32 $0, 0; }", "setp.lt.ftz.s32"),
+        ("mov.b32 $0, %tid.x;", "%tid.x"),
+        ("bar.sync 0;", "bar.sync 0"),
+        ("ld.global.b32 $0, [$1];", "ld.global.b32"),
+        ("again: add.s32 $0, $1, $1;", "again:"),
+        ("{ .reg .b32 t; add.s32 $0, t, $1; }", "`t` is read"),
+        ("{ .reg .b32 t<x>; mov.b32 $0, $1; }", "t<x>"),
+        ("{ .reg; mov.b32 $0, $1; }", "declaration"),
+        ("@p", "guard"),
+        ("mov.b32 {$0, $0, $0}, $1;", "3 parts"),
+        ("add.f32 $0, $1, 1;", "`1` is no"),
+        ("add.f32 $0, $1, 0f3F8;", "0f3F8"),
         ("{ .reg .b32 t; add.s32 t, $1, 1; vote.sync.ballot.b32 $0, t, 1; }", "vote.sync.ballot.b32"),
         ("add.s32 $0, $1, missing;", "missing"),
         ("add.s32 $0, $1, $9;", "$9"),
@@ -176,17 +225,77 @@ fn what_is_not_known_is_named() {
     }
 }
 
+/// Statements of the same instruction are skipped or run; what was not written is undefined.
+#[test]
+fn guards_and_ties() {
+    let text = "{ .reg .pred p; setp.gt.s32 p, $1, 0; @p mov.b32 $0, 7; }";
+    check(text, &[1], 7);
+    assert!(matches!(execute(text, 1, &Ty::Int(32), &[(Ty::Int(32), 0)]), Ok(Value::Undef)));
+    // An output that begins as the second input.
+    let constraints = ["=r", "r", "0"].map(String::from);
+    let types = [Ty::Int(32), Ty::Int(32)];
+    for (text, expected) in [("add.s32 $0, $0, $1;", 12), ("", 5)] {
+        let program = Program::parse(text, &constraints, &Ty::Int(32), types.iter()).unwrap();
+        assert_eq!(bits(&program.run(&Ty::Int(32), &[7, 5]).unwrap()), expected, "{text}");
+    }
+    for constraints in [["=r", "r", "3"], ["r", "r", "r"]] {
+        Program::parse("", &constraints.map(String::from), &Ty::Int(32), types.iter()).expect_err("wrong constraints");
+    }
+}
+
+/// Every name in the list of messages is that of an instruction.
+#[test]
+fn what_is_listed_is_known() {
+    for name in known() {
+        let arithmetic = super::float::FORMS.iter().chain(super::integer::FORMS);
+        let forms: Vec<_> = arithmetic.filter(|(ops, ..)| ops.split(' ').any(|op| op == name)).collect();
+        assert!(!forms.is_empty() || ["cvt", "mov", "selp", "setp"].contains(&name), "{name}");
+        for (_, types, modifiers) in forms {
+            for ty in types.split(' ') {
+                let modifiers: Vec<&str> = modifiers.split_whitespace().collect();
+                // The first of each group.
+                let first = |group: &&str| format!(".{}", group.trim_end_matches('?').split('|').next().unwrap());
+                let modifiers: String = modifiers.iter().map(first).collect();
+                let types = if name == "dp4a" { format!(".{ty}.{ty}") } else { format!(".{ty}") };
+                let declared = if ty == "pred" { "pred" } else { "b64" };
+                let known = (1..=4).any(|n| {
+                    let sources = ["b", "c", "d", "e"][..n].join(", ");
+                    let zero = |r: &str| match ty {
+                        "pred" => format!("setp.eq.u32 {r}, 0, 0;"),
+                        _ => format!("mov.b64 {r}, 0;"),
+                    };
+                    let zeros: String = ["b", "c", "d", "e"].map(zero).concat();
+                    let text = format!(
+                        "{{ .reg .{declared} a, b, c, d, e; {zeros} {name}{modifiers}{types} a, {sources}; mov.b32 $0, 0; }}"
+                    );
+                    run32(&text, &[]).is_ok()
+                });
+                assert!(known, "{name}{modifiers}{types}");
+            }
+        }
+    }
+}
+
 #[test]
 fn conversions_of_code_round_once() {
     // Above the tie by less than f32 can tell.
     let x = 2049.0 + 1e-10;
-    assert_eq!(value::cast("fptrunc", &Ty::Double, f64::to_bits(x), &Ty::Half), num::encode(DType::F16, 2050.0));
+    assert_eq!(
+        value::cast("fptrunc", &Ty::Double, f64::to_bits(x), &Ty::Half).unwrap(),
+        num::encode(DType::F16, 2050.0)
+    );
     let x = 257.0 + 1e-9;
-    assert_eq!(value::cast("fptrunc", &Ty::Double, f64::to_bits(x), &Ty::BFloat), num::encode(DType::BF16, 258.0));
+    assert_eq!(
+        value::cast("fptrunc", &Ty::Double, f64::to_bits(x), &Ty::BFloat).unwrap(),
+        num::encode(DType::BF16, 258.0)
+    );
     // 2^24 + 2^15·3 + 1 and such by way of f64 or f32 tie where they do not.
     for n in [0x0100_0001_0000_0001_u64, (1 << 60) + (1 << 52) + 1, (1 << 62) + (1 << 54) + 1] {
-        assert_eq!(value::cast("uitofp", &Ty::Int(64), n, &Ty::BFloat), num::convert(DType::U64, DType::BF16, n));
-        assert_eq!(value::cast("sitofp", &Ty::Int(64), n, &Ty::Float), u64::from((n as f32).to_bits()));
+        assert_eq!(
+            value::cast("uitofp", &Ty::Int(64), n, &Ty::BFloat).unwrap(),
+            num::convert(DType::U64, DType::BF16, n)
+        );
+        assert_eq!(value::cast("sitofp", &Ty::Int(64), n, &Ty::Float).unwrap(), u64::from((n as f32).to_bits()));
     }
     // A product and a sum of halves whose f64 sum would lie on a tie.
     let [a, b, c] = [0x3C01u64, 0x3C01, 0x0001];

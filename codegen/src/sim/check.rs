@@ -1,0 +1,85 @@
+//! Whether the simulated GPU knows every instruction of a module, which does not depend on numbers: each runs on zeros.
+
+use super::asm;
+use super::error::{SimError, Unknown, What};
+use super::machine::atomic;
+use super::parse::{Inst, Line, Module, Ty};
+use super::value;
+
+/// # Errors
+/// The first instruction that is not known.
+pub fn check(module: &Module) -> Result<(), SimError> {
+    for (name, function) in &module.functions {
+        for line in function.blocks.iter().flatten() {
+            instruction(module, &line.inst).map_err(|what| unknown(what, name, line))?;
+        }
+    }
+    Ok(())
+}
+
+fn unknown(what: What, function: &str, line: &Line) -> SimError {
+    let (instruction, place) = (line.text.clone(), line.place.to_string());
+    SimError::Unknown(Box::new(Unknown { what, function: function.into(), line: line.number, instruction, place }))
+}
+
+fn instruction(module: &Module, inst: &Inst) -> Result<(), What> {
+    match inst {
+        Inst::Binary { op, ty: Ty::Int(128), .. } => value::wide_binary(op, 0, 0).map(drop),
+        Inst::Binary { op, ty, .. } => value::binary(op, ty, 0, 0).map(drop),
+        Inst::Compare { predicate, ty, .. } => value::compare(predicate, ty, 0, 0).map(drop),
+        Inst::FNeg { ty, .. } => value::dtype(ty).map(drop),
+        Inst::Cast { op, from, to, .. } => cast(op, from, to),
+        Inst::Gep { index_ty, .. } => value::int_bits(index_ty).map(drop),
+        Inst::Load { ty, .. } | Inst::Store { ty, .. } => in_memory(ty),
+        Inst::AtomicLoad { ty, .. } | Inst::CompareExchange { ty, .. } => scalar(ty),
+        Inst::Atomic { op, ty, .. } => scalar(ty).and_then(|()| atomic(op, ty, 0, 0).map(drop)),
+        Inst::Call { name, .. } if module.functions.contains_key(name) || asm::is_special(name) => Ok(()),
+        Inst::Call { name, ty, args } => {
+            let zeros: Vec<(&Ty, u64)> = args.iter().map(|(ty, _)| (ty, 0)).collect();
+            asm::intrinsic(name, ty, &zeros).map(drop)
+        }
+        // Assembly is checked as it is read.
+        Inst::Asm { .. }
+        | Inst::Select { .. }
+        | Inst::ExtractElement { .. }
+        | Inst::InsertElement { .. }
+        | Inst::ExtractValue { .. }
+        | Inst::Phi { .. }
+        | Inst::Branch { .. }
+        | Inst::BranchIf { .. }
+        | Inst::Ret { .. }
+        | Inst::Alloca => Ok(()),
+    }
+}
+
+/// What a register of 64 bits holds.
+fn scalar(ty: &Ty) -> Result<(), What> {
+    match ty {
+        Ty::Int(..=64) | Ty::Half | Ty::BFloat | Ty::Float | Ty::Double | Ty::Ptr(_) => Ok(()),
+        _ => Err(What::Type(ty.to_string())),
+    }
+}
+
+/// Scalars, and vectors of whole bytes.
+fn in_memory(ty: &Ty) -> Result<(), What> {
+    match ty {
+        Ty::Vector(n, element) if *n > 0 && !matches!(**element, Ty::Int(bits) if bits % 8 != 0) => scalar(element),
+        _ => scalar(ty),
+    }
+}
+
+fn cast(op: &str, from: &Ty, to: &Ty) -> Result<(), What> {
+    let unknown = || What::Instruction(format!("{op} {from} to {to}"));
+    let wide = |ty: &Ty| *ty == Ty::Int(128);
+    match (from, to) {
+        (Ty::Vector(..), _) | (_, Ty::Vector(..)) => {
+            in_memory(from)?;
+            in_memory(to)?;
+            if op == "bitcast" && from.bytes() == to.bytes() { Ok(()) } else { Err(unknown()) }
+        }
+        (Ty::Int(..=64), to) if wide(to) && ["zext", "sext"].contains(&op) => Ok(()),
+        (from, Ty::Int(..=64)) if wide(from) && op == "trunc" => Ok(()),
+        _ if wide(from) || wide(to) => Err(unknown()),
+        _ => value::cast(op, from, 0, to).map(drop),
+    }
+}
