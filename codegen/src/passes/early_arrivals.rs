@@ -6,7 +6,8 @@
 //! Does not: move anything else, nor across the end of a block.
 
 use super::edit::uses;
-use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
+use crate::analysis::buffers::buffer_of;
+use crate::ir::{BlockId, Func, Op, OpId, Value};
 
 /// See the module's page.
 pub fn run(func: &mut Func) {
@@ -21,11 +22,12 @@ pub fn run(func: &mut Func) {
             let from = func.block(block).ops.iter().position(|&op| op == id);
             let from = from.expect("internal compiler error: a lost op");
             let operands = &func.op(id).operands;
-            let buffers: Vec<Value> =
-                operands.iter().copied().filter(|&v| matches!(func.ty(v), Type::Shared { .. })).collect();
+            let buffers: Vec<OpId> = operands.iter().filter_map(|&v| buffer_of(func, v)).collect();
+            // Under any name: a transposed view of a buffer is that buffer.
             let reads_inside = |op: OpId| {
                 let regions = &func.op(op).regions;
-                !buffers.is_empty() && !regions.is_empty() && uses(func, op).iter().any(|v| buffers.contains(v))
+                let is_one = |&v: &Value| buffer_of(func, v).is_some_and(|buffer| buffers.contains(&buffer));
+                !buffers.is_empty() && !regions.is_empty() && uses(func, op).iter().any(is_one)
             };
             let after = |op: &OpId| func.op(*op).results.iter().any(|v| operands.contains(v)) || reads_inside(*op);
             let to = func.block(block).ops[..from].iter().rposition(after).map_or(0, |at| at + 1);
