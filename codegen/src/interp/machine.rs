@@ -9,7 +9,8 @@ use super::value::{Tile, Val};
 use super::{InterpError, Outcome, Trace, access, elementwise, literal_bits, shape};
 use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Padding, Precision, Type, Value};
 use crate::text::print_op;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
 /// Where a run gives up.
@@ -43,7 +44,8 @@ impl Default for Order {
 
 /// Programs that are under way at a time, unless more have to start for others to go on: a bound on memory.
 const RESIDENT: usize = 4;
-/// Repetitions of atomics, or of a load, while memory stays what it is: a program that does so many waits for others.
+/// Repetitions of atomics, or of a load, while memory and the program's scalars stay what they are: a program that does so many waits for
+/// others.
 const POLLS: u32 = 256;
 /// One in so many plain accesses of global memory lets others go on.
 const SWITCH: usize = 4;
@@ -66,9 +68,9 @@ struct Polls {
     count: u32,
     /// The state of memory meanwhile.
     changes: u64,
-    /// Atomics since then, and the last load: the op and its first address.
-    atomics: HashSet<(OpId, u64)>,
-    loaded: Option<(OpId, u64)>,
+    /// Atomics since then, and the last load: the op and its first address, with the program's scalars when it came there again.
+    atomics: HashMap<(OpId, u64), Option<u64>>,
+    loaded: Option<((OpId, u64), Option<u64>)>,
     /// The op that polls.
     at: Option<OpId>,
 }
@@ -216,6 +218,19 @@ impl Machine<'_> {
         }
     }
 
+    /// A hash of the scalars that the program has.
+    fn scalars(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for value in &self.values {
+            if let Some(Val::Tile(tile)) = value
+                && tile.shape.is_empty()
+            {
+                tile.bits.hash(&mut hasher);
+            }
+        }
+        hasher.finish()
+    }
+
     /// Whether others go on behind this op, which has been executed; keeps account of what told the program nothing new.
     pub(super) fn lets_others_go_on(&mut self, id: OpId) -> bool {
         let func = self.func;
@@ -241,10 +256,17 @@ impl Machine<'_> {
         if self.polls.changes != changes {
             self.polls = Polls { changes, ..Polls::default() };
         }
-        let again = match atomic {
-            true => !self.polls.atomics.insert(here),
-            false => self.polls.loaded.replace(here) == Some(here),
+        let seen = match atomic {
+            true => self.polls.atomics.get(&here).copied(),
+            false => self.polls.loaded.filter(|(place, _)| *place == here).map(|(_, scalars)| scalars),
         };
+        // With other scalars, the index of a loop among them, it is not the same again.
+        let scalars = seen.map(|_| self.scalars());
+        match atomic {
+            true => _ = self.polls.atomics.insert(here, scalars),
+            false => self.polls.loaded = Some((here, scalars)),
+        }
+        let again = scalars.is_some() && seen == Some(scalars);
         self.polls.count += u32::from(again);
         self.polls.at = Some(id);
         atomic || again || (self.random.is_some() && self.draw(SWITCH) == 0)

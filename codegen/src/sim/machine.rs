@@ -10,7 +10,8 @@ use super::memory::Shared;
 use super::parse::{Function, Inst, Line, Module, Operand, Ty};
 use super::random::Random;
 use super::value::{self, Value, mask};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
 /// Instructions of one thread before it is taken for a run-away.
@@ -106,8 +107,9 @@ struct Polls {
     /// The state of memory meanwhile.
     changes: u64,
     /// Atomics since then, and the last load: block and line of the instruction, and the address.
-    atomics: HashSet<(usize, usize, u64)>,
-    loaded: (usize, usize, u64),
+    /// With a hash of the thread's registers when it came there again.
+    atomics: HashMap<(usize, usize, u64), Option<u64>>,
+    loaded: Option<((usize, usize, u64), Option<u64>)>,
 }
 
 /// A product under way: shared addresses that it reads.
@@ -291,16 +293,27 @@ impl<'a> Block<'a> {
 
     /// An access of global memory by thread `t`; others may go on.
     fn accessed(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
-        let f = self.threads[t].frames.last().expect("internal error: no running thread");
+        let Thread { frames, polls, .. } = &mut self.threads[t];
+        let f = frames.last().expect("internal error: no running thread");
         let here = (f.block, f.at, address);
-        let polls = &mut self.threads[t].polls;
         if polls.changes != global.changes {
             *polls = Polls { changes: global.changes, ..Polls::default() };
         }
-        let again = match atomic {
-            true => !polls.atomics.insert(here),
-            false => std::mem::replace(&mut polls.loaded, here) == here,
+        let seen = match atomic {
+            true => polls.atomics.get(&here).copied(),
+            false => polls.loaded.filter(|(place, _)| *place == here).map(|(_, state)| state),
         };
+        // With other registers, the index of a loop among them, it is not the same again.
+        let state = seen.map(|_| {
+            let mut hasher = DefaultHasher::new();
+            f.registers.hash(&mut hasher);
+            hasher.finish()
+        });
+        match atomic {
+            true => _ = polls.atomics.insert(here, state),
+            false => polls.loaded = Some((here, state)),
+        }
+        let again = state.is_some() && seen == Some(state);
         polls.count += u32::from(again);
         if polls.count >= POLLS {
             self.polling = Some((t as u32, global.changes));

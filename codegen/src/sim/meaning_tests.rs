@@ -59,8 +59,11 @@ fn elementwise(from: DType, to: DType, body: &str, x: &[u64], arch: GpuArch) -> 
 
 #[test]
 fn views_without_elements_are_not_touched() {
-    let text = "kernel @k(%x: ptr<f32>, %y: ptr<f32>, %n: i64, %m: i64, %s: i64, %o: i64, %p: i64) {
+    let text = "kernel @k(%x: ptr<f32>, %y: ptr<f32>, %extents: ptr<i64>, %s: i64, %o: i64, %p: i64) {
   %one = constant {value = 1} : i64
+  %n = load %extents {eviction = normal} : i64
+  %second = ptr_add %extents, %one : ptr<i64>
+  %m = load %second {eviction = normal} : i64
   %zero = constant {value = 0} : i64
   %r = constant {value = 16} : i64
   %v = make_view %x, %n, %m, %s, %one, %o, %p {order = [1, 0]} : view<16x32xf32>
@@ -85,8 +88,11 @@ fn views_without_elements_are_not_touched() {
         ] {
             let input = Argument::Input { dtype: DType::F32, bytes: vec![0; 4] };
             let out = Argument::Output { dtype: DType::F32, bytes: vec![0; 16 * 32 * 4] };
-            let numbers = [n, m, 32, o, p].map(Argument::Int);
-            let got = output(text, [input, out].into_iter().chain(numbers).collect(), arch);
+            // From memory: launches refuse arguments that are negative extents.
+            let bytes = [n, m].iter().flat_map(|n| n.to_le_bytes()).collect();
+            let extents = Argument::Input { dtype: DType::I64, bytes };
+            let numbers = [32, o, p].map(Argument::Int);
+            let got = output(text, [input, out, extents].into_iter().chain(numbers).collect(), arch);
             assert_eq!(got, 1f32.to_le_bytes().repeat(16 * 32), "{} with {n}, {m}, {o}, {p}", arch.name());
         }
     }

@@ -7,7 +7,7 @@ use crate::num;
 use std::rc::Rc;
 
 /// What a register of a thread holds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub enum Value {
     Bits(u64),
     Many(Rc<Vec<Value>>),
