@@ -8,7 +8,7 @@ use super::operand::{IntLit, Operand, expect_scalar, materialise};
 use super::record::{constant_int, emit, emit_in, fail, here, in_combine, mistake, region, ty, yield_in};
 use super::words;
 use crate::diag::Diagnostic;
-use crate::ir::{BinaryOp, Def, Func, Loc, Op, Type, Value};
+use crate::ir::{BinaryOp, BlockId, Def, Func, Loc, Op, Type, Value};
 use crate::num::int_range;
 use std::collections::HashSet;
 
@@ -252,7 +252,7 @@ fn made_of_arguments(func: &Func, v: Value) -> bool {
     let (mut seen, mut rest) = (HashSet::from([v]), vec![v]);
     while let Some(v) = rest.pop() {
         let data = match func.value(v).def {
-            Def::Param(block, i) if block == func.body || i == 0 => continue,
+            Def::Param(block, i) if block == func.body || (i == 0 && is_body_of_for(func, block)) => continue,
             Def::Param(..) => return false,
             Def::Result(id, _) => func.op(id),
         };
@@ -265,6 +265,11 @@ fn made_of_arguments(func: &Func, v: Value) -> bool {
         }
     }
     true
+}
+
+/// Whether a block is the body of a `for`, whose first parameter is the index.
+fn is_body_of_for(func: &Func, block: BlockId) -> bool {
+    func.walk().into_iter().any(|id| matches!(func.op(id).op, Op::For { .. }) && func.op(id).regions.contains(&block))
 }
 
 /// A condition that a `while` loop tests each time.
