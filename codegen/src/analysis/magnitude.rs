@@ -3,10 +3,12 @@
 use crate::ir::{BinaryOp, DType, Def, Func, Literal, Op, UnaryOp, Value};
 use crate::num;
 
-/// How many ops back the analysis looks.
-const DEPTH: usize = 24;
-/// No rounding takes a number further than this: half a unit in the last place of `f8e5m2`, which has two bits of mantissa.
-const ROUNDING: f64 = 1.125;
+/// How many ops back the analysis looks: it may take two ways at each.
+const DEPTH: usize = 8;
+/// Rounding to f16, bf16, f32 or f64 takes no number further than by this factor, nor, where it is subnormal, than by [`SUBNORMAL`].
+const ROUNDING: f64 = 1.0 + 1.0 / 256.0;
+/// Half of f16's smallest number.
+const SUBNORMAL: f64 = 3e-8;
 
 /// What no element is above in magnitude, infinities and NaNs aside; `None` where nothing better is known than the type.
 pub fn of(func: &Func, v: Value) -> Option<f64> {
@@ -26,7 +28,8 @@ fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
         }
     };
     let Def::Result(id, _) = func.value(v).def else { return of_type };
-    if depth == 0 {
+    // A cast to an 8-bit float makes its largest number of an infinity.
+    if depth == 0 || dtype.bits() == 8 {
         return of_type;
     }
     let data = func.op(id);
@@ -46,7 +49,7 @@ fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
         Op::Select => operand(1).zip(operand(2)).map(|(x, y)| x.max(y)),
         _ => None,
     };
-    match (bound.map(|x| x * ROUNDING), of_type) {
+    match (bound.map(|x| x * ROUNDING + SUBNORMAL), of_type) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
     }
@@ -94,9 +97,10 @@ mod tests {
     fn constants_on_both_sides_bound_a_number() {
         let constants = "%a = constant {value = -2.0} : f32\n%b = constant {value = 4.0} : f32\n";
         let clamped = "%m = max %x, %a : f32\n%v = min %m, %b : f32";
-        assert_eq!(bound(&format!("{constants}{clamped}")), Some(4.0 * ROUNDING));
+        let rounded = |x: f64| Some(x * ROUNDING + SUBNORMAL);
+        assert_eq!(bound(&format!("{constants}{clamped}")), rounded(4.0));
         let other_order = "%m = min %b, %x : f32\n%v = max %m, %a : f32";
-        assert_eq!(bound(&format!("{constants}{other_order}")), Some(4.0 * ROUNDING));
+        assert_eq!(bound(&format!("{constants}{other_order}")), rounded(4.0));
         // On one side alone.
         assert_eq!(bound(&format!("{constants}%m = max %x, %a : f32\n%v = max %m, %b : f32")), None);
         assert_eq!(bound(&format!("{constants}%v = min %x, %b : f32")), None);
@@ -104,8 +108,14 @@ mod tests {
 
     #[test]
     fn types_bound_what_is_cast() {
-        assert_eq!(bound("%v = cast %h : f32"), Some(65504.0 * ROUNDING));
-        assert_eq!(bound("%v = cast %n : f32"), Some(32768.0 * ROUNDING));
+        assert_eq!(bound("%v = cast %h : f32"), Some(65504.0 * ROUNDING + SUBNORMAL));
+        assert_eq!(bound("%v = cast %n : f32"), Some(32768.0 * ROUNDING + SUBNORMAL));
+        // Of an infinity, 448.
+        let small = "%c = constant {value = 0.0009765625} : f16\n%s = mul %h, %c : f16\n";
+        assert_eq!(
+            bound(&format!("{small}%e = cast %s : f8e4m3\n%v = cast %e : f32")),
+            Some(448.0 * ROUNDING + SUBNORMAL)
+        );
         assert_eq!(bound("%v = cast %x : f64"), None);
         assert_eq!(bound("%w = cast %h : f32\n%v = mul %w, %w : f32").map(|b| b >= 65504.0 * 65504.0), Some(true));
         assert_eq!(bound("%w = cast %h : f32\n%v = mul %w, %x : f32"), None);
