@@ -140,6 +140,9 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.func
 }
 
+/// What [`CompileOptions::max_registers`] can be: with less, `ptxas` takes the lower end.
+pub const MAX_REGISTERS: std::ops::RangeInclusive<u32> = 24..=255;
+
 /// Refuses options that no GPU can have. A CPU has no use for them: it refuses them all the same, so that what runs there can
 /// run on a GPU.
 fn check_options(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
@@ -151,8 +154,9 @@ fn check_options(func: &Func, options: &CompileOptions) -> Result<(), Unsupporte
         return refuse(message, "a block has 32 threads per warp, and at most 1024");
     }
     match options.max_registers {
-        Some(registers) if !(1..=255).contains(&registers) => {
-            refuse(format!("max_registers is {registers}: expected 1 to 255"), "a thread has 255 registers at most")
+        Some(registers) if !MAX_REGISTERS.contains(&registers) => {
+            let message = format!("max_registers is {registers}: expected 24 to 255");
+            refuse(message, "a thread has 255 registers at most, and the assembler gives it 24 at least")
         }
         Some(_) | None => Ok(()),
     }

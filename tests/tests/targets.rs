@@ -160,8 +160,7 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
     };
     let mut handed_over = 0;
     for num_warps in [4, 8, 16] {
-        for max_registers in
-            [None, Some(16), Some(24), Some(32), Some(40), Some(64), Some(100), Some(128), Some(168), Some(255)]
+        for max_registers in [None, Some(24), Some(32), Some(40), Some(64), Some(100), Some(128), Some(168), Some(255)]
         {
             let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
             let options = CompileOptions {
@@ -172,9 +171,17 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
                 ..CompileOptions::default()
             };
             let target = Target::Nvptx(GpuArch::Sm90a);
-            let artifact = pipeline::compile(&func, &target, &options, &mut ()).unwrap_or_else(|e| panic!("{e}"));
-            let Code::Ptx(ptx) = artifact.code else { panic!("an object file instead of PTX") };
             let what = format!("{num_warps} warps, max_registers {max_registers:?}");
+            let artifact = match pipeline::compile(&func, &target, &options, &mut ()) {
+                Ok(artifact) => artifact,
+                // A product of 128 columns takes 90.
+                Err(e) if max_registers.is_some_and(|most| most < 90) => {
+                    assert!(e.to_string().contains("registers of each thread"), "{what}: {e}");
+                    continue;
+                }
+                Err(e) => panic!("{what}: {e}"),
+            };
+            let Code::Ptx(ptx) = artifact.code else { panic!("an object file instead of PTX") };
             let threads = artifact.manifest.threads;
             assert_eq!(threads, 32 * (num_warps + 4), "{what}");
             if let Some(n) = number(&ptx, ".maxnreg ") {

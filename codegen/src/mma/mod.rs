@@ -7,6 +7,7 @@
 
 pub mod shared;
 
+use crate::analysis::registers;
 use crate::ir::{DType, Precision};
 use crate::layout::LinearLayout;
 use crate::target::GpuArch;
@@ -101,7 +102,10 @@ impl Instruction {
         let units = num_warps / self.warps;
         let along_m = units.min(m / self.m);
         let warps = [self.warps * along_m, units / along_m];
-        let columns = (n / warps[1]).min(self.n[1]);
+        let mut columns = (n / warps[1]).min(self.n[1]);
+        while columns > self.n[0] && self.fewest_registers(columns, true) > registers::available(32 * num_warps) {
+            columns /= 2;
+        }
         // Warps of `mma.sync` for which no columns are left compute copies; a warpgroup's columns are its own.
         (self.family == Family::MmaSync || columns >= self.n[0]).then_some(Plan {
             instruction: self,
@@ -158,12 +162,12 @@ pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Op
 }
 
 impl Instruction {
-    /// Registers that a thread has to have for one of `n` columns: those of its accumulator, and what `ptxas` (13.0) wants beside them.
-    /// With fewer it gives up.
-    pub fn fewest_registers(&self, n: u32) -> u32 {
+    /// Registers that a thread has to have for one of `n` columns, whose operand a is in registers or in shared memory: those of its
+    /// accumulator and of a, and what `ptxas` (13.0) wants beside them. With fewer it gives up.
+    pub fn fewest_registers(&self, n: u32, a_in_registers: bool) -> u32 {
         match self.family {
-            Family::Wgmma => n / 2 + 26,
-            Family::MmaSync => 0,
+            Family::Wgmma => n / 2 + if a_in_registers { 30 } else { 26 },
+            Family::MmaSync => 28,
         }
     }
 }

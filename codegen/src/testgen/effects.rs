@@ -12,7 +12,9 @@ impl Gen<'_> {
         // GPUs have elementary functions of f32 alone.
         let ty = b.func.ty(v).with_elem(DType::F32);
         let x = b.cast(v, DType::F32);
-        rounded_function(b, op, x, &ty)
+        // The compiler sees the bound, or it does not.
+        let hidden = self.rng.one_in(2);
+        rounded_function(b, op, x, &ty, hidden)
     }
 
     /// A read-modify-write of elements that no other program and no other op touches; gives what was there.
@@ -86,15 +88,16 @@ const FUNCTIONS: &[UnaryOp] = &[
 ];
 
 /// `floor(8 · f(floor(4 · clamp(x)) / 4) + 0.37) / 8`, with x moved above zero for logarithms and roots.
-fn rounded_function(b: &mut Builder, op: UnaryOp, x: Value, ty: &Type) -> Value {
+fn rounded_function(b: &mut Builder, op: UnaryOp, x: Value, ty: &Type, hidden: bool) -> Value {
     let number = |b: &mut Builder, n: f64| b.number(n, ty.clone());
     let positive = matches!(op, UnaryOp::Log | UnaryOp::Log2 | UnaryOp::Rsqrt);
     let (low, high) = (number(b, if positive { 0.25 } else { -4.0 }), number(b, 4.0));
+    let quarter = number(b, 0.25);
     let x = b.binary(BinaryOp::Max, x, low);
     let x = b.binary(BinaryOp::Min, x, high);
     let x = b.binary(BinaryOp::Mul, x, high);
     let x = b.unary(UnaryOp::Floor, x);
-    let x = b.binary(BinaryOp::Div, x, high);
+    let x = if hidden { b.binary(BinaryOp::Div, x, high) } else { b.binary(BinaryOp::Mul, x, quarter) };
     let y = b.unary(op, x);
     let (eight, off) = (number(b, 8.0), number(b, 0.37));
     let y = b.binary(BinaryOp::Mul, y, eight);

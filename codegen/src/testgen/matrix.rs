@@ -34,7 +34,7 @@ pub(super) fn compile_options(rng: &mut Rng) -> CompileOptions {
         wgmma_f32: choice(4),
     };
     CompileOptions {
-        num_warps: rng.pick(&[1, 2, 4, 4, 4, 4, 8, 8, 16]),
+        num_warps: rng.pick(&[1, 2, 4, 4, 4, 4, 4, 8, 8, 8, 16, 32]),
         num_stages: rng.pick(&[1, 2, 2, 3, 3, 4]),
         max_registers: rng.one_in(6).then(|| rng.pick(&[64, 128, 168, 232, 255])),
         schedule,

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use tilewright::codegen::ir::{DType, Func, Stage};
-use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamDef, ParamKind, Specialization};
+use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::llvm::{self, Opt};
-use tilewright::codegen::pipeline::Observer;
+use tilewright::codegen::pipeline::{MAX_REGISTERS, Observer};
 use tilewright::codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright::codegen::text;
 use tilewright::env::Env;
@@ -198,11 +198,11 @@ impl Options {
             ));
         }
         if let Some(registers) = self.max_registers
-            && !(16..=255).contains(&registers)
+            && !MAX_REGISTERS.contains(&registers)
         {
             return Err(CliError::usage(
                 format!("--max-registers cannot be {registers}"),
-                "a thread has between 16 and 255 registers",
+                "a thread has between 24 and 255 registers",
             ));
         }
         Ok(CompileOptions {
@@ -283,7 +283,15 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
             let help = choose::suggest(name, &names, "the arguments are");
             return Err(CliError::usage(format!("kernel `{}` has no argument `{name}`", def.name), help));
         };
-        let is_memory = !matches!(passed[index].kind, ParamKind::Scalar(_));
+        let kind = &passed[index].kind;
+        let is_memory = !matches!(kind, ParamKind::Scalar(_));
+        if let ParamKind::Scalar(ElemDef::Fixed(dtype)) = kind
+            && dtype.is_float()
+        {
+            return wrong(format!(
+                "`{name}` is of type {dtype}: only of addresses and integers can something be assumed"
+            ));
+        }
         specialization.args[index] = match (multiple, number.parse::<i64>()) {
             (true, Ok(n)) if n > 0 && (n as u64).is_power_of_two() && n <= 1 << 20 => {
                 ArgSpec { divisible_by: n as u64, equal_to: None }

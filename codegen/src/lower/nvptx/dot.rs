@@ -124,6 +124,8 @@ impl Lowering<'_> {
         };
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
         let dtype = self.operand_dtype(a);
+        let instruction = instruction(Family::MmaSync, dtype);
+        self.has_registers(instruction.fewest_registers(instruction.n[0], true))?;
         let (a_shape, b_shape) = (self.shape2(a), self.shape2(b));
         let warps = [warps[0], warps[1]];
         let bits = dtype.bits() as u32;
@@ -251,6 +253,17 @@ impl Lowering<'_> {
         (0..4).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect()
     }
 
+    /// Whether a thread has the registers that a matrix instruction needs.
+    fn has_registers(&self, needs: u32) -> Result<()> {
+        if self.registers >= needs {
+            return Ok(());
+        }
+        self.unsupported(
+            format!("this product takes {needs} registers of each thread, and there are {}", self.registers),
+            Some("use narrower tiles or fewer warps, or raise `max_registers`"),
+        )
+    }
+
     pub(super) fn wgmma(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::Wgmma { warps, k_end, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
@@ -263,13 +276,7 @@ impl Lowering<'_> {
         let dtype = self.operand_dtype(b);
         let instruction = instruction(Family::Wgmma, dtype);
         let k_instr = instruction.k;
-        let (has, needs) = (self.registers, instruction.fewest_registers(n_instr));
-        if has < needs {
-            return self.unsupported(
-                format!("a product of {n_instr} columns takes {needs} registers of each thread, and there are {has}"),
-                Some("use narrower tiles or fewer warps, or raise `max_registers`"),
-            );
-        }
+        self.has_registers(instruction.fewest_registers(n_instr, self.func.ty(a).is_tensor()))?;
         let k_steps = self.func.ty(b).shape()[0] as u32 / k_instr;
         let k_used = k_end.map_or(k_steps, |end| k_steps.min(end.div_ceil(k_instr)));
         let b_matrix = self.matrix(b, 0);

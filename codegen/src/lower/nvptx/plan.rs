@@ -8,7 +8,7 @@
 //! Global memory counts too, where one thread may read what another one writes ([`exchange`](super::exchange)).
 //!
 //! Of rings (buffers that asynchronous copies fill) the pass that made them placed the barriers; here they only wait for
-//! what used their memory before.
+//! what used their memory before, with a proxy fence where that were ordinary stores and the engine fills them.
 
 use super::bulk_add::BulkAdd;
 use super::exchange::Exchange;
@@ -202,9 +202,6 @@ impl SharedPlan {
                 Op::For { .. } | Op::While => self.walk_loop(func, id, pending),
                 // Each role has its own barriers; what they share, mbarriers order.
                 Op::If | Op::Roles { .. } => {
-                    if matches!(data.op, Op::Roles { .. }) {
-                        self.before_roles(func, id, pending);
-                    }
                     let mut merged = Pending::default();
                     for &r in &data.regions {
                         let mut arm = pending.clone();
@@ -220,22 +217,6 @@ impl SharedPlan {
                 }
                 _ => self.access(func, id, pending),
             }
-        }
-    }
-
-    /// Who wrote what the engine overwrites has to fence it: the role that starts the copy cannot do it for others.
-    fn before_roles(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
-        let inside = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region));
-        let mut rings = inside.filter(|&op| matches!(func.op(op).op, Op::TmaLoad { .. }));
-        let overwritten = rings.any(|op| {
-            let ring = self.bytes_of(func, func.op(op).operands[1]);
-            ring.is_some_and(|ring| pending.unfenced.iter().any(|p| p.overlaps(ring)))
-        });
-        if overwritten {
-            self.fences.insert(id);
-            self.barriers.insert(id);
-            pending.unfenced.clear();
-            pending.settled();
         }
     }
 
