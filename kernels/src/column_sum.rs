@@ -26,6 +26,7 @@ pub fn column_sum<T: Float, U: Float>(
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
+    assume((rows_each > 0) && (rows_each % rows_tile == 0));
     let column = program_id(0) * d_tile;
     let first = program_id(1) * rows_each;
     let mut block =

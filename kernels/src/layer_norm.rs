@@ -63,6 +63,7 @@ pub fn layer_norm_fwd<T: Float>(
     let mean_block = vector_block(mean, rows, mean_stride, first_row, rows_tile);
     let rstd_block = vector_block(rstd, rows, rstd_stride, first_row, rows_tile);
     if whole_rows {
+        assume(d <= d_tile);
         let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         let bt = load(b_block, boundary_check = [0], padding = zero).to::<f32>();
@@ -157,6 +158,7 @@ pub fn layer_norm_bwd<T: Float>(
     let mut partial_b_block = row_block(partial_grad_b, partial.0, partial.1, program_id(0), (1, d_tile));
     // Beyond the edges g is zero, and with it every sum below.
     if whole_rows {
+        assume((d <= d_tile) && (rows_each > 0) && (rows_each % rows_tile == 0));
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
         let share = 1.0 / d.to::<f32>();
         let mut total_w = zeros::<f32>([rows_tile, d_tile]);

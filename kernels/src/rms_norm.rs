@@ -80,6 +80,7 @@ pub fn rms_norm_fwd<T: Float>(
         order = [0],
     );
     if whole_rows {
+        assume(d <= d_tile);
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
         let (xt, s) = if reread {
             let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_last).to::<f32>();
@@ -180,6 +181,7 @@ pub fn rms_norm_bwd<T: Float>(
     let mut partial_block =
         row_block(partial_grad_w, (num_programs(0), d), partial_strides, program_id(0), (1, d_tile));
     if whole_rows {
+        assume((d <= d_tile) && (rows_each > 0) && (rows_each % rows_tile == 0));
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
         let share = 1.0 / d.to::<f32>();
         let mut total = zeros::<f32>([rows_tile, d_tile]);

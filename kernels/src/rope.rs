@@ -38,6 +38,7 @@ fn turn<T: Float>(
 ) {
     let (tokens, heads, d) = sizes;
     let (tokens_tile, heads_tile, d_tile) = tile;
+    assume(d <= d_tile);
     let first_token = program_id(0) * tokens_tile;
     let theta_block = vector_block(frequencies.0, d / 2, frequencies.1, scalar::<i32>(0), d_tile / 2);
     let theta = load(theta_block, boundary_check = [0], padding = zero);

@@ -34,6 +34,7 @@ pub fn softmax_rows<T: Float>(
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
+    assume(d <= d_tile);
     let first_row = program_id(0) * rows_tile;
     let x_block = make_block_ptr(
         x,

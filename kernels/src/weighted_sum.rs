@@ -130,6 +130,7 @@ pub fn weighted_sum_bwd<T: Float>(
     let w_block = vector_block(w, d, w_stride, column, d_tile);
     let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
     let mut total = zeros::<f32>([rows_tile, d_tile]);
+    assume((rows_each > 0) && (rows_each % rows_tile == 0));
     let first = program_id(0) * rows_each;
     for below in range(0, minimum(rows_each, rows - first), rows_tile, num_stages = stages) {
         let row = first + below;

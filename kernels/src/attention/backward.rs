@@ -116,6 +116,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = false] few: bool,
     #[constexpr = 0] part_rows: usize,
 ) {
+    static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
     let (kv_head, entry) = (program_id(1), program_id(2));
     let (batch, part) = part_of(entry, n_q, part_rows);
     let first_key = program_id(0) * k_tile;
@@ -308,6 +309,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr = false] few: bool,
     #[constexpr = 0] part_rows: usize,
 ) {
+    static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
     let (batch, part) = part_of(entry, n_k, part_rows);

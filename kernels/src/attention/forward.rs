@@ -104,6 +104,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = false] few: bool,
     #[constexpr = 0] part_rows: usize,
 ) {
+    static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
     // Under a causal mask the last query tiles have the most work: they start first.
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
