@@ -33,7 +33,7 @@ fn check(func: &Func, options: &CompileOptions) -> usize {
     let placed_asserts = func
         .walk()
         .iter()
-        .any(|&id| matches!(func.op(id).op, Op::DeviceAssert { .. }) && func.op(id).loc != Loc::unknown());
+        .any(|&id| matches!(func.op(id).op, Op::DeviceAssert { .. } | Op::Assume) && func.op(id).loc != Loc::unknown());
     let mut compared = 0;
     for ((target, ours), (_, of_text)) in llvm_ir(func, options).into_iter().zip(llvm_ir(&parsed, options)) {
         let same_key = Key::new(func, &target, options) == Key::new(&parsed, &target, options);

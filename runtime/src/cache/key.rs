@@ -38,9 +38,9 @@ impl Key {
     }
 }
 
-/// The places that are in the code: an assertion that fails names its own.
+/// The places that are in the code: an assertion or an assumption that fails names its own.
 fn places(func: &Func) -> impl Iterator<Item = String> {
-    let asserts = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::DeviceAssert { .. }));
+    let asserts = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::DeviceAssert { .. } | Op::Assume));
     asserts.map(|id| func.op(id).loc.to_string())
 }
 

@@ -74,6 +74,10 @@ pub(super) fn distrust_unchecked(func: &mut Func) {
     }
 }
 
+pub(super) fn checks_assumption(func: &Func, id: OpId) -> bool {
+    Builder::new(func, false).truth(func.op(id).operands[0]).is_some()
+}
+
 fn formulas(func: &Func, sums: bool) -> Formulas {
     let mut builder = Builder::new(func, sums);
     builder.block(func.body);

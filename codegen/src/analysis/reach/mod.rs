@@ -31,7 +31,7 @@ mod tests;
 pub use interval::Interval;
 pub use promises::argument;
 
-use crate::ir::{BinaryOp, CmpOp, DType, Func, Loc};
+use crate::ir::{BinaryOp, CmpOp, DType, Func, Loc, OpId};
 use affine::Bounded;
 use promises::Promise;
 
@@ -335,6 +335,11 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
 /// none can check: what is left is among what [`Reach::check`] checks.
 pub fn distrust_unchecked(func: &mut Func) {
     build::distrust_unchecked(func);
+}
+
+/// Whether [`Reach::check`] checks an `assume`, so that code need not.
+pub fn checks_assumption(func: &Func, id: OpId) -> bool {
+    build::checks_assumption(func, id)
 }
 
 /// Unsigned arguments come as the signed ones with the same bits.

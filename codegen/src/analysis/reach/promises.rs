@@ -77,7 +77,7 @@ impl Builder<'_> {
     }
 
     /// A condition of numbers of the launch alone, as 0 or 1.
-    fn truth(&mut self, v: Value) -> Option<NodeId> {
+    pub fn truth(&mut self, v: Value) -> Option<NodeId> {
         let func = self.func;
         let (v, _) = peel(func, v, &[]);
         if let Some(Literal::Bool(b)) = func.constant(v) {

@@ -30,6 +30,7 @@ mod tests;
 mod transpose;
 pub(in crate::lower) mod writer;
 
+use crate::analysis::reach;
 use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Type};
 use crate::target::{ArgDesc, ArgType, CompileOptions, HostCpu};
 use access::ViewRef;
@@ -191,6 +192,7 @@ impl Lowering<'_> {
             Op::While => self.while_loop(id)?,
             Op::Return => self.w.line("ret i32 0"),
             // Not passed on to LLVM, for which an assumption that does not hold is undefined behavior.
+            Op::Assume if reach::checks_assumption(self.func, id) => {}
             Op::Assume if self.options.debug_asserts => self.assert(id, "the assumption does not hold")?,
             Op::Assume => {}
             Op::DevicePrint { prefix } => self.print(id, prefix)?,

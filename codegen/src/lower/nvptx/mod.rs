@@ -32,7 +32,7 @@ use self::exchange::Exchange;
 use self::plan::SharedPlan;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::{registers, written};
+use crate::analysis::{reach, registers, written};
 use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::LinearLayout;
 use crate::lower::Unsupported;
@@ -360,6 +360,7 @@ impl<'f> Lowering<'f> {
                 self.set(data.results[0], regs.to_vec());
             }
             // Not passed on to LLVM, for which an assumption that does not hold is undefined behavior.
+            Op::Assume if reach::checks_assumption(self.func, id) => {}
             Op::Assume => self.device_assert(id, "the assumption does not hold"),
             // Views exist only inside the accesses that read their parts.
             Op::MakeView { .. } => {}
