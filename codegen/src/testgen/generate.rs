@@ -368,7 +368,7 @@ impl Gen<'_> {
                 let other = self.value(b, &shape, dtype);
                 b.join(v, other)
             }
-            3 if shape.last() == Some(&2) || shape.len() == 2 && b.func.ty(v).numel() % 4 == 0 => {
+            3 if shape.last() == Some(&2) || shape.len() == 2 && b.func.ty(v).numel().is_multiple_of(4) => {
                 let pairs = b.func.ty(v).numel() / 2;
                 let v = if shape.last() == Some(&2) { v } else { b.reshape(v, &[pairs, 2]) };
                 let (first, second) = b.split(v);

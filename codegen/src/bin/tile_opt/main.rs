@@ -83,7 +83,7 @@ impl TargetArgs {
     fn options(&self) -> CompileOptions {
         let mut schedule = Schedule::default();
         for (name, value) in &self.schedule {
-            schedule.choice(name).map(|choice| *choice = Some(*value));
+            *schedule.choice(name).expect("parsed by `choice`") = Some(*value);
         }
         CompileOptions { num_warps: self.num_warps, num_stages: self.num_stages, schedule, ..CompileOptions::default() }
     }
