@@ -25,7 +25,7 @@ pub trait Combine<R> {
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Self::Output;
 
-    /// ⌈self / rhs⌉ of integers, where `rhs` > 0. Nothing wraps on the way but the lowest number of a signed type.
+    /// ⌈self / rhs⌉ of integers, where `rhs` > 0. Nothing wraps on the way.
     #[doc(hidden)]
     #[track_caller]
     fn cdiv(self, rhs: R) -> Self::Output;
@@ -87,19 +87,20 @@ pub(crate) fn binary(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
     emit(|builder| builder.binary(op, a, b))
 }
 
-/// ⌈a / b⌉ for b > 0, without a + b − 1, which may wrap: ⌊(a − 1) / b⌋ + 1 where a shift rounds down, else the quotient, and one more
-/// where the rest is positive.
+/// ⌈a / b⌉ for b > 0, where a + b − 1 may wrap in the type of a: computed in 64 bits where a shift divides, else as the quotient, and one
+/// more where the rest is positive.
 #[track_caller]
 fn ceil_div(a: Raw, b: Raw, dtype: DType) -> Value {
     if !dtype.is_int() {
         fail(mistake(format!("`cdiv` divides integers, found {dtype}")).label(format!("the numbers are {dtype}")));
     }
     let number = |n: i128| Raw::Number(Number::Int(n));
-    match b {
-        Raw::Number(Number::Int(n)) if dtype.is_signed_int() && n > 0 && n.count_ones() == 1 => {
-            let less = binary(BinaryOp::Sub, a, number(1), dtype);
-            let floor = binary(BinaryOp::Shr, Raw::Value(less), number(n.trailing_zeros().into()), dtype);
-            binary(BinaryOp::Add, Raw::Value(floor), number(1), dtype)
+    match (a, b) {
+        (Raw::Value(a), Raw::Number(Number::Int(n))) if dtype.bits() <= 32 && n > 0 && n.count_ones() == 1 => {
+            let wide = emit(|builder| builder.cast(a, DType::I64));
+            let sum = binary(BinaryOp::Add, Raw::Value(wide), number(n - 1), DType::I64);
+            let shifted = binary(BinaryOp::Shr, Raw::Value(sum), number(n.trailing_zeros().into()), DType::I64);
+            emit(|builder| builder.cast(shifted, dtype))
         }
         _ => {
             let quotient = binary(BinaryOp::Div, a, b, dtype);

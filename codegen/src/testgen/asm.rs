@@ -12,7 +12,8 @@ const ROWS: &[Row] = &[
     (Op::Binary(BinaryOp::Sub), &[DType::I64, DType::U64], "sub.s64 $0, $1, $2;", "=l,l,l", 1),
     (Op::Binary(BinaryOp::Mul), &[DType::I32, DType::U32], "mul.lo.s32 $0, $1, $2;", "=r,r,r", 1),
     (Op::Binary(BinaryOp::Max), &[DType::I32], "max.s32 $0, $1, $2;", "=r,r,r", 1),
-    (Op::Binary(BinaryOp::Xor), &[DType::I32, DType::U32], "lop3.b32 $0, $1, $2, $2, 0x3C;", "=r,r,r", 1),
+    // Not `lop3.b32`: ptxas 12.8 and 13.0 die of a segmentation fault where its result, compared with 0, guards a load.
+    (Op::Binary(BinaryOp::Xor), &[DType::I32, DType::U32], "xor.b32 $0, $1, $2;", "=r,r,r", 1),
     (Op::Binary(BinaryOp::And), &[DType::I16, DType::U16], "and.b32 $0, $1, $2;", "=r,r,r", 2),
     (Op::Binary(BinaryOp::Or), &[DType::I8, DType::U8], "or.b32 $0, $1, $2;", "=r,r,r", 4),
     (Op::Binary(BinaryOp::Mul), &[DType::F32], "mul.rn.f32 $0, $1, $2;", "=f,f,f", 1),
