@@ -98,8 +98,19 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
     for (pointer, dtype) in outputs {
         g.output(&mut b, pointer, dtype);
     }
+    if g.rng.one_in(2) {
+        assume_range(&mut b, n_value, n);
+    }
     b.ret();
     Program { func, args, grid }
+}
+
+/// Assumes what holds of an argument.
+fn assume_range(b: &mut Builder, argument: Value, n: i64) {
+    let [low, high] = [n - 1, n].map(|n| b.constant(Literal::Int(n), Type::scalar(DType::I32)));
+    let (above, most) = (b.cmp(CmpOp::Lt, low, argument), b.cmp(CmpOp::Le, argument, high));
+    let both = b.binary(BinaryOp::And, above, most);
+    b.op(Op::Assume, &[both], &[]);
 }
 
 /// Storage of `n` random elements: small round numbers, with some that are special.

@@ -8,6 +8,7 @@
 //! that is no longer than its divisor, which cannot wrap inside and is all that accesses ask for ([`AxisInfo::exact_run`]).
 //! What depends on signs (`rem`, `div`) asks for the range.
 
+mod assumed;
 mod transfer;
 
 #[cfg(test)]
@@ -201,7 +202,7 @@ impl AxisAnalysis {
             let ty = func.ty(v);
             let info = match arg.equal_to {
                 Some(n) => AxisInfo::number(ty, n as i128),
-                None => AxisInfo::uniform(ty, divisor(arg.divisible_by as i128), full_range(ty.elem())),
+                None => AxisInfo::uniform(ty, divisor(arg.divisible_by as i128), assumed::range(func, v)),
             };
             a.set(v, info);
         }

@@ -35,6 +35,32 @@ fn pointers_of_a_masked_vector_add() {
 }
 
 #[test]
+fn assumptions_about_arguments_bound_them() {
+    let quotient = |assumed: &str| {
+        let text = format!(
+            "kernel @f(%n: i32, %flag: bool) {{
+        %zero = constant {{value = 0}} : i32
+        %most = constant {{value = 1000}} : i32
+        %ten = constant {{value = 10}} : i32
+        %q = div %n, %ten : i32
+        %above = cmp_lt %zero, %n : bool
+        %below = cmp_le %n, %most : bool
+        %both = and %above, %below : bool
+        {assumed}
+        return }}"
+        );
+        facts(&text, "div").range
+    };
+    let full = (i128::from(i32::MIN / 10), i128::from(i32::MAX / 10));
+    assert_eq!(quotient("assume %both"), (0, 100));
+    assert_eq!(quotient("assume %below"), (full.0, 100));
+    assert_eq!(quotient("assume %above"), (0, full.1));
+    assert_eq!(quotient("%neither = cmp_lt %most, %zero : bool\n assume %neither"), full);
+    // What is assumed in a branch holds there alone.
+    assert_eq!(quotient("if %flag () {\n assume %both\n yield\n }"), full);
+}
+
+#[test]
 fn a_loop_keeps_what_every_iteration_keeps() {
     let text = |step: i64| {
         format!(
