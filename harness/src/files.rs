@@ -7,12 +7,14 @@
 //! What a command reads is an ordinary file or what another program pipes in ([`read`]): a named pipe that nobody writes, or a device
 //! without end, would keep the command for ever.
 //!
-//! Errors never name temporary files: they are nobody's but ours.
+//! Errors never name temporary files: they are nobody's but ours. Whoever writes one holds a lock on it, which ends with the process: what
+//! killed writers leave can be told from what is being written ([`remove_leftovers`]).
 
 use std::fmt;
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -30,11 +32,54 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     write_buffered(temporary.as_file(), write)?;
     temporary.as_file().sync_all()?;
     temporary.persist(&path).map_err(|error| error.error)?;
-    // The new name is on the disk when its folder is. A folder that we may write and not read cannot be asked for that.
-    match File::open(folder_of(&path)) {
+    sync_folder(folder_of(&path))
+}
+
+/// Sees to it that new and changed names of a folder are on the disk. A folder that we may write and not read cannot be asked for that.
+///
+/// # Errors
+/// What the file system says.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    match File::open(folder) {
         Ok(folder) => folder.sync_all(),
         Err(_) => Ok(()),
     }
+}
+
+/// Removes the temporary files of writers that were killed from a folder. Those of living writers stay.
+///
+/// # Errors
+/// What the file system says.
+pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if !entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) || !entry.file_type()?.is_file() {
+            continue;
+        }
+        // Held until the name is gone: its writer looks whether it still is there when it has the lock.
+        let Ok(file) = File::open(entry.path()) else { continue };
+        if file.try_lock().is_ok() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that the file system of a folder has left for this user.
+///
+/// # Errors
+/// What the file system says.
+pub fn free_bytes(folder: &Path) -> io::Result<u64> {
+    let name = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
+    let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the name is a string that ends with a zero, and the call fills what it is given when it returns 0.
+    let found = unsafe {
+        if libc::statvfs(name.as_ptr(), found.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        found.assume_init()
+    };
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// Finds out, before hours of work, whether [`replace`] could write a file at `path` now.
@@ -147,12 +192,28 @@ fn blocking(file: File) -> io::Result<File> {
     if set { Ok(file) } else { Err(io::Error::last_os_error()) }
 }
 
-/// An empty file beside `path`, which goes away unless it is renamed, with the permissions of the old one.
+/// How names of temporary files begin.
+const PREFIX: &str = ".tilewright-";
+
+/// An empty file beside `path`, which goes away unless it is renamed, with the permissions of the old one, and locked.
 fn temporary(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTempFile> {
+    loop {
+        let made = unlocked(path, old)?;
+        match made.as_file().try_lock() {
+            // Somebody took it for a leftover, or is about to.
+            Err(TryLockError::WouldBlock) => continue,
+            Ok(()) if made.as_file().metadata()?.nlink() == 0 => continue,
+            // A file system without locks: nobody can take it for a leftover.
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(made),
+        }
+    }
+}
+
+fn unlocked(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTempFile> {
     // Of a new file, what everyone may do who may do it to files of this user: temporary files are private otherwise.
     let mode = if old.is_some() { 0o600 } else { 0o666 };
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".tilewright-").permissions(Permissions::from_mode(mode));
+    builder.prefix(PREFIX).permissions(Permissions::from_mode(mode));
     let made = builder.tempfile_in(folder_of(path)).map_err(|error| {
         // The library names its temporary file, which nobody asked for.
         let why = io::Error::from(error.kind());
@@ -279,11 +340,11 @@ fn open(path: &Path) -> io::Result<File> {
     Err(no_file(kind))
 }
 
-/// Opens a file to map it into memory.
+/// Opens an ordinary file, which can be read in any order.
 ///
 /// # Errors
-/// As [`read`]; pipes of all kinds cannot be mapped.
-pub fn open_to_map(path: &Path) -> io::Result<File> {
+/// As [`read`]; also pipes of all kinds.
+pub fn open_ordinary(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_file() { Ok(file) } else { Err(no_file(kind)) }

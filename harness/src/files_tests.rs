@@ -163,7 +163,7 @@ fn inputs_are_files_or_pipes_that_somebody_writes() {
     let pipe = dir.path().join("pipe");
     fifo(&pipe);
     for (path, what) in [(dir.path(), "folder"), (&pipe, "pipe"), (Path::new("/dev/zero"), "device")] {
-        for error in [read(path).unwrap_err(), open_to_map(path).unwrap_err()] {
+        for error in [read(path).unwrap_err(), open_ordinary(path).unwrap_err()] {
             assert!(error.to_string().contains(what), "{error}");
         }
     }
@@ -171,8 +171,30 @@ fn inputs_are_files_or_pipes_that_somebody_writes() {
     writer.write_all(b"piped").unwrap();
     drop(writer);
     let piped = PathBuf::from(format!("/dev/fd/{}", reader.as_raw_fd()));
-    assert!(open_to_map(&piped).is_err());
+    assert!(open_ordinary(&piped).is_err());
     assert_eq!(read(&piped).unwrap(), b"piped");
     fs::write(&path, [b'a', 0xff]).unwrap();
     assert!(read_to_string(&path).unwrap_err().to_string().contains("byte 1"));
+}
+
+#[test]
+fn leftovers_of_killed_writers_go_and_files_that_are_being_written_stay() {
+    let (dir, path) = with_file();
+    let left = dir.path().join(".tilewright-left");
+    fs::write(&left, [7; 1000]).unwrap();
+    replace(&path, |file| {
+        file.write_all(b"new")?;
+        remove_leftovers(dir.path())
+    })
+    .unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["file"], "the leftover is gone");
+}
+
+#[test]
+fn free_space_is_what_the_file_system_says() {
+    let (dir, _) = with_file();
+    assert!(free_bytes(dir.path()).unwrap() > 0);
+    assert!(free_bytes(&dir.path().join("missing")).is_err());
 }

@@ -9,6 +9,7 @@ use super::model_options::model_device;
 use super::run::{Choice, device};
 use super::{CliError, Result};
 use crate::data::Bpe;
+use crate::escape::printable;
 use crate::model::{Config, Transformer};
 use crate::train::checkpoint::Checkpoint;
 use crate::train::run::CHECKPOINT;
@@ -58,9 +59,25 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         false => CliError::Failure(format!("{error}\n  help: `tilewright train --out DIR` makes a checkpoint in DIR")),
     })?;
     let config: Config = serde_json::from_value(checkpoint.header.model.clone()).map_err(|error| {
-        CliError::file("use the checkpoint", &path, format!("its hyperparameters are unknown: {error}"))
+        CliError::file(
+            "use the checkpoint",
+            &path,
+            format!("its hyperparameters are unknown: {}", printable(&error.to_string())),
+        )
     })?;
-    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(|error| failure(&error))?;
+    let unusable =
+        |reason: &dyn std::fmt::Display| CliError::file("use the checkpoint", &path, printable(&reason.to_string()));
+    config.check().map_err(|error| unusable(&error))?;
+    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(|error| unusable(&error))?;
+    if tokenizer.vocabulary() > config.vocabulary {
+        let (found, expected) = (tokenizer.vocabulary(), config.vocabulary);
+        return Err(unusable(&format!("its tokenizer has {found} entries, its model {expected}")));
+    }
+    // Before memory for a model is taken that the file does not have.
+    if checkpoint.elements() != config.parameters() {
+        let (found, expected) = (checkpoint.elements(), config.parameters());
+        return Err(unusable(&format!("it has {found} parameters, and its hyperparameters mean {expected}")));
+    }
     let prompt = tokenizer.encode(&arguments.prompt).map_err(|error| failure(&error))?;
     if prompt.is_empty() {
         return Err(CliError::usage("--prompt is empty", "a text to go on from, if only one word"));

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::escape::printable;
+
 /// Result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -9,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    #[error("cannot {doing} {}: {source}{}", path.display(), hint(source))]
+    #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), hint(source))]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
@@ -30,10 +32,10 @@ pub enum Error {
     #[error("a vocabulary of {found} is too small: {least} entries are the bytes themselves\n  help: --vocab 1024")]
     VocabularyTooSmall { found: usize, least: usize },
 
-    #[error("{what} is damaged: {reason}\n  help: remove it, and it will be made again from the text")]
+    #[error("{what} is damaged: {}\n  help: remove it, and it will be made again from the text", printable(reason))]
     Damaged { what: String, reason: String },
 
-    #[error("the tokenizer: {0}")]
+    #[error("the tokenizer: {}", printable(_0))]
     Tokenizer(String),
 }
 

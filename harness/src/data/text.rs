@@ -46,7 +46,7 @@ impl Text {
     /// A file that is missing, cannot be read, is empty, or is not UTF-8 (with the place of the first wrong byte).
     pub fn open(path: &Path) -> Result<Text> {
         let name = path.display().to_string();
-        let file = crate::files::open_to_map(path).map_err(Error::file("read", path))?;
+        let file = crate::files::open_ordinary(path).map_err(Error::file("read", path))?;
         if file.metadata().map_err(Error::file("read", path))?.len() == 0 {
             return Err(Error::Empty { name });
         }

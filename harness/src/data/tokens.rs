@@ -76,7 +76,7 @@ impl TokenFile {
     /// # Errors
     /// A file that cannot be read, is no token file, or is damaged.
     pub fn open(path: &Path) -> Result<TokenFile> {
-        let file = crate::files::open_to_map(path).map_err(Error::file("read", path))?;
+        let file = crate::files::open_ordinary(path).map_err(Error::file("read", path))?;
         let bytes = file.metadata().map_err(Error::file("read", path))?.len();
         if bytes < HEADER as u64 {
             return Err(Error::damaged(path, format!("{bytes} bytes are fewer than the {HEADER} of its header")));

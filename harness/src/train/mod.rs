@@ -4,6 +4,7 @@
 //!   losses, and no model, so that whoever trains on several devices can put work between the pieces.
 //! - [`WholeStep`] queues such steps without waiting for them, and replays them on a GPU.
 //! - [`checkpoint`] keeps all that a run is on disk.
+//! - [`RunFolder`] is where they are: one run at a time has it.
 //! - [`Run`] is the loop: batches, steps, evaluations, checkpoints, the log. It asks [`LanguageModel`] of a model.
 //! - [`Team`] is a run's other ranks, where there are any.
 //! - [`generate`] lets a model write.
@@ -11,6 +12,7 @@
 pub mod checkpoint;
 mod error;
 pub mod exact;
+pub mod folder;
 mod generate;
 mod learner;
 pub mod log;
@@ -23,6 +25,7 @@ mod transformer;
 mod whole;
 
 pub use error::{Error, Result, is_out_of_memory};
+pub use folder::RunFolder;
 pub use generate::{Sampling, generate};
 pub use learner::{Announced, Learner, LearnerOptions, Moments, Update, gradient_dtype};
 pub use model::LanguageModel;

@@ -16,7 +16,7 @@ use super::learner::{first_in, gradient_dtype};
 use super::log::{self, Line, Log, StepLine};
 use super::team::Vote;
 use super::whole::{Queued, WholeStep};
-use super::{Error, LanguageModel, Learner, LearnerOptions, Result, Team, TeamOptions};
+use super::{Error, LanguageModel, Learner, LearnerOptions, Result, RunFolder, Team, TeamOptions};
 use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
 use crate::params::no_grad;
 use crate::profile::{Phase, phase};
@@ -81,6 +81,10 @@ pub struct Run<'a> {
     sampler: Sampler,
     folder: PathBuf,
     /// Of the rank that leads.
+    _lock: Option<RunFolder>,
+    /// Step of the checkpoint that is on the disk.
+    saved: std::cell::Cell<Option<u64>>,
+    /// Of the rank that leads.
     log: Option<Log>,
     team: Option<Team>,
     /// Peak rate of the device in FLOP/s, where it is known.
@@ -117,10 +121,11 @@ impl<'a> Run<'a> {
         folder: &Path,
         from: Option<&Checkpoint>,
     ) -> Result<Run<'a>> {
-        Run::begin_with(model, data, options, folder, from, None)
+        Run::begin_with(model, data, options, folder, from, None, None)
     }
 
-    /// As [`Run::begin`], as one rank of many. They share the batch; all see the folder, and rank 0 writes into it.
+    /// As [`Run::begin`], as one rank of many. They share the batch; all see the folder, and rank 0 writes into it. `lock` is
+    /// rank 0's of the folder, from before it read the checkpoint; without it, the folder is locked here.
     ///
     /// # Errors
     /// As [`Run::begin`] and [`Team::form`].
@@ -131,9 +136,9 @@ impl<'a> Run<'a> {
         folder: &Path,
         from: Option<&Checkpoint>,
         team: Option<&TeamOptions>,
+        lock: Option<RunFolder>,
     ) -> Result<Run<'a>> {
         data.check_context(options.context)?;
-        std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
         let ranks = team.map_or(1, |team| team.comm.world());
         let micro_batches = (options.batch / ranks).div_ceil(options.micro_batch.max(1));
         let (team, mut learner) = match team {
@@ -154,12 +159,32 @@ impl<'a> Run<'a> {
         if let Some(team) = &team {
             team.check_start(learner.step(), sampler.state())?;
         }
+        let saved = std::cell::Cell::new(from.map(|checkpoint| checkpoint.header.step));
         let leads = team.as_ref().is_none_or(Team::leads);
+        let lock = match lock {
+            None if leads => Some(RunFolder::lock(folder)?),
+            given => given,
+        };
         let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;
         let folder = folder.to_path_buf();
         let whole = WholeStep::new(&learner);
         let (finished, peak, time_limit) = (None, None, None);
-        Ok(Run { model, data, options, learner, whole, finished, sampler, folder, log, team, peak, time_limit })
+        Ok(Run {
+            model,
+            data,
+            options,
+            learner,
+            whole,
+            finished,
+            sampler,
+            folder,
+            _lock: lock,
+            saved,
+            log,
+            team,
+            peak,
+            time_limit,
+        })
     }
 
     pub fn learner(&self) -> &Learner {
@@ -439,11 +464,15 @@ impl<'a> Run<'a> {
     /// # Errors
     /// What the file system says; the last checkpoint then stays.
     pub fn save(&self) -> Result<()> {
-        match (&self.log, self.learner.is_shared()) {
-            (None, false) => Ok(()),
-            // The others need this rank's part of the state.
-            (None, true) => self.learner.moments().map(drop),
-            (Some(_), _) => self.write(&self.folder.join(CHECKPOINT), self.sampler.state()),
+        match &self.log {
+            None => Ok(()),
+            Some(_) => {
+                let path = self.folder.join(CHECKPOINT);
+                match self.write(&path, self.sampler.state()) {
+                    Err(Error::File { source, .. }) => Err(Error::Save { path, source, last: self.saved.get() }),
+                    outcome => outcome.inspect(|()| self.saved.set(Some(self.learner.step()))),
+                }
+            }
         }
     }
 

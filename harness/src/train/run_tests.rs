@@ -174,7 +174,7 @@ fn gradients_are_bf16_where_nothing_is_added_to_them() {
         model.params().keep_copy(copy).unwrap();
         let options = RunOptions { micro_batch, ..options(2) };
         let folder = dir.path().join("run");
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, team.as_ref()).unwrap();
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, team.as_ref(), None).unwrap();
         assert_eq!(model.params().grads().dtype(), expected, "{copy:?}, {micro_batch} of 6, team: {}", team.is_some());
         assert_eq!(go(&mut run).1.losses.len(), 2);
     }
@@ -320,7 +320,7 @@ fn a_gradient_that_is_no_number_stops_ranks_with_their_state_saved_where_it_is_w
         };
         let options = RunOptions { learner: LearnerOptions { clip, ..options(2).learner }, ..options(2) };
         let folder = dir.path().join(format!("{form:?} {clip:?}"));
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team)).unwrap();
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
         let message = run.step().unwrap_err().to_string();
         assert!(message.contains("the gradient") && message.contains("`table`"), "{message}");
         assert_eq!(folder.join(NOT_FINITE).exists(), saves, "{form:?}, {clip:?}: {message}");

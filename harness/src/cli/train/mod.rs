@@ -18,9 +18,10 @@ use super::ranks::RankOptions;
 use super::run::{Choice, device};
 use super::{CliError, Result};
 use crate::dist::sharded::Mode;
+use crate::escape::printable;
 use crate::model::{Config, Kind, Transformer};
 use crate::train::run::{CHECKPOINT, CURVE, LOG};
-use crate::train::{self, Ending, LanguageModel, Run, TeamOptions};
+use crate::train::{self, Ending, LanguageModel, Run, RunFolder, TeamOptions};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -132,10 +133,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 
 fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out: &mut dyn Write) -> Result<()> {
     let time_limit = arguments.steps.minutes.map(plan::time_limit).transpose()?;
+    let leads = team.is_none_or(|team| team.comm.rank() == 0);
+    // Before the checkpoint is read, which another run might replace.
+    let lock = leads.then(|| RunFolder::lock(&arguments.out)).transpose();
+    let lock = lock.map_err(|error| CliError::Failure(error.to_string()))?;
     let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
     let name = device_info(&device)?.name;
     let millions = config.parameters() as f64 / 1e6;
-    writeln!(out, "text: {}, {} tokens of {}", data.name, data.tokens.len(), config.vocabulary)?;
+    writeln!(out, "text: {}, {} tokens of {}", printable(&data.name), data.tokens.len(), config.vocabulary)?;
     writeln!(out, "model: {millions:.2} M parameters, {}, on {name}", config.precision)?;
     if let Some(TeamOptions { comm, ddp, shard }) = team {
         let state = shard.map_or("whole", |mode| if mode == Mode::Zero1 { "ZeRO-1" } else { "shared out" });
@@ -147,7 +152,7 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
     let fail = |error: train::Error| explain(error, &device, &options, &config);
     expect_memory(&config, &options, &device, team).map_err(fail)?;
     let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
-    let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), team);
+    let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), team, lock);
     let mut run = begun.map_err(fail)?;
     // The file is not needed any more, and may be large.
     drop(checkpoint);
@@ -174,7 +179,6 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
     }
     out.flush()?;
     let stop = watch_for_ctrl_c()?;
-    let leads = team.is_none_or(|team| team.comm.rank() == 0);
     let mut progress = Progress::new(begun, options.steps, leads);
     let ending = run.go(&stop, &mut progress);
     progress.finish();

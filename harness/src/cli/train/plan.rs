@@ -8,6 +8,7 @@ use tilewright::Cache;
 use super::{Arguments, Rates, Steps};
 use crate::cli::{CliError, Result};
 use crate::data::{self, Bpe, Dataset, SHIPPED_NAME, Text};
+use crate::escape::printable;
 use crate::model::Config;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::train::checkpoint::{Checkpoint, hex};
@@ -76,7 +77,11 @@ fn fresh(arguments: &Arguments) -> Result<Plan> {
 
 fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     let unreadable = |error: serde_json::Error| {
-        CliError::file("use the checkpoint", checkpoint.path(), format!("its hyperparameters are unknown: {error}"))
+        CliError::file(
+            "use the checkpoint",
+            checkpoint.path(),
+            format!("its hyperparameters are unknown: {}", printable(&error.to_string())),
+        )
     };
     let trained: Config = serde_json::from_value(checkpoint.header.model.clone()).map_err(unreadable)?;
     let before: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).map_err(unreadable)?;
@@ -92,13 +97,20 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     }
     let options = options(arguments, &before)?;
     let text = text(arguments, Some(&checkpoint.header.data))?;
-    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(failure)?;
+    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone())
+        .map_err(|error| CliError::file("use the checkpoint", checkpoint.path(), error))?;
+    if tokenizer.vocabulary() > config.vocabulary {
+        let (found, expected) = (tokenizer.vocabulary(), config.vocabulary);
+        let reason = format!("its tokenizer has {found} entries, its model {expected}");
+        return Err(CliError::file("use the checkpoint", checkpoint.path(), reason));
+    }
     let data = data::read_or_make(&text, tokenizer, &data_folder(arguments)?).map_err(failure)?;
     if hex(&data.tokens.text_hash()) != checkpoint.header.data_hash {
         return Err(CliError::Failure(format!(
             "the checkpoint was trained on another text: expected {}, found {}, which is not the same\n  help: --data names \
              the text, unchanged",
-            checkpoint.header.data, data.name
+            printable(&checkpoint.header.data),
+            printable(&data.name)
         )));
     }
     data.check_context(options.context).map_err(failure)?;

@@ -474,6 +474,39 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         outcome.and(waited.map_err(Error::from))
     }
 
+    /// What this rank gives to the state of all: its own pieces, of those that every rank has the first rank's alone.
+    pub fn own_state(&self) -> impl Iterator<Item = &O> {
+        let gives = |part: usize| !matches!(self.parts[part], Part::Common { .. }) || self.comm.rank() == 0;
+        self.own.iter().filter(move |(part, _)| gives(*part)).map(|(_, own)| own)
+    }
+
+    /// Sets this rank's pieces: `read` fills elements of the state of an index in [`FlatOptimizer::STATE`], which are zeros before. All elements have
+    /// been in `steps` steps.
+    ///
+    /// # Errors
+    /// Those of `read`; no memory.
+    pub fn restore<E: From<Error> + From<tilewright::Error>>(
+        &mut self,
+        steps: u64,
+        mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for (_, own) in &mut self.own {
+            let range = own.range();
+            let mut pieces = Vec::new();
+            for index in 0..O::STATE.len() {
+                let mut piece = vec![0.0_f32; range.len()];
+                read(index, range.clone(), &mut piece)?;
+                pieces.push(piece);
+            }
+            own.restore(steps, |name, mut memory| {
+                let index = O::STATE.iter().position(|known| *known == name).unwrap_or(0);
+                memory.copy_from_slice(&pieces[index])
+            })?;
+        }
+        self.made.iter_mut().for_each(|(_, made)| *made = steps);
+        Ok(())
+    }
+
     /// All ranks' state, the same on every rank.
     ///
     /// # Errors

@@ -1,0 +1,154 @@
+//! What `tilewright train` leaves in its folder, and what it and `tilewright generate` make of what they find there.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A model that makes a step in some milliseconds.
+const SMALL: &str = "--layers 1 --width 32 --hidden 64 --heads 2 --context 16 --vocab 300 --batch 4";
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        let words = "the quick brown fox jumps over the lazy dog and runs away. ".repeat(60);
+        std::fs::write(folder.path().join("text.txt"), words).unwrap();
+        Place { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        // Without a cache, kernels are compiled anew and tokens lie in the run's own folder.
+        command.env("TILEWRIGHT_CACHE", "off").env("TILEWRIGHT_DEVICE", "cpu").env("RAYON_NUM_THREADS", "2");
+        command.current_dir(self.folder.path()).args(line.split_whitespace());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn train(&self, more: &str) -> Command {
+        self.command(&format!("train --data text.txt --out run {SMALL} {more}"))
+    }
+
+    fn resume(&self, more: &str) -> Command {
+        self.command(&format!("train --resume --out run {more}"))
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(folder)).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn ok(mut command: Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{}{}", text(&stdout), text(&stderr));
+    text(&stdout)
+}
+
+/// The error of a program that ended with this exit code. A panic never counts.
+#[track_caller]
+fn fails(mut command: Command, code: i32) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert_eq!(status.code(), Some(code), "{}{}", text(&stdout), text(&stderr));
+    let error = text(&stderr);
+    assert!(error.contains("error: ") && !error.contains("panicked"), "{error}");
+    error
+}
+
+#[track_caller]
+fn assert_says(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is missing in: {message}");
+    }
+}
+
+/// Waits until `done`, as long as the run goes on.
+fn wait_until(child: &mut Child, what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before {what}");
+        assert!(start.elapsed() < Duration::from_secs(300), "no {what} after five minutes");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn lines(path: &Path) -> usize {
+    std::fs::read_to_string(path).map_or(0, |text| text.lines().count())
+}
+
+#[test]
+fn a_folder_has_one_run_at_a_time() {
+    let place = Place::new();
+    let mut child = place.train("--steps 1000000 --evaluate-every 0").spawn().unwrap();
+    wait_until(&mut child, "a step", || lines(&place.path("run/log.jsonl")) > 0);
+    let pid = format!("process {} on host ", child.id());
+    for second in [place.train("--steps 3"), place.resume("--steps 3")] {
+        assert_says(&fails(second, 1), &["another run", "run", &pid, "--out"]);
+    }
+    // Readers do not mind.
+    assert_says(&fails(place.command("generate run"), 1), &["run/checkpoint.safetensors", "train"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The lock ends with its owner, and what killed writers leave is removed.
+    std::fs::write(place.path("run/.tilewright-4f7aQx"), vec![7; 100_000]).unwrap();
+    ok(place.train("--steps 3"));
+    assert_eq!(place.names("run"), ["checkpoint.safetensors", "data", "log.jsonl", "loss.svg"]);
+}
+
+#[test]
+fn damaged_checkpoints_are_refused_by_generate_and_resume() {
+    let place = Place::new();
+    ok(place.train("--steps 2"));
+    let path = place.path("run/checkpoint.safetensors");
+    let whole = std::fs::read(&path).unwrap();
+    let refuse = |bytes: Vec<u8>, parts: &[&str]| {
+        std::fs::write(&path, bytes).unwrap();
+        for command in [place.command("generate run --tokens 2"), place.resume("--steps 4")] {
+            assert_says(&fails(command, 1), &[&["run/checkpoint.safetensors"], parts].concat());
+        }
+    };
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let flip = |place: usize| {
+        let mut flipped = whole.clone();
+        flipped[place] ^= 1;
+        flipped
+    };
+    refuse(flip(header + 3), &["the tensor `", "is damaged", "BLAKE3"]);
+    let vocabulary = whole.windows(5).position(|part| part == b"vocab").unwrap();
+    refuse(flip(vocabulary + 40), &["was changed", "BLAKE3"]);
+    refuse(whole[..whole.len() / 2].to_vec(), &["cut short"]);
+}
+
+#[test]
+fn a_flipped_tokenizer_is_refused() {
+    let place = Place::new();
+    let train = |out: &str| {
+        let mut command = place.command(&format!("train --data text.txt --out {out} {SMALL} --steps 1"));
+        command.env("TILEWRIGHT_CACHE", place.path("cache"));
+        command
+    };
+    ok(train("a"));
+    let kept = std::fs::read_dir(place.path("cache/data")).unwrap().map(|entry| entry.unwrap().path());
+    let kept = kept.into_iter().find(|path| path.to_str().unwrap().contains(".tokenizer")).unwrap();
+    let whole = std::fs::read(&kept).unwrap();
+    let number = whole.windows(5).position(|part| part == b"\"z\":8" || part == b"\"a\":6").unwrap() + 4;
+    let mut flipped = whole.clone();
+    flipped[number] ^= 1;
+    std::fs::write(&kept, flipped).unwrap();
+    assert_says(&fails(train("b"), 1), &["tokenizer", "is damaged", "remove it"]);
+}
