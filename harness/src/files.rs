@@ -24,15 +24,49 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// Those of `write`, and what the file system says. A file that may not be written is not replaced either.
 pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let (path, old) = match Target::of(path)? {
-        Target::Stream(stream) => return write_buffered(&stream.open()?, write),
-        Target::File { path, old } => (path, old),
-    };
-    let temporary = temporary(&path, old.as_ref())?;
+    match Target::of(path)? {
+        Target::Stream(stream) => write_buffered(&stream.open()?, write),
+        Target::File { path, old } => prepare_at(path, old.as_ref(), write)?.commit(),
+    }
+}
+
+/// A file that is on the disk, and does not have its name yet. It goes away unless it is committed.
+pub struct Prepared {
+    temporary: tempfile::NamedTempFile,
+    path: PathBuf,
+}
+
+impl Prepared {
+    /// Gives the file its name, in the place of what had it before, at once.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn commit(self) -> io::Result<()> {
+        self.temporary.persist(&self.path).map_err(|error| error.error)?;
+        sync_folder(folder_of(&self.path))
+    }
+}
+
+/// The first half of [`replace`], for an ordinary file.
+///
+/// # Errors
+/// As there; also what is no ordinary file.
+pub fn prepare(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Prepared> {
+    match Target::of(path)? {
+        Target::Stream(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file, expected one")),
+        Target::File { path, old } => prepare_at(path, old.as_ref(), write),
+    }
+}
+
+fn prepare_at(
+    path: PathBuf,
+    old: Option<&Metadata>,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<Prepared> {
+    let temporary = temporary(&path, old)?;
     write_buffered(temporary.as_file(), write)?;
     temporary.as_file().sync_all()?;
-    temporary.persist(&path).map_err(|error| error.error)?;
-    sync_folder(folder_of(&path))
+    Ok(Prepared { temporary, path })
 }
 
 /// Sees to it that new and changed names of a folder are on the disk. A folder that we may write and not read cannot be asked for that.

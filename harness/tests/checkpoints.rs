@@ -152,3 +152,45 @@ fn a_flipped_tokenizer_is_refused() {
     std::fs::write(&kept, flipped).unwrap();
     assert_says(&fails(train("b"), 1), &["tokenizer", "is damaged", "remove it"]);
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_first_save_that_fails_claims_no_checkpoint() {
+    let place = Place::new();
+    let program = env!("CARGO_BIN_EXE_tilewright");
+    // Files of at most 16 KiB: tokens and logs, and no checkpoint.
+    let model = SMALL.replace("--width 32", "--width 64");
+    let script =
+        format!("trap '' XFSZ; ulimit -f 32; exec {program} train --data text.txt --out run {model} --steps 2");
+    let command = place.command("");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).current_dir(place.folder.path());
+    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let message = fails(shell, 1);
+    assert_says(&message, &["cannot write run/checkpoint.safetensors", "no room", "no checkpoint of this run"]);
+    assert!(!message.contains("whole"), "{message}");
+    assert_eq!(place.names("run"), ["data", "log.jsonl"]);
+}
+
+#[test]
+fn the_last_and_the_best_checkpoints_are_kept() {
+    let place = Place::new();
+    ok(place.train("--steps 12 --save-every 2 --evaluate-every 2 --keep-last 3 --keep-best 0"));
+    let kept = ["checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors", "checkpoint.safetensors"];
+    assert_eq!(place.names("run")[..3], kept);
+    // Each is whole.
+    for name in kept {
+        ok(place.command(&format!("generate run/{name} --tokens 2")));
+    }
+    // Where the newest is damaged, an older one takes its place.
+    let newest = place.path("run/checkpoint.safetensors");
+    let whole = std::fs::read(&newest).unwrap();
+    std::fs::write(&newest, &whole[..whole.len() - 1]).unwrap();
+    let message = fails(place.resume(""), 1);
+    assert_says(&message, &["cut short", "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors"]);
+    std::fs::copy(place.path("run/checkpoint-00000010.safetensors"), &newest).unwrap();
+    assert_says(&ok(place.resume("")), &["going on after step 10"]);
+    assert!(std::fs::read(&newest).unwrap() == whole, "the steps that were made again are the same");
+    let help = ok(place.command("train --help"));
+    assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
+}

@@ -219,7 +219,7 @@ impl Staged {
     /// Copies a piece of a flat tensor, which begins at element `start`: what it has of each parameter is a tensor.
     fn push(&mut self, prefix: &str, params: &Params, start: usize, piece: View<'_, f32>) -> Result<()> {
         let (flat, all) = (self.flats.len(), start..start + piece.len());
-        tilewright::expect_host_memory(4.0 * piece.len() as f64)?;
+        expect_memory(piece.len())?;
         self.flats.push(piece.to_vec()?);
         for param in params.iter() {
             let whole = param.range();
@@ -259,6 +259,14 @@ impl Staged {
         });
         tensor_file::write(file, &self.metadata, &entries.collect::<Vec<_>>())
     }
+}
+
+/// Fails unless the host has memory for a copy of so many elements.
+///
+/// # Errors
+/// What is needed, and what there is.
+pub fn expect_memory(elements: usize) -> Result<()> {
+    tilewright::expect_host_memory(size_of::<f32>() as f64 * elements as f64).map_err(Error::SaveMemory)
 }
 
 /// A checkpoint whose header was verified. Its tensors are verified when they are loaded.

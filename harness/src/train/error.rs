@@ -34,6 +34,9 @@ pub enum Error {
     #[error("cannot write {}: {source}{}{}", path.display(), full(source), kept(*last))]
     Save { path: PathBuf, source: std::io::Error, last: Option<u64> },
 
+    #[error("{0}\n  a checkpoint is copied to host memory before it is written, so that training goes on meanwhile")]
+    SaveMemory(tilewright::Error),
+
     #[error(
         "another run writes into {}: {}\n  help: wait for its end, or name another folder with --out",
         folder.display(), printable(holder)

@@ -10,10 +10,12 @@ use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::checkpoint::{self, Checkpoint, Header};
+use super::checkpoint::{self, Checkpoint, Header, Parts, Staged};
+use super::keep::Keep;
 use super::learner::Update;
 use super::learner::{first_in, gradient_dtype};
 use super::log::{self, Line, Log, StepLine};
+use super::saver::{self, Files, Saver};
 use super::team::Vote;
 use super::whole::{Queued, WholeStep};
 use super::{Error, LanguageModel, Learner, LearnerOptions, Result, RunFolder, Team, TeamOptions};
@@ -45,8 +47,11 @@ pub struct RunOptions {
     pub evaluate_every: u64,
     /// Windows of an evaluation, at most.
     pub evaluate_windows: usize,
-    /// Steps between checkpoints; 0 for one at the end only.
-    pub save_every: u64,
+    /// Steps between checkpoints; 0 for one at the end only. None for every 100 steps, or fewer where saving would take more than
+    /// a twentieth of the time.
+    pub save_every: Option<u64>,
+    #[serde(default)]
+    pub keep: Keep,
     pub seed: u64,
 }
 
@@ -80,10 +85,12 @@ pub struct Run<'a> {
     finished: Option<Instant>,
     sampler: Sampler,
     folder: PathBuf,
+    /// Before the lock: what is being written when this goes is whole before another run begins.
+    saver: Saver,
     /// Of the rank that leads.
     _lock: Option<RunFolder>,
-    /// Step of the checkpoint that is on the disk.
-    saved: std::cell::Cell<Option<u64>>,
+    /// The last step after which the run was evaluated, with the loss.
+    evaluated: Option<(u64, f64)>,
     /// Of the rank that leads.
     log: Option<Log>,
     team: Option<Team>,
@@ -159,12 +166,13 @@ impl<'a> Run<'a> {
         if let Some(team) = &team {
             team.check_start(learner.step(), sampler.state())?;
         }
-        let saved = std::cell::Cell::new(from.map(|checkpoint| checkpoint.header.step));
         let leads = team.as_ref().is_none_or(Team::leads);
         let lock = match lock {
             None if leads => Some(RunFolder::lock(folder)?),
             given => given,
         };
+        let saver = Saver::new(folder.to_path_buf(), options.keep, from.map(|checkpoint| checkpoint.header.step));
+        expect_room(&saver, &options, &learner, data.tokenizer.json().len(), leads)?;
         let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;
         let folder = folder.to_path_buf();
         let whole = WholeStep::new(&learner);
@@ -179,7 +187,8 @@ impl<'a> Run<'a> {
             sampler,
             folder,
             _lock: lock,
-            saved,
+            saver,
+            evaluated: None,
             log,
             team,
             peak,
@@ -198,6 +207,10 @@ impl<'a> Run<'a> {
     /// files that cannot be written.
     pub fn go(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
         let outcome = self.go_on(stop, observer);
+        // What is being written is whole before the lock ends.
+        if outcome.is_err() && !self.learner.is_shared() {
+            let _ = self.saver.settle(None, true);
+        }
         if let (Err(error), Some(team)) = (&outcome, &self.team) {
             // The others must not wait for us.
             team.communicator().give_up(&error.to_string());
@@ -210,6 +223,7 @@ impl<'a> Run<'a> {
         let mut ending = Ending::Done;
         let mut on_their_way = VecDeque::new();
         let RunOptions { steps, evaluate_every, save_every, .. } = self.options;
+        let save_every = save_every.unwrap_or(saver::USUAL);
         while ending == Ending::Done && self.learner.step() < steps {
             on_their_way.push_back(self.queue()?);
             let step = self.learner.step();
@@ -228,8 +242,9 @@ impl<'a> Run<'a> {
             if ending == Ending::Done && due(evaluate_every) {
                 self.evaluate(observer)?;
             }
-            if ending == Ending::Done && due(save_every) {
-                self.save()?;
+            self.saver.settle(self.team.as_ref(), false)?;
+            if ending == Ending::Done && due(save_every) && self.is_cheap()? {
+                self.start_save()?;
             }
         }
         if ending != Ending::Stopped {
@@ -450,6 +465,7 @@ impl<'a> Run<'a> {
             }
         };
         let step = self.learner.step();
+        self.evaluated = Some((step, loss));
         match &mut self.log {
             None => Ok(()),
             Some(log) => {
@@ -459,28 +475,61 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Saves the run's state as its checkpoint. All ranks call it, and the first one writes.
+    /// Saves the run's state as its checkpoint, which is on the disk then. All ranks call it.
     ///
     /// # Errors
     /// What the file system says; the last checkpoint then stays.
-    pub fn save(&self) -> Result<()> {
-        match &self.log {
-            None => Ok(()),
-            Some(_) => {
-                let path = self.folder.join(CHECKPOINT);
-                match self.write(&path, self.sampler.state()) {
-                    Err(Error::File { source, .. }) => Err(Error::Save { path, source, last: self.saved.get() }),
-                    outcome => outcome.inspect(|()| self.saved.set(Some(self.learner.step()))),
-                }
+    pub fn save(&mut self) -> Result<()> {
+        self.start_save()?;
+        self.saver.settle(self.team.as_ref(), true)
+    }
+
+    /// Copies the run's state to host memory, and starts to write it. All ranks call it.
+    fn start_save(&mut self) -> Result<()> {
+        self.saver.settle(self.team.as_ref(), true)?;
+        let began = Instant::now();
+        let mut header = self.header(self.sampler.state());
+        let mut part = None;
+        if let (Some(team), true) = (&self.team, self.learner.is_shared()) {
+            // A number that f64 holds.
+            let id = if team.leads() { rand::random::<u64>() >> 11 } else { 0 };
+            let parts = Parts { id: team.sum(id as f64)? as u64, world: self.world() };
+            let rank = team.communicator().rank();
+            part = Some((Staged::part(header.step, &parts, rank, &self.learner)?, rank));
+            header.parts = Some(parts);
+        }
+        let leads = self.log.is_some();
+        if !leads && part.is_none() {
+            return Ok(());
+        }
+        let staged = || Staged::checkpoint(&header, self.data.tokenizer.json(), &self.learner);
+        let checkpoint = leads.then(staged).transpose()?;
+        self.saver.start(Files { header, checkpoint, part }, began)
+    }
+
+    /// Whether a save that nobody asked for at this step leaves enough of the time to training: as the first rank finds.
+    fn is_cheap(&self) -> Result<bool> {
+        let own = self.options.save_every.is_some() || self.saver.is_cheap(Instant::now());
+        match &self.team {
+            Some(team) if self.options.save_every.is_none() => {
+                Ok(team.sum(f64::from(u8::from(own && team.leads())))? > 0.0)
             }
+            _ => Ok(own),
         }
     }
 
-    fn write(&self, path: &Path, sampler: SamplerState) -> Result<()> {
+    /// What a checkpoint of the present state says, if a run that goes on from it begins at `sampler`.
+    fn header(&self, sampler: SamplerState) -> Header {
         let training = serde_json::to_value(self.options).unwrap_or(Value::Null);
         let data = (self.data.name.as_str(), self.data.tokens.text_hash());
         let header = Header::new(self.model.hyperparameters(), training, &self.learner, sampler, data);
-        checkpoint::save(path, &header, self.data.tokenizer.json(), &self.learner)
+        let validation = self.evaluated.filter(|(step, _)| *step == header.step).map(|(_, loss)| loss);
+        Header { validation, ..header }
+    }
+
+    /// Writes the state to a file of its own.
+    fn write(&self, path: &Path, sampler: SamplerState) -> Result<()> {
+        checkpoint::save(path, &self.header(sampler), self.data.tokenizer.json(), &self.learner)
     }
 
     /// Writes what another implementation needs to make the same steps: the state now (`start.safetensors`, a checkpoint) and the
@@ -516,6 +565,24 @@ impl<'a> Run<'a> {
         let path = self.folder.join(CURVE);
         crate::files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(Error::file("write", &path))
     }
+}
+
+/// Fails unless there is room on the disk and in host memory for what a run saves.
+fn expect_room(saver: &Saver, options: &RunOptions, learner: &Learner, tokenizer: usize, leads: bool) -> Result<()> {
+    let values = learner.params().flat_len();
+    let own: usize = learner.moments().iter().map(|piece| 2 * piece.range.len()).sum();
+    if leads || learner.is_shared() {
+        checkpoint::expect_memory(own + if leads { values } else { 0 })?;
+    }
+    if leads {
+        let each = 3 * size_of::<f32>() * values + 2 * tokenizer;
+        let saves = match options.save_every.unwrap_or(saver::USUAL) {
+            0 => 1,
+            every => options.steps.saturating_sub(learner.step()) / every + 1,
+        };
+        saver.expect_room_for(each as u64, saves)?;
+    }
+    Ok(())
 }
 
 /// The mean loss over the first windows of `part`, at most `windows` of them, in nats a token.

@@ -178,8 +178,13 @@ fn parameters(folder: &std::path::Path, out: &str) -> Vec<(String, Vec<f32>)> {
     let bytes = std::fs::read(folder.join(out).join("checkpoint.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let floats = |data: &[u8]| data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    let mut all: Vec<(String, Vec<f32>)> =
-        tensors.tensors().iter().map(|(n, t)| (n.clone(), floats(t.data()))).collect();
+    // Moments are in the checkpoint or in files of their own.
+    let mut all: Vec<(String, Vec<f32>)> = tensors
+        .tensors()
+        .iter()
+        .filter(|(name, _)| !name.starts_with("optimizer"))
+        .map(|(name, tensor)| (name.clone(), floats(tensor.data())))
+        .collect();
     all.sort_by(|a, b| a.0.cmp(&b.0));
     all
 }
@@ -189,9 +194,7 @@ fn parameters(folder: &std::path::Path, out: &str) -> Vec<(String, Vec<f32>)> {
 fn compare(folder: &std::path::Path, found: &str, expected: &str) -> f64 {
     let (found, expected) = (parameters(folder, found), parameters(folder, expected));
     assert_eq!(found.iter().map(|t| &t.0).collect::<Vec<_>>(), expected.iter().map(|t| &t.0).collect::<Vec<_>>());
-    let flat = |all: &[(String, Vec<f32>)]| {
-        all.iter().filter(|t| !t.0.starts_with("optimizer")).flat_map(|t| t.1.clone()).collect::<Vec<_>>()
-    };
+    let flat = |all: &[(String, Vec<f32>)]| all.iter().flat_map(|t| t.1.clone()).collect::<Vec<_>>();
     crate::model::distance(&flat(&found), &flat(&expected))
 }
 

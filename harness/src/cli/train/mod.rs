@@ -78,9 +78,16 @@ struct Steps {
     /// Windows of an evaluation, at most; 64
     #[arg(long, value_name = "WINDOWS")]
     evaluate_windows: Option<usize>,
-    /// Steps between checkpoints, 0 for one at the end only; 100
+    /// Steps between checkpoints, 0 for one at the end only; without it 100, or more where saving would take over a twentieth of the
+    /// time
     #[arg(long, value_name = "STEPS")]
     save_every: Option<u64>,
+    /// Checkpoints to keep: the newest ones, 0 for all; 2
+    #[arg(long, value_name = "N")]
+    keep_last: Option<usize>,
+    /// Checkpoints to keep beside them: those with the lowest validation loss; 1
+    #[arg(long, value_name = "N")]
+    keep_best: Option<usize>,
     /// Seed of starting values and of the order of windows; 0
     #[arg(long)]
     seed: Option<u64>,

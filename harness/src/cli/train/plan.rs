@@ -12,8 +12,9 @@ use crate::escape::printable;
 use crate::model::Config;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::train::checkpoint::{Checkpoint, hex};
+use crate::train::keep;
 use crate::train::run::{CHECKPOINT, CURVE, EXPORTED, LOG, NOT_FINITE};
-use crate::train::{LearnerOptions, RunOptions};
+use crate::train::{Keep, LearnerOptions, RunOptions};
 
 /// What a run does, and what it needs.
 pub struct Plan {
@@ -46,7 +47,10 @@ fn failure(error: impl std::fmt::Display) -> CliError {
 }
 
 fn open(path: &std::path::Path) -> Result<Checkpoint> {
-    Checkpoint::open(path).map_err(failure)
+    Checkpoint::open(path).map_err(|error| {
+        let help = path.parent().and_then(keep::help).map(|help| format!("\n  help: {help}"));
+        failure(format!("{error}{}", help.unwrap_or_default()))
+    })
 }
 
 /// Where tokenizers and tokens are kept: beside compiled kernels, for all runs.
@@ -136,15 +140,17 @@ fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
         context: arguments.steps.context.unwrap_or(128),
         evaluate_every: 100,
         evaluate_windows: 64,
-        save_every: 100,
+        save_every: None,
+        keep: Keep::default(),
         seed: 0,
     }
 }
 
 /// `base`, with everything that was said.
 fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
-    let Steps { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, seed, .. } =
+    let Steps { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, .. } =
         arguments.steps;
+    let Steps { keep_last, keep_best, seed, .. } = arguments.steps;
     let Rates { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip } = arguments.rates;
     let mut options = *base;
     options.batch = batch.unwrap_or(options.batch);
@@ -153,7 +159,9 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     options.steps = steps.unwrap_or(options.steps);
     options.evaluate_every = evaluate_every.unwrap_or(options.evaluate_every);
     options.evaluate_windows = evaluate_windows.unwrap_or(options.evaluate_windows);
-    options.save_every = save_every.unwrap_or(options.save_every);
+    options.save_every = save_every.or(options.save_every);
+    options.keep.last = keep_last.unwrap_or(options.keep.last);
+    options.keep.best = keep_best.unwrap_or(options.keep.best);
     options.seed = seed.unwrap_or(options.seed);
     let learner = &mut options.learner;
     // A run that goes on for longer keeps the schedule that it began with.
