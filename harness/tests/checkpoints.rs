@@ -25,8 +25,10 @@ impl Place {
 
     fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-        // Without a cache, kernels are compiled anew and tokens lie in the run's own folder.
-        command.env("TILEWRIGHT_CACHE", "off").env("TILEWRIGHT_DEVICE", "cpu").env("RAYON_NUM_THREADS", "2");
+        command
+            .env("TILEWRIGHT_CACHE", self.path("cache"))
+            .env("TILEWRIGHT_DEVICE", "cpu")
+            .env("RAYON_NUM_THREADS", "2");
         command.current_dir(self.folder.path()).args(line.split_whitespace());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -38,6 +40,21 @@ impl Place {
 
     fn resume(&self, more: &str) -> Command {
         self.command(&format!("train --resume --out run {more}"))
+    }
+
+    /// The last line of a run's log that has this field.
+    fn log(&self, out: &str, step: usize, field: &str) -> String {
+        let log = std::fs::read_to_string(self.path(out).join("log.jsonl")).unwrap();
+        let line = log.lines().find(|line| line.contains(&format!("\"step\":{step},")) && line.contains("\"rate\""));
+        let value = line.unwrap().split(&format!("\"{field}\":")).nth(1).unwrap();
+        value.split([',', '}']).next().unwrap().to_string()
+    }
+
+    /// What is behind the header of a run's checkpoint: values and moments.
+    fn tensors(&self, out: &str) -> Vec<u8> {
+        let bytes = std::fs::read(self.path(out).join("checkpoint.safetensors")).unwrap();
+        let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[start..].to_vec()
     }
 
     fn names(&self, folder: &str) -> Vec<String> {
@@ -107,7 +124,7 @@ fn a_folder_has_one_run_at_a_time() {
     // The lock ends with its owner, and what killed writers leave is removed.
     std::fs::write(place.path("run/.tilewright-4f7aQx"), vec![7; 100_000]).unwrap();
     ok(place.train("--steps 3"));
-    assert_eq!(place.names("run"), ["checkpoint.safetensors", "data", "log.jsonl", "loss.svg"]);
+    assert_eq!(place.names("run"), ["checkpoint.safetensors", "log.jsonl", "loss.svg"]);
 }
 
 #[test]
@@ -118,7 +135,7 @@ fn damaged_checkpoints_are_refused_by_generate_and_resume() {
     let whole = std::fs::read(&path).unwrap();
     let refuse = |bytes: Vec<u8>, parts: &[&str]| {
         std::fs::write(&path, bytes).unwrap();
-        for command in [place.command("generate run --tokens 2"), place.resume("--steps 4")] {
+        for command in [place.command("generate run --tokens 2"), place.resume("--steps 4 --schedule keep")] {
             assert_says(&fails(command, 1), &[&["run/checkpoint.safetensors"], parts].concat());
         }
     };
@@ -137,11 +154,7 @@ fn damaged_checkpoints_are_refused_by_generate_and_resume() {
 #[test]
 fn a_flipped_tokenizer_is_refused() {
     let place = Place::new();
-    let train = |out: &str| {
-        let mut command = place.command(&format!("train --data text.txt --out {out} {SMALL} --steps 1"));
-        command.env("TILEWRIGHT_CACHE", place.path("cache"));
-        command
-    };
+    let train = |out: &str| place.command(&format!("train --data text.txt --out {out} {SMALL} --steps 1"));
     ok(train("a"));
     let kept = std::fs::read_dir(place.path("cache/data")).unwrap().map(|entry| entry.unwrap().path());
     let kept = kept.into_iter().find(|path| path.to_str().unwrap().contains(".tokenizer")).unwrap();
@@ -158,14 +171,14 @@ fn a_flipped_tokenizer_is_refused() {
 fn a_first_save_that_fails_claims_no_checkpoint() {
     let place = Place::new();
     let program = env!("CARGO_BIN_EXE_tilewright");
-    // Files of at most 16 KiB: tokens and logs, and no checkpoint.
+    // Files of at most 16 KiB: tokens and logs, and no checkpoint. Kernels are in no cache then.
     let model = SMALL.replace("--width 32", "--width 64");
     let script =
         format!("trap '' XFSZ; ulimit -f 32; exec {program} train --data text.txt --out run {model} --steps 2");
     let command = place.command("");
     let mut shell = Command::new("sh");
     shell.args(["-c", &script]).current_dir(place.folder.path());
-    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TILEWRIGHT_CACHE", "off");
     let message = fails(shell, 1);
     assert_says(&message, &["cannot write run/checkpoint.safetensors", "no room", "no checkpoint of this run"]);
     assert!(!message.contains("whole"), "{message}");
@@ -193,4 +206,59 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert!(std::fs::read(&newest).unwrap() == whole, "the steps that were made again are the same");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
+}
+
+/// Forward again in place of what was kept gives the same bits, so that a run may go on with it.
+#[test]
+fn a_run_goes_on_with_recomputation_bit_for_bit() {
+    for precision in ["f32", "bf16"] {
+        let place = Place::new();
+        let begin = |out: &str, more: &str| {
+            let model = SMALL.replace("--layers 1", "--layers 2");
+            place.command(&format!(
+                "train --data text.txt --out {out} {model} --steps 12 --precision {precision} {more}"
+            ))
+        };
+        ok(begin("whole", ""));
+        ok(begin("run", "--minutes 0"));
+        assert_says(&ok(place.resume("--recompute")), &["going on after step 1,"]);
+        let (found, expected) = (place.tensors("run"), place.tensors("whole"));
+        assert!(found == expected, "{precision}");
+        for step in 1..=12 {
+            assert_eq!(place.log("run", step, "loss"), place.log("whole", step, "loss"), "{precision}, step {step}");
+        }
+    }
+}
+
+#[test]
+fn other_steps_need_a_decision_about_the_learning_rate() {
+    let place = Place::new();
+    ok(place.train("--steps 10 --lr 0.01 --min-lr 0.001 --warmup 2"));
+    let checkpoint = std::fs::read(place.path("run/checkpoint.safetensors")).unwrap();
+    let message = fails(place.resume("--steps 20"), 2);
+    let both = ["until step 10", "--steps is 20", "--schedule keep", "1.000e-3 in step 11", "--schedule extend"];
+    assert_says(&message, &both);
+    assert!(std::fs::read(place.path("run/checkpoint.safetensors")).unwrap() == checkpoint);
+    assert_says(&fails(place.command("train --out new --schedule keep"), 2), &["--schedule", "--resume"]);
+
+    let rates = |plan: &str| -> Vec<f64> {
+        std::fs::write(place.path("run/checkpoint.safetensors"), &checkpoint).unwrap();
+        ok(place.resume(&format!("--steps 20 --schedule {plan}")));
+        (11..=20).map(|step| place.log("run", step, "rate").parse().unwrap()).collect()
+    };
+    assert_eq!(rates("keep"), [0.001; 10]);
+    let extended = rates("extend");
+    // Half a cosine from step 2 to step 20.
+    for (rate, step) in extended.iter().zip(11..) {
+        let progress = (f64::from(step) - 2.0) / 18.0;
+        let expected = 0.001 + 0.009 * (0.5 + 0.5 * (progress * std::f64::consts::PI).cos());
+        assert!((rate - expected).abs() < 1e-12, "step {step}: {rate} for {expected}");
+    }
+    // What was decided holds when the run goes on again; fewer steps ask too, and a level rate does not.
+    std::fs::write(place.path("run/checkpoint.safetensors"), &checkpoint).unwrap();
+    ok(place.resume("--steps 20 --schedule extend --minutes 0"));
+    ok(place.resume("--minutes 0"));
+    assert!((place.log("run", 12, "rate").parse::<f64>().unwrap() - extended[1]).abs() < 1e-12);
+    assert_says(&fails(place.resume("--steps 15"), 2), &["until step 20", "--steps is 15"]);
+    ok(place.resume("--steps 15 --lr 0.002 --min-lr 0.002"));
 }

@@ -320,15 +320,15 @@ impl Checkpoint {
         values.filter_map(|name| self.file.info(&name).map(|info| info.shape.iter().product::<usize>())).sum()
     }
 
-    /// Fails unless the checkpoint's hyperparameters are those of `model`.
+    /// Fails unless the checkpoint's hyperparameters are those of `model`, but for those whose names are in `free`.
     ///
     /// # Errors
     /// Names each that differs, with both values.
-    pub fn check_model(&self, model: &Value) -> Result<()> {
+    pub fn check_model(&self, model: &Value, free: &[&str]) -> Result<()> {
         let (expected, found) = (flat_object(model), flat_object(&self.header.model));
         let mut differences = Vec::new();
         for name in expected.keys().chain(found.keys().filter(|name| !expected.contains_key(*name))) {
-            if expected.get(name) != found.get(name) {
+            if expected.get(name) != found.get(name) && !free.contains(&name.as_str()) {
                 let say = |value: Option<&String>| value.map_or("nothing".to_string(), String::clone);
                 differences.push(format!(
                     "`{name}` is expected to be {}, found {}",

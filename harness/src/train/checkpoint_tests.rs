@@ -342,8 +342,11 @@ fn corrupted_files_are_refused_or_harmless() {
 fn another_models_checkpoint_is_refused_with_what_differs() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&saved(dir.path())).unwrap();
-    checkpoint.check_model(&json!({ "norm": { "kind": "rms" }, "width": 6 })).unwrap();
-    let other = checkpoint.check_model(&json!({ "norm": { "kind": "layer" }, "width": 8 })).err().unwrap().to_string();
+    let check = |model: Value, free: &[&str]| checkpoint.check_model(&model, free);
+    check(json!({ "norm": { "kind": "rms" }, "width": 6 }), &[]).unwrap();
+    check(json!({ "norm": { "kind": "rms" }, "width": 6, "checkpoint": true }), &["checkpoint"]).unwrap();
+    check(json!({ "norm": { "kind": "layer" }, "width": 6 }), &["width"]).unwrap_err();
+    let other = check(json!({ "norm": { "kind": "layer" }, "width": 8 }), &[]).err().unwrap().to_string();
     for part in ["another model", "`norm.kind`", "\"layer\"", "found \"rms\"", "`width` is expected to be 8, found 6"] {
         assert!(other.contains(part), "`{part}` is missing in: {other}");
     }

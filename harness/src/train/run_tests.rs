@@ -216,7 +216,7 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
 
     let model = Bigrams::new(vocabulary);
     let checkpoint = Checkpoint::open(&folder.join(CHECKPOINT)).unwrap();
-    checkpoint.check_model(&model.hyperparameters()).unwrap();
+    checkpoint.check_model(&model.hyperparameters(), &[]).unwrap();
     let again: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).unwrap();
     assert_eq!(again, options(20));
     let (_, rest) = go(&mut Run::begin(&model, &data, again, &folder, Some(&checkpoint)).unwrap());

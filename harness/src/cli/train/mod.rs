@@ -106,6 +106,9 @@ struct Rates {
     /// Steps in which the learning rate rises; a twentieth of all, at most 2000
     #[arg(long, value_name = "STEPS")]
     warmup: Option<u64>,
+    /// What a run that goes on with other --steps does with the learning rate, which falls until the last step that was planned
+    #[arg(long, value_enum, value_name = "PLAN")]
+    schedule: Option<SchedulePlan>,
     /// Weight decay of matrices; 0.1
     #[arg(long, value_name = "LAMBDA")]
     weight_decay: Option<f64>,
@@ -124,6 +127,15 @@ struct Rates {
     /// Largest norm of the gradient, 0 for no limit; 1
     #[arg(long, value_name = "NORM")]
     clip: Option<f64>,
+}
+
+/// The learning rate of a run that goes on with other `--steps`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum SchedulePlan {
+    /// As the run began: the rate falls until the step that was the last one, and stays at --min-lr after it
+    Keep,
+    /// As if the run had begun with these --steps: the rate falls until the new last step
+    Extend,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
@@ -182,7 +194,15 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
     let uniform = (model.vocabulary() as f64).ln();
     match begun {
         0 => writeln!(out, "a model that knows nothing has the loss ln({}) = {uniform:.3}", model.vocabulary())?,
-        step => writeln!(out, "going on after step {step}")?,
+        step => {
+            let schedule = options.learner.schedule;
+            let (rate, end) = (schedule.rate(step + 1), schedule.rate(options.steps));
+            writeln!(
+                out,
+                "going on after step {step}, with a learning rate of {rate:.3e}; {end:.3e} in step {}",
+                options.steps
+            )?;
+        }
     }
     out.flush()?;
     let stop = watch_for_ctrl_c()?;

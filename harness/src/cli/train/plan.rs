@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tilewright::Cache;
 
-use super::{Arguments, Rates, Steps};
+use super::{Arguments, Rates, SchedulePlan, Steps};
 use crate::cli::{CliError, Result};
 use crate::data::{self, Bpe, Dataset, SHIPPED_NAME, Text};
 use crate::escape::printable;
@@ -67,6 +67,12 @@ fn text(arguments: &Arguments, name: Option<&str>) -> Result<Text> {
 }
 
 fn fresh(arguments: &Arguments) -> Result<Plan> {
+    if arguments.rates.schedule.is_some() {
+        return Err(CliError::usage(
+            "--schedule says how a run goes on",
+            "leave it out, or say --resume; a new run has --lr, --min-lr, --warmup and --steps",
+        ));
+    }
     let sized = arguments.model.size.is_some();
     let base = Config { context: arguments.steps.context.unwrap_or(128), ..Config::default() };
     // Everything about the model but its vocabulary can be wrong before the text is read.
@@ -92,14 +98,15 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     let context = arguments.steps.context.unwrap_or(trained.context);
     let config = arguments.model.config(Config { context, ..trained })?;
     let model = serde_json::to_value(&config).map_err(failure)?;
-    checkpoint.check_model(&model).map_err(failure)?;
+    checkpoint.check_model(&model, &Config::FREE).map_err(failure)?;
     if arguments.vocab.is_some_and(|vocab| vocab < config.vocabulary) {
         return Err(CliError::usage(
             format!("the checkpoint's vocabulary has {} entries", config.vocabulary),
             "leave --vocab out, or begin a new run with another --out",
         ));
     }
-    let options = options(arguments, &before)?;
+    let mut options = options(arguments, &before)?;
+    options.learner.schedule = schedule(arguments, &before, &options, checkpoint.header.step)?;
     let text = text(arguments, Some(&checkpoint.header.data))?;
     let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone())
         .map_err(|error| CliError::file("use the checkpoint", checkpoint.path(), error))?;
@@ -151,7 +158,7 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     let Steps { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, .. } =
         arguments.steps;
     let Steps { keep_last, keep_best, seed, .. } = arguments.steps;
-    let Rates { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip } = arguments.rates;
+    let Rates { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip, .. } = arguments.rates;
     let mut options = *base;
     options.batch = batch.unwrap_or(options.batch);
     options.micro_batch = micro_batch.or(batch).unwrap_or(options.micro_batch).min(options.batch);
@@ -164,7 +171,6 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     options.keep.best = keep_best.unwrap_or(options.keep.best);
     options.seed = seed.unwrap_or(options.seed);
     let learner = &mut options.learner;
-    // A run that goes on for longer keeps the schedule that it began with.
     learner.schedule.peak = lr.unwrap_or(learner.schedule.peak);
     learner.schedule.floor = min_lr.unwrap_or(learner.schedule.floor);
     learner.schedule.warmup = warmup.unwrap_or(learner.schedule.warmup);
@@ -176,6 +182,34 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     learner.clip = clip.map_or(learner.clip, |clip| (clip > 0.0).then_some(clip));
     check(&options)?;
     Ok(options)
+}
+
+/// The schedule of a run that goes on after `step`, which has been said where more or fewer steps than before could mean two.
+fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, step: u64) -> Result<Schedule> {
+    let (kept, steps) = (options.learner.schedule, options.steps);
+    let extended = Schedule { total: steps, ..kept };
+    match arguments.rates.schedule {
+        Some(SchedulePlan::Keep) => return Ok(kept),
+        Some(SchedulePlan::Extend) => return Ok(extended),
+        // What was decided before holds, and a level rate is the same in both.
+        None if steps == before.steps || kept.total == steps || kept.peak == kept.floor || steps <= step => {
+            return Ok(kept);
+        }
+        None => {}
+    }
+    let (next, total, floor) = (step + 1, kept.total, kept.floor);
+    let (rate_kept, rate_extended) = (kept.rate(next), extended.rate(next));
+    Err(CliError::usage(
+        format!(
+            "the learning rate falls to {floor:.3e} until step {total}, and --steps is {steps} now: what becomes of the rate has to be said"
+        ),
+        format!(
+            "--schedule keep goes on as the run began, with {rate_kept:.3e} in step {next} and {:.3e} in step {steps}; --schedule \
+             extend lets the rate fall until step {steps}, with {rate_extended:.3e} in step {next} and {:.3e} in step {steps}",
+            kept.rate(steps),
+            extended.rate(steps)
+        ),
+    ))
 }
 
 /// What `--minutes` means.
