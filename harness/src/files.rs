@@ -384,6 +384,51 @@ pub fn open_ordinary(path: &Path) -> io::Result<File> {
     if kind.is_file() { Ok(file) } else { Err(no_file(kind)) }
 }
 
+/// The contents of an ordinary file that nobody writes meanwhile.
+///
+/// # Errors
+/// As [`open_ordinary`]; a file that changes while it is read; too little memory for it.
+pub fn read_unchanged(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open_ordinary(path)?;
+    let before = Version::of(&file)?;
+    tilewright::expect_host_memory(before.len as f64).map_err(io::Error::other)?;
+    let mut contents = Vec::with_capacity(before.len as usize);
+    file.read_to_end(&mut contents)?;
+    before.check(&file)?;
+    // It may have changed and changed back.
+    if contents.len() as u64 != before.len { Err(changed()) } else { Ok(contents) }
+}
+
+/// What a file's contents have, as far as its length and the time of its last change say.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Version {
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl Version {
+    /// That of an open file now.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn of(file: &File) -> io::Result<Version> {
+        let found = file.metadata()?;
+        Ok(Version { len: found.len(), modified: (found.mtime(), found.mtime_nsec()) })
+    }
+
+    /// Fails where the file has another one now.
+    ///
+    /// # Errors
+    /// It has, and what the file system says.
+    pub fn check(self, file: &File) -> io::Result<()> {
+        if Version::of(file)? == self { Ok(()) } else { Err(changed()) }
+    }
+}
+
+fn changed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it was changed while it was read")
+}
+
 fn no_file(kind: fs::FileType) -> io::Error {
     let what = match kind {
         kind if kind.is_dir() => "it is a folder, expected a file",

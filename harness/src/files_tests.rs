@@ -198,3 +198,14 @@ fn free_space_is_what_the_file_system_says() {
     assert!(free_bytes(dir.path()).unwrap() > 0);
     assert!(free_bytes(&dir.path().join("missing")).is_err());
 }
+
+#[test]
+fn a_file_that_changes_is_noticed() {
+    let (_dir, path) = with_file();
+    assert_eq!(read_unchanged(&path).unwrap(), b"old");
+    let file = open_ordinary(&path).unwrap();
+    let version = Version::of(&file).unwrap();
+    version.check(&file).unwrap();
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(1).unwrap();
+    assert!(version.check(&file).unwrap_err().to_string().contains("changed while it was read"));
+}

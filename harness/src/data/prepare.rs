@@ -45,9 +45,12 @@ impl<'a> Part<'a> {
     }
 
     /// Appends the tokens of `range`, counted from this part's start, to `to`.
-    pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) {
+    ///
+    /// # Errors
+    /// As [`TokenFile::read`].
+    pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) -> Result<()> {
         assert!(range.end <= self.len(), "internal error: {range:?} of {} tokens", self.len());
-        self.file.read(self.range.start + range.start..self.range.start + range.end, to);
+        self.file.read(self.range.start + range.start..self.range.start + range.end, to)
     }
 }
 
@@ -166,8 +169,8 @@ mod tests {
         assert_eq!((times.len(), modified(&folder)), (2, times));
         assert_eq!(first.tokenizer.json(), second.tokenizer.json());
         let mut tokens = Vec::new();
-        second.train().read(0..second.train().len(), &mut tokens);
-        second.validation().read(0..second.validation().len(), &mut tokens);
+        second.train().read(0..second.train().len(), &mut tokens).unwrap();
+        second.validation().read(0..second.validation().len(), &mut tokens).unwrap();
         assert_eq!(second.tokenizer.decode(&tokens).unwrap(), text.as_str());
         assert!(second.validation().len() >= tokens.len() / 10);
         // Another vocabulary, and another text, are other files.

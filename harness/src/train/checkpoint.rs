@@ -239,6 +239,26 @@ impl Staged {
         Ok(())
     }
 
+    /// Fails where an element is NaN or infinite: such a checkpoint is not to take the place of one that is not.
+    ///
+    /// # Errors
+    /// Names the first such tensor.
+    pub fn check_finite(&self) -> io::Result<()> {
+        use rayon::prelude::*;
+        let values = |tensor: &Tensor| &self.flats[tensor.flat][tensor.range.clone()];
+        let wrong = self.tensors.par_iter().find_first(|tensor| values(tensor).iter().any(|value| !value.is_finite()));
+        match wrong {
+            None => Ok(()),
+            Some(tensor) => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "`{}` is not finite after this step: a lower --lr, a longer --warmup or --clip 1 keep training stable",
+                    tensor.name
+                ),
+            )),
+        }
+    }
+
     /// Bytes of the file: of the header, about.
     pub fn bytes(&self) -> u64 {
         let text: usize = self.metadata.values().map(String::len).sum();

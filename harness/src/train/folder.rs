@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{Error, Result};
@@ -34,7 +34,14 @@ impl RunFolder {
         let place = path.join(LOCK);
         let lock = loop {
             let mut options = OpenOptions::new();
-            let opened = options.read(true).write(true).create(true).truncate(false).open(&place);
+            // Not through a link: what it says of us is written over what was there.
+            options
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+            let opened = options.open(&place);
             let mut file = opened.map_err(Error::file("lock", &place))?;
             match file.try_lock() {
                 // Whoever had the lock removes the file when it is done.
@@ -132,6 +139,17 @@ mod tests {
         assert!(message.contains(r"\u{1b}[2J") && !message.contains('\u{1b}'), "{message}");
         drop(second);
         RunFolder::lock(&path).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_lock_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = dir.path().join("other");
+        fs::write(&other, "somebody's").unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join(LOCK)).unwrap();
+        let message = RunFolder::lock(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("cannot lock") && message.contains(LOCK), "{message}");
+        assert_eq!(fs::read(&other).unwrap(), b"somebody's");
     }
 
     #[test]

@@ -297,7 +297,7 @@ impl<'a> Run<'a> {
         let batch = {
             let _phase = phase(Phase::Data);
             let shard = self.team.as_ref().map_or(Shard::WHOLE, Team::shard);
-            self.sampler.draw(&self.data.train(), windows, context, shard)
+            self.sampler.draw(&self.data.train(), windows, context, shard)?
         };
         if self.team.is_some() {
             return self.step_of_team(&batch, before, began).map(OnItsWay::Made);
@@ -547,7 +547,7 @@ impl<'a> Run<'a> {
         let mut sampler = self.sampler.clone();
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for _ in 0..steps {
-            let batch = sampler.draw(&self.data.train(), windows, context, Shard::WHOLE);
+            let batch = sampler.draw(&self.data.train(), windows, context, Shard::WHOLE)?;
             inputs.extend(batch.inputs.iter().flat_map(|token| token.to_le_bytes()));
             targets.extend(batch.targets.iter().flat_map(|token| token.to_le_bytes()));
         }
@@ -608,7 +608,7 @@ fn evaluate_share(
     context: usize,
     shard: Shard,
 ) -> Result<f64> {
-    let batch = consecutive(part, windows, context);
+    let batch = consecutive(part, windows, context)?;
     let mut mean = 0.0;
     let ours = |(number, _): &(usize, Batch)| number % shard.world == shard.rank;
     for (_, micro) in batch.split(micro_batch).enumerate().filter(ours) {

@@ -240,7 +240,7 @@ fn exported_batches_are_those_that_the_run_sees() {
         assert_eq!(tensors.tensor(name).unwrap().shape(), [3, 6, 8]);
     }
     for step in 0..3 {
-        let batch = sampler.draw(&data.train(), 6, 8, Shard::WHOLE);
+        let batch = sampler.draw(&data.train(), 6, 8, Shard::WHOLE).unwrap();
         for (name, expected) in [("inputs", &batch.inputs), ("targets", &batch.targets)] {
             let tensor = tensors.tensor(name).unwrap();
             let found = tensor.data().as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token));
@@ -404,6 +404,26 @@ fn an_error_of_a_save_comes_with_the_next_step() {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
     assert!(heard.losses.len() < 1_000_000);
+}
+
+#[test]
+fn weights_that_are_not_finite_take_no_checkpoints_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let mut run = Run::begin(&model, &data, options(9), &folder, None).unwrap();
+    run.step().unwrap();
+    run.save().unwrap();
+    run.step().unwrap();
+    let table = model.params.get("table").unwrap();
+    table.set_value(&(table.value().unwrap() + f64::NAN).unwrap()).unwrap();
+    let message = run.save().unwrap_err().to_string();
+    for part in ["cannot write", "`table` is not finite", "--lr", "of step 1, is still whole"] {
+        assert!(message.contains(part), "`{part}` is missing in: {message}");
+    }
+    assert_eq!(names(&folder), [CHECKPOINT]);
+    assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
 }
 
 /// The last two, and the best; a newer one is whole before an older one goes.

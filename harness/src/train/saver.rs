@@ -122,6 +122,7 @@ impl Saver {
         let write = move || -> io::Result<Option<Prepared>> {
             #[cfg(test)]
             let _open = gate.lock();
+            checkpoint.iter().chain(part.iter().map(|(part, _)| part)).try_for_each(Staged::check_finite)?;
             if let (Some((part, rank)), Some(parts)) = (&part, &newest.parts) {
                 files::replace(&folder.join(part_name(newest.step, parts, *rank)), |file| part.write(file))?;
             }
