@@ -22,6 +22,7 @@ mod peak;
 pub mod run;
 mod saver;
 mod scale;
+mod staged;
 mod team;
 mod transformer;
 mod whole;

@@ -16,6 +16,7 @@ use super::learner::Update;
 use super::learner::{first_in, gradient_dtype};
 use super::log::{self, Line, Log, StepLine};
 use super::saver::{self, Files, Saver};
+use super::staged::expect_memory;
 use super::team::Vote;
 use super::whole::{Queued, WholeStep};
 use super::{Error, LanguageModel, Learner, LearnerOptions, Result, RunFolder, Team, TeamOptions};
@@ -572,7 +573,7 @@ fn expect_room(saver: &Saver, options: &RunOptions, learner: &Learner, tokenizer
     let values = learner.params().flat_len();
     let own: usize = learner.moments().iter().map(|piece| 2 * piece.range.len()).sum();
     if leads || learner.is_shared() {
-        checkpoint::expect_memory(own + if leads { values } else { 0 })?;
+        expect_memory(own + if leads { values } else { 0 })?;
     }
     if leads {
         let each = 3 * size_of::<f32>() * values + 2 * tokenizer;

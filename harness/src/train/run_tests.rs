@@ -626,3 +626,40 @@ fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
     let message = load().unwrap_err().to_string();
     assert!(message.contains("cannot read") && message.contains("-1-of-2"), "{message}");
 }
+
+/// A rank that cannot save its part ends all ranks, and nothing is committed.
+#[test]
+fn a_part_that_cannot_be_saved_commits_nothing() {
+    use crate::dist::sharded::Mode;
+
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let vocabulary = data.tokenizer.vocabulary();
+    let messages = ranks(2, |comm| {
+        let comm = std::sync::Arc::new(comm);
+        let team = TeamOptions { comm: comm.clone(), ddp: DdpOptions::default(), shard: Some(Mode::Zero1) };
+        let model = Bigrams::new(vocabulary);
+        let mut run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&team), None).unwrap();
+        run.step().unwrap();
+        run.save().unwrap();
+        run.step().unwrap();
+        if comm.rank() == 1 {
+            let (step, scale) = (run.learner.step(), run.learner.scale());
+            let nan = |_: usize, range: std::ops::Range<usize>, mut to: tilewright::ViewMut<'_, f32>| {
+                Ok(to.copy_from_slice(&vec![f32::NAN; range.len()])?)
+            };
+            run.learner.restore(step, scale, step, nan).unwrap();
+        }
+        let error = run.save().unwrap_err().to_string();
+        // As `go` does.
+        comm.give_up(&error);
+        error
+    });
+    assert!(messages[1].contains("`optimizer.first.table") && messages[1].contains("is not finite"), "{}", messages[1]);
+    assert!(messages[0].contains("rank 1"), "{}", messages[0]);
+    assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
+    let model = Bigrams::new(vocabulary);
+    let mut learner = Learner::new(model.params(), options(9).learner).unwrap();
+    Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut learner).unwrap();
+}
