@@ -47,15 +47,19 @@ impl Prepared {
     }
 }
 
-/// The first half of [`replace`], for an ordinary file.
+/// The first half of [`replace`], for an ordinary file. A symbolic link is not written through: the file takes its place.
 ///
 /// # Errors
 /// As there; also what is no ordinary file.
 pub fn prepare(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Prepared> {
-    match Target::of(path)? {
-        Target::Stream(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file, expected one")),
-        Target::File { path, old } => prepare_at(path, old.as_ref(), write),
-    }
+    let old = match fs::symlink_metadata(path) {
+        Ok(old) if old.is_file() => Some(old),
+        Ok(old) if old.is_symlink() => None,
+        Ok(old) => return Err(no_file(old.file_type())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    prepare_at(path.to_path_buf(), old.as_ref(), write)
 }
 
 fn prepare_at(

@@ -209,3 +209,17 @@ fn a_file_that_changes_is_noticed() {
     OpenOptions::new().write(true).open(&path).unwrap().set_len(1).unwrap();
     assert!(version.check(&file).unwrap_err().to_string().contains("changed while it was read"));
 }
+
+#[test]
+fn a_prepared_file_takes_the_place_of_a_link_and_nothing_until_it_is_committed() {
+    let (dir, path) = with_file();
+    let link = dir.path().join("link");
+    symlink("file", &link).unwrap();
+    let prepared = prepare(&link, |file| file.write_all(b"new")).unwrap();
+    assert_eq!(fs::read(&link).unwrap(), b"old");
+    prepared.commit().unwrap();
+    assert_eq!((fs::read(&link).unwrap(), fs::read(&path).unwrap()), (b"new".to_vec(), b"old".to_vec()));
+    drop(prepare(&path, |file| file.write_all(b"newer")).unwrap());
+    assert_eq!((fs::read(&path).unwrap(), fs::read_dir(dir.path()).unwrap().count()), (b"old".to_vec(), 2));
+    assert!(prepare(dir.path(), |_| Ok(())).err().unwrap().to_string().contains("folder"));
+}

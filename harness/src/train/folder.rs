@@ -63,8 +63,10 @@ impl RunFolder {
             }
         };
         let folder = RunFolder { path: path.to_path_buf(), lock, made };
-        if folder.lock.is_some() {
-            crate::files::remove_leftovers(path).map_err(Error::file("clean", path))?;
+        if folder.lock.is_some()
+            && let Err(error) = crate::files::remove_leftovers(path)
+        {
+            tracing::warn!("temporary files of runs that were killed stay in {}: {error}", path.display());
         }
         Ok(folder)
     }

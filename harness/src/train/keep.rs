@@ -84,8 +84,10 @@ pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) ->
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // A second name, so that there is a newest checkpoint at any time. Some file systems have no second names.
-        fs::hard_link(&newest, &older).or_else(|_| fs::rename(&newest, &older))?;
+        // A second name, so that there is a newest checkpoint at any time. Some file systems have no second names; a link to another one
+        // moves as a link.
+        let file = fs::canonicalize(&newest)?;
+        fs::hard_link(file, &older).or_else(|_| fs::rename(&newest, &older))?;
     }
     prepared.commit()?;
     if let Err(error) = prune(folder, header, keep) {

@@ -466,7 +466,16 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     run.save().unwrap();
     let found = names(&folder);
     assert_eq!(found, ["checkpoint-00000006.safetensors", CHECKPOINT]);
-    assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 7);
+    let step = |name: &str| Checkpoint::open(&folder.join(name)).unwrap().header.step;
+    assert_eq!(step(CHECKPOINT), 7);
+
+    // A link in its place is replaced, and what it led to stays under the older name.
+    std::fs::rename(folder.join(CHECKPOINT), folder.join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", folder.join(CHECKPOINT)).unwrap();
+    run.step().unwrap();
+    run.save().unwrap();
+    let steps = ["elsewhere", "checkpoint-00000007.safetensors", CHECKPOINT].map(step);
+    assert_eq!(steps, [7, 7, 8]);
 }
 
 /// Runs `work` as each rank of a world.

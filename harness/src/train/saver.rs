@@ -86,7 +86,7 @@ impl Saver {
     /// # Errors
     /// What is needed, and what there is.
     pub fn expect_room_for(&self, each: u64, saves: u64) -> Result<()> {
-        let most = if self.keep.last == 0 { saves } else { (self.keep.last + self.keep.best) as u64 };
+        let most = if self.keep.last == 0 { saves } else { self.keep.last.saturating_add(self.keep.best) as u64 };
         // One more, while it is written and the older ones are there.
         let count = most.saturating_add(1).min(saves.max(1)).saturating_sub(keep::count(&self.folder) as u64).max(1);
         let what = if count == 1 { "a checkpoint takes".to_string() } else { format!("{count} checkpoints take") };

@@ -143,3 +143,17 @@ impl Staged {
 pub fn expect_memory(elements: usize) -> Result<()> {
     tilewright::expect_host_memory(size_of::<f32>() as f64 * elements as f64).map_err(Error::SaveMemory)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_does_not_fit_is_refused_with_what_it_is_for() {
+        expect_memory(1000).unwrap();
+        let message = expect_memory(1 << 60).unwrap_err().to_string();
+        for part in ["out of memory", "4.3e9 GiB", "copied to host memory before it is written"] {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+    }
+}

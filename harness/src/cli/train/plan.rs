@@ -179,7 +179,7 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     learner.adamw.beta1 = beta1.unwrap_or(learner.adamw.beta1);
     learner.adamw.beta2 = beta2.unwrap_or(learner.adamw.beta2);
     learner.adamw.eps = eps.unwrap_or(learner.adamw.eps);
-    learner.clip = clip.map_or(learner.clip, |clip| (clip > 0.0).then_some(clip));
+    learner.clip = clip.map_or(learner.clip, |clip| (clip != 0.0).then_some(clip));
     check(&options)?;
     Ok(options)
 }
@@ -256,6 +256,10 @@ fn check(options: &RunOptions) -> Result<()> {
         }
     }
     let positive = |x: f64| x.is_finite() && x >= 0.0;
+    // None is no limit, and infinity is one too.
+    if let Some(clip) = options.learner.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
+        return Err(CliError::usage(format!("--clip is {clip}"), "a number above 0, or 0 for no limit"));
+    }
     let rest = [("--lr", peak), ("--min-lr", floor), ("--eps", eps), ("--weight-decay", options.learner.weight_decay)];
     match rest.iter().find(|(_, value)| !positive(*value)) {
         Some((name, value)) => Err(CliError::usage(format!("{name} is {value}"), "a number from 0")),
