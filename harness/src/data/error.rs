@@ -15,17 +15,19 @@ pub enum Error {
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
-        "{name} is not UTF-8 text: byte {offset} (0x{byte:02x}) starts no character\n  \
-         help: convert it, as with `iconv -f latin1 -t utf-8`"
+        "{} is not UTF-8 text: byte {offset} (0x{byte:02x}) starts no character\n  \
+         help: convert it, as with `iconv -f latin1 -t utf-8`",
+        printable(name)
     )]
     NotUtf8 { name: String, offset: usize, byte: u8 },
 
-    #[error("{name} is empty\n  help: --data names a file of plain text")]
+    #[error("{} is empty\n  help: --data names a file of plain text", printable(name))]
     Empty { name: String },
 
     #[error(
-        "{name} is too short: its {part} part has {found} tokens, a window of context {context} takes {needed}\n  \
-         help: a longer text, a smaller --context, or a smaller --vocab"
+        "{} is too short: its {part} part has {found} tokens, a window of context {context} takes {needed}\n  \
+         help: a longer text, a smaller --context, or a smaller --vocab",
+        printable(name)
     )]
     TooShort { name: String, part: &'static str, found: usize, context: usize, needed: usize },
 

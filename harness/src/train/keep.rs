@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{Checkpoint, Header, Parts, part_name};
+use super::checkpoint::{Checkpoint, Header, Parts, is_part_name, part_name};
 use super::run::CHECKPOINT;
 use crate::files::Prepared;
 
@@ -48,7 +48,10 @@ fn older(folder: &Path) -> io::Result<Vec<Older>> {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let step = name.strip_prefix("checkpoint-").and_then(|name| name.strip_suffix(".safetensors"));
-        let Some(step) = step.and_then(|step| step.parse().ok()) else { continue };
+        // Names that are nearly ours are somebody else's.
+        let Some(step) = step.and_then(|step| step.parse().ok()).filter(|step| older_name(*step) == name) else {
+            continue;
+        };
         if let Ok(Checkpoint { header, .. }) = Checkpoint::open(&path) {
             let Header { validation, parts, .. } = header;
             found.push(Older { path, step, validation, parts });
@@ -122,7 +125,7 @@ fn prune(folder: &Path, newest: &Header, keep: Keep) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with("moments-") && name.ends_with(".safetensors") && !needed.contains(&name) {
+        if is_part_name(&name) && !needed.contains(&name) {
             fs::remove_file(entry.path())?;
         }
     }

@@ -224,7 +224,8 @@ impl Learner {
             }
             Engine::Shared(shared) => {
                 let host = kernel_device(&candle_core::Device::Cpu)?;
-                shared.restore(optimizer_steps, |which, range, to| read(which, range, ViewMut::of_slice(host, to)?))
+                let steps = [(0..self.params.flat_len(), optimizer_steps)];
+                shared.load_with(&steps, |which, range, to| read(which, range, ViewMut::of_slice(host, to)?))
             }
         }
     }

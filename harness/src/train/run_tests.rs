@@ -426,6 +426,52 @@ fn weights_that_are_not_finite_take_no_checkpoints_place() {
     assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
 }
 
+/// Where nobody says how often: after step 100, and at the end.
+#[test]
+fn a_run_saves_now_and_then_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let vocabulary = data.tokenizer.vocabulary();
+    for world in [1, 2] {
+        let folder = dir.path().join(format!("run {world}"));
+        ranks(world, |comm| {
+            let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard: None };
+            let model = Bigrams::new(vocabulary);
+            let options = RunOptions { save_every: None, evaluate_every: 0, ..options(110) };
+            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
+            run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
+        });
+        assert_eq!(names(&folder), ["checkpoint-00000100.safetensors", CHECKPOINT], "{world} ranks");
+    }
+}
+
+#[test]
+fn files_of_others_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let options = RunOptions { keep: Keep { last: 1, best: 0 }, ..options(9) };
+    let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
+    run.step().unwrap();
+    run.save().unwrap();
+    let own = [
+        "checkpoint-1.safetensors",
+        "checkpoint-00000000.safetensors",
+        "moments-of-joy.safetensors",
+        "moments-00000001-1-0-of-2.safetensors",
+    ];
+    std::fs::copy(folder.join(CHECKPOINT), folder.join(own[0])).unwrap();
+    own[1..].iter().for_each(|name| std::fs::write(folder.join(name), "no checkpoint").unwrap());
+    for _ in 0..2 {
+        run.step().unwrap();
+        run.save().unwrap();
+    }
+    let mut expected = [own.as_slice(), &[CHECKPOINT]].concat();
+    expected.sort();
+    assert_eq!(names(&folder), expected);
+}
+
 /// The last two, and the best; a newer one is whole before an older one goes.
 #[test]
 fn the_last_and_the_best_checkpoints_are_kept() {
@@ -449,7 +495,8 @@ fn the_last_and_the_best_checkpoints_are_kept() {
         run.step().unwrap();
         run.evaluated = Some((run.learner.step(), loss));
         (run.saver.keep.last, run.saver.keep.best) = keep;
-        std::fs::write(folder.join("moments-00000001-00ab-0-of-2.safetensors"), "of a run that was killed").unwrap();
+        let left = "moments-00000001-0123456789abcdef-0-of-2.safetensors";
+        std::fs::write(folder.join(left), "of a run that was killed").unwrap();
         run.save().unwrap();
         let steps = names(&folder).into_iter().map(|name| Checkpoint::open(&folder.join(name)).unwrap().header.step);
         kept.push(steps.collect::<Vec<_>>());

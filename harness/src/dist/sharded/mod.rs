@@ -480,33 +480,6 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         self.own.iter().filter(move |(part, _)| gives(*part)).map(|(_, own)| own)
     }
 
-    /// Sets this rank's pieces: `read` fills elements of the state of an index in [`FlatOptimizer::STATE`], which are zeros before. All elements have
-    /// been in `steps` steps.
-    ///
-    /// # Errors
-    /// Those of `read`; no memory.
-    pub fn restore<E: From<Error> + From<tilewright::Error>>(
-        &mut self,
-        steps: u64,
-        mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        for (_, own) in &mut self.own {
-            let range = own.range();
-            let mut pieces = Vec::new();
-            for index in 0..O::STATE.len() {
-                let mut piece = vec![0.0_f32; range.len()];
-                read(index, range.clone(), &mut piece)?;
-                pieces.push(piece);
-            }
-            own.restore(steps, |name, mut memory| {
-                let index = O::STATE.iter().position(|known| *known == name).unwrap_or(0);
-                memory.copy_from_slice(&pieces[index])
-            })?;
-        }
-        self.made.iter_mut().for_each(|(_, made)| *made = steps);
-        Ok(())
-    }
-
     /// All ranks' state, the same on every rank.
     ///
     /// # Errors
@@ -539,15 +512,37 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
                 self.flat_len
             )));
         }
+        self.load_with(steps, |index, range, to| {
+            to.copy_from_slice(&flats[index][range]);
+            Ok(())
+        })
+    }
+
+    /// As [`ShardedOptimizer::load_state`], of state that is read piece by piece: `read` fills elements of what [`FlatOptimizer::STATE`] has at an
+    /// index, which are zeros before. `steps` are those of [`State`].
+    ///
+    /// # Errors
+    /// Those of `read`; no memory.
+    pub fn load_with<E: From<tilewright::Error>>(
+        &mut self,
+        steps: &[(Range<usize>, u64)],
+        mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut own = Vec::new();
         for (part, range) in std::mem::take(&mut self.own).into_iter().map(|(part, own)| (part, own.range())) {
             for (range, steps) in cut(&range, steps) {
-                let mut piece = O::new(&self.device, range.clone(), &self.options)?;
-                piece.restore(steps, |name, mut memory| {
+                let mut pieces = Vec::new();
+                for index in 0..O::STATE.len() {
+                    let mut piece = vec![0.0_f32; range.len()];
+                    read(index, range.clone(), &mut piece)?;
+                    pieces.push(piece);
+                }
+                let mut loaded = O::new(&self.device, range, &self.options)?;
+                loaded.restore(steps, |name, mut memory| {
                     let index = O::STATE.iter().position(|known| *known == name).unwrap_or(0);
-                    memory.copy_from_slice(&flats[index][range.clone()])
+                    memory.copy_from_slice(&pieces[index])
                 })?;
-                own.push((part, piece));
+                own.push((part, loaded));
             }
         }
         self.own = own;
