@@ -137,6 +137,28 @@ fn lost_progress_is_reported() {
     }
 }
 
+/// Loops that count make progress, however often memory says the same.
+#[test]
+fn loops_that_count_do_not_wait() {
+    let same = "  %zero = constant {value = 0} : i32
+      %one = constant {value = 1} : i32
+      %many = constant {value = 3000} : i32
+      for %zero, %many, %one (%i: i32) {
+        %old = atomic_rmw %flag, %zero {op = max} : i32
+        yield
+      }
+      %sum = for %zero, %many, %one, %zero : i32 (%j: i32, %s: i32) {
+        %x = load %flag {eviction = normal} : i32
+        %t = add %s, %j : i32
+        yield %t
+      }
+      store %data, %sum {eviction = normal}";
+    for on in EVERYWHERE {
+        let found = launch(same, 1, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
+        assert_eq!(found, [vec![0], vec![2999 * 3000 / 2]], "{on:?}");
+    }
+}
+
 #[test]
 fn stores_to_one_place_by_two_programs_are_a_race() {
     let store = "  %pid = program_id {axis = 0} : i32

@@ -17,6 +17,9 @@ fn mpirun(ranks: usize, what: &str) -> (Option<i32>, String) {
     ] {
         command.env(name, value);
     }
+    // Runs of one user share a folder of Open MPI's, which the first that ends removes under the others.
+    let session = tempfile::tempdir().expect("a folder for Open MPI's session");
+    command.env("TMPDIR", session.path());
     let output = command.output().expect("mpirun is installed where the feature mpi is built");
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     (output.status.code(), text)
