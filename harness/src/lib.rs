@@ -14,6 +14,7 @@
 //! - [`params`] holds a model's parameters and their gradients.
 //! - [`profile`] names what a step spends its time on.
 //! - [`report`] makes tables, plots and pages of what commands measure.
+//! - [`signals`] are those that ask a run to stop.
 //! - [`train`] is training: steps, checkpoints, and the loop around them.
 
 // They panic where the stream is full: see `terminal::say`.
@@ -34,4 +35,5 @@ pub mod optim;
 pub mod params;
 pub mod profile;
 pub mod report;
+pub mod signals;
 pub mod train;

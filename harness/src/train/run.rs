@@ -166,7 +166,8 @@ impl<'a> Run<'a> {
         &self.learner
     }
 
-    /// Makes the steps that are left. Stops after the step in which `stop` becomes true.
+    /// Makes the steps that are left. Stops after the step in which `stop` becomes true on some rank: no later one begins, those that the
+    /// device works on are finished, and all ranks save the state after the same step.
     ///
     /// # Errors
     /// A loss or gradient that is not finite (the state before that step is saved beside the checkpoint), lack of memory, and
@@ -196,7 +197,8 @@ impl<'a> Run<'a> {
                 && let Some(queued) = on_their_way.pop_front()
             {
                 let line = self.finish(queued)?;
-                if let Some(end) = self.tell(line, start, stop, observer)? {
+                let end = self.tell(line, start, stop, observer)?;
+                if let Some(end) = end.filter(|_| ending == Ending::Done) {
                     (ending, ahead) = (end, 0);
                 }
             }
@@ -439,6 +441,8 @@ impl<'a> Run<'a> {
     /// # Errors
     /// What the file system says; the last checkpoint then stays.
     pub fn save(&self) -> Result<()> {
+        // A launcher that was told to end us waits for it.
+        let _saving = crate::dist::lifeline::saving();
         match (&self.log, self.learner.is_shared()) {
             (None, false) => Ok(()),
             // The others need this rank's part of the state.
