@@ -41,6 +41,7 @@ mod shapes;
 mod step;
 mod tensors;
 mod train;
+mod trial;
 mod tune;
 
 use std::io::{self, IsTerminal, Write};
@@ -61,6 +62,9 @@ use output::Output;
 #[derive(Parser)]
 #[command(name = "tilewright", version = tilewright::codegen::VERSION, max_term_width = 100)]
 struct Arguments {
+    /// Only make this row of a sweep, to see whether it fits into memory
+    #[arg(long = trial::OPTION, value_name = "ROW", hide = true)]
+    trial: Option<usize>,
     #[command(subcommand)]
     command: Command,
 }
@@ -110,7 +114,10 @@ enum Command {
 
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
-    program(|arguments: Arguments, out| dispatch(arguments.command, out))
+    program(|arguments: Arguments, out| {
+        arguments.trial.into_iter().for_each(trial::only);
+        dispatch(arguments.command, out)
+    })
 }
 
 /// Reads a program's arguments, sets logging up, runs its one function with its output, and says why it stopped.

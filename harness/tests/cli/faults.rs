@@ -434,3 +434,32 @@ fn limits_on_memory_and_files_are_errors() {
     assert!(message.contains("out of memory"), "{message}");
     assert!(tilewright(dir.path(), &["version"]).ok().contains("tilewright"));
 }
+
+/// A model whose step takes far more than what is known of it beforehand: about ten times the scores, of 64 MiB at 1024 tokens.
+const SCORES: &str = "--layers 1 --width 16 --hidden 16 --heads 4 --batch 4 --attention naive --fusion none";
+
+#[test]
+fn steps_that_do_not_fit_say_so_and_sweeps_go_on() {
+    let dir = folder();
+    let limited = |line: &str| {
+        let mut command = command(dir.path(), line);
+        limit(&mut command, libc::RLIMIT_AS, 900 << 20);
+        finish(command)
+    };
+    let ran = limited(&format!("memory {SCORES} --vocabulary 300 --context 64,1024,32 --work train-step"));
+    let table = ran.ok();
+    let row =
+        |context: &str| table.lines().find(|line| line.starts_with(&format!("│ {context:>7} │"))).unwrap_or_default();
+    assert!(row("1024").contains("OOM"), "{table}");
+    assert!(row("64").contains('.') && !row("64").contains("OOM") && !row("32").contains("OOM"), "{table}");
+    let norm = limited("bench norm --rows 8000 --widths 64,1536,32 --runs 1").ok();
+    assert!(norm.contains("OOM") && norm.contains("more are needed at once"), "{norm}");
+    for line in [
+        format!("profile {SCORES} --vocabulary 300 --context 1024 --warmup 0 --steps 1"),
+        format!("train {SCORES} --data text --vocab 300 --out run --context 1024 --steps 1 --evaluate-windows 1"),
+    ] {
+        std::fs::write(dir.path().join("text"), "one fish two fish red fish blue fish. ".repeat(6000)).unwrap();
+        let message = limited(&line).fails(1);
+        assert!(message.contains("out of memory on the CPU") && message.contains("available"), "{line}: {message}");
+    }
+}

@@ -166,7 +166,7 @@ impl Trainee {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
         let windows = work.batch as usize / comm.world().max(1);
-        super::wall::expect_memory(&device, config.step_bytes(windows, Kind::TrainStep))?;
+        crate::ops::memory::kernel_device(&device)?.expect_memory(config.step_bytes(windows, Kind::TrainStep))?;
         let model = Transformer::new(config, &device, 0)?;
         let options = LearnerOptions {
             adamw: AdamWOptions::default(),

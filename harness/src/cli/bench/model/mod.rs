@@ -12,9 +12,10 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::wall::{Fitted, fitted, release};
+use super::wall::release;
 use crate::cli::model_options::{ModelOptions, device_info, model_device, peak};
 use crate::cli::run::{Choice, device};
+use crate::cli::trial::{Fitted, fitted};
 use crate::cli::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Precision};
 use crate::report::{Machine, Outputs, Report};
