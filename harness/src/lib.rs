@@ -15,6 +15,7 @@
 //! - [`params`] holds a model's parameters and their gradients.
 //! - [`profile`] names what a step spends its time on.
 //! - [`report`] makes tables, plots and pages of what commands measure.
+//! - [`signals`] are those that ask a run to stop.
 //! - [`tensor_file`] reads and writes tensors with checksums.
 //! - [`train`] is training: steps, checkpoints, and the loop around them.
 
@@ -37,5 +38,6 @@ pub mod optim;
 pub mod params;
 pub mod profile;
 pub mod report;
+pub mod signals;
 pub mod tensor_file;
 pub mod train;

@@ -206,8 +206,8 @@ fn ctrl_c_saves_what_there_is() {
     let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(interrupted.success());
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-    assert_eq!(status.code(), Some(1));
-    assert_says(&text(&stderr), &["stopped after step", "--resume"]);
+    assert_eq!(status.code(), Some(75));
+    assert_says(&text(&stderr), &["stopped by SIGINT after step", "--resume"]);
     let made = place.losses("run").len() as u64;
     ok(place.resume("run", &["--steps", &(made + 2).to_string(), "--schedule", "keep"]));
     assert_eq!(place.losses("run").len() as u64, made + 3, "two steps and an evaluation");

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::model_options::model_device;
 use super::run::{Choice, device};
-use super::{CliError, Result};
+use super::{CliError, Result, numbers};
 use crate::data::Bpe;
 use crate::escape::printable;
 use crate::model::{Config, Transformer};
@@ -27,13 +27,13 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 200)]
     tokens: usize,
     /// Below 1, likely words become likelier; 0 takes the likeliest each time
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = numbers::not_negative)]
     temperature: f64,
     /// Draw from this many of the likeliest tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
     /// Draw from the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = numbers::probability)]
     top_p: f64,
     /// The same seed gives the same text
     #[arg(long, default_value_t = 0)]
@@ -45,12 +45,6 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let Arguments { temperature, top_k, top_p, seed, .. } = *arguments;
-    if !(temperature.is_finite() && temperature >= 0.0) {
-        return Err(CliError::usage(format!("--temperature is {temperature}"), "a number from 0"));
-    }
-    if !(top_p > 0.0 && top_p <= 1.0) {
-        return Err(CliError::usage(format!("--top-p is {top_p}"), "a probability above 0, at most 1"));
-    }
     let failure = |error: &dyn std::fmt::Display| CliError::Failure(error.to_string());
     let device = model_device(arguments.device)?;
     let path = if arguments.run.is_dir() { arguments.run.join(CHECKPOINT) } else { arguments.run.clone() };

@@ -1,7 +1,7 @@
 //! Many ranks at one training: who they are, how they talk, and what they say.
 //!
 //! In reading order: [`rank`] says which of how many we are, [`comm`] has the collectives and the back ends that carry
-//! them, [`rendezvous`] brings processes together, [`launch`] starts them; [`buckets`] says which gradients travel together,
+//! them, [`rendezvous`] brings processes together, [`launch`] starts them, [`lifeline`] ties them to it; [`buckets`] says which gradients travel together,
 //! [`ddp`] averages gradients, [`sharded`] shares the optimizer out.
 
 pub mod buckets;
@@ -9,6 +9,7 @@ pub mod comm;
 pub mod ddp;
 pub mod error;
 pub mod launch;
+pub mod lifeline;
 pub mod rank;
 pub mod rendezvous;
 pub mod sharded;

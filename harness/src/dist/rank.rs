@@ -15,6 +15,7 @@
 //! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300 |
 //! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
 //! | `TILEWRIGHT_JOB` | a word | ranks of different jobs do not talk to each other; `tilewright launch` sets it |
+//! | `TILEWRIGHT_LIFELINE` | a descriptor and its inode | the socket to `tilewright launch`, which sets it ([`super::lifeline`]) |
 //!
 //! An empty value counts as unset.
 

@@ -21,6 +21,7 @@ use super::team::Vote;
 use super::whole::{Queued, WholeStep};
 use super::{Error, LanguageModel, Learner, LearnerOptions, Result, RunFolder, Team, TeamOptions};
 use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
+use crate::dist::lifeline;
 use crate::params::no_grad;
 use crate::profile::{Phase, phase};
 
@@ -201,7 +202,8 @@ impl<'a> Run<'a> {
         &self.learner
     }
 
-    /// Makes the steps that are left. Stops after the step in which `stop` becomes true.
+    /// Makes the steps that are left. Stops after the step in which `stop` becomes true on some rank: no later one begins, those that the
+    /// device works on are finished, and all ranks save the state after the same step.
     ///
     /// # Errors
     /// A loss or gradient that is not finite (the state before that step is saved beside the checkpoint), lack of memory, and
@@ -236,7 +238,8 @@ impl<'a> Run<'a> {
                 && let Some(queued) = on_their_way.pop_front()
             {
                 let line = self.finish(queued)?;
-                if let Some(end) = self.tell(line, start, stop, observer)? {
+                let end = self.tell(line, start, stop, observer)?;
+                if let Some(end) = end.filter(|_| ending == Ending::Done) {
                     (ending, ahead) = (end, 0);
                 }
             }
@@ -481,6 +484,8 @@ impl<'a> Run<'a> {
     /// # Errors
     /// What the file system says; the last checkpoint then stays.
     pub fn save(&mut self) -> Result<()> {
+        // A launcher that was told to end us waits for it.
+        let _saving = lifeline::saving();
         self.start_save()?;
         self.saver.settle(self.team.as_ref(), true)
     }

@@ -14,6 +14,7 @@ use super::checkpoint::{Header, Staged, part_name};
 use super::keep::{self, Keep};
 use super::run::CHECKPOINT;
 use super::{Error, Result, Team};
+use crate::dist::lifeline;
 use crate::files::{self, Prepared};
 
 /// Where nobody says how often, a checkpoint is due every so many steps,
@@ -120,6 +121,8 @@ impl Saver {
         #[cfg(test)]
         let gate = self.gate.clone();
         let write = move || -> io::Result<Option<Prepared>> {
+            // A launcher that has to end us waits for it.
+            let _saving = lifeline::saving();
             #[cfg(test)]
             let _open = gate.lock();
             checkpoint.iter().chain(part.iter().map(|(part, _)| part)).try_for_each(Staged::check_finite)?;

@@ -1,7 +1,6 @@
 //! From arguments, and a checkpoint if there is one, to what a run does.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use tilewright::Cache;
 
@@ -212,21 +211,7 @@ fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, st
     ))
 }
 
-/// What `--minutes` means.
-///
-/// # Errors
-/// A number that is none, or below 0.
-pub fn time_limit(minutes: f64) -> Result<Duration> {
-    if !(minutes.is_finite() && minutes >= 0.0) {
-        return Err(CliError::usage(
-            format!("--minutes is {minutes}"),
-            "a number from 0; without it, all steps are made",
-        ));
-    }
-    // More than a clock counts is no limit.
-    Ok(Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX))
-}
-
+/// A checkpoint's numbers are looked at here too.
 fn check(options: &RunOptions) -> Result<()> {
     let AdamWOptions { beta1, beta2, eps } = options.learner.adamw;
     let Schedule { peak, floor, .. } = options.learner.schedule;
