@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::comm::error::blamed;
+use super::secret::Access;
 
 /// What to start, and how.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct Plan {
     pub master: (String, u16),
     /// Ranks with another word do not belong to us.
     pub job: String,
+    /// Who may take part: ranks get it through their environment.
+    pub access: Access,
     /// How long ranks may go on after one has failed: they have to find out, say so, and save nothing by halves.
     pub grace: Duration,
     /// Ends all ranks when it becomes true.
@@ -147,6 +150,18 @@ pub fn run(
     Ok(all)
 }
 
+/// Says who may take part, in variables that only processes of our user can read.
+fn give_access(command: &mut Command, access: &Access) {
+    for name in ["TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE", "TILEWRIGHT_UNAUTHENTICATED"] {
+        command.env_remove(name);
+    }
+    match access {
+        Access::Secret(secret) => drop(command.env("TILEWRIGHT_SECRET", secret.text())),
+        Access::Anybody => drop(command.env("TILEWRIGHT_UNAUTHENTICATED", "1")),
+        Access::Loopback => {}
+    }
+}
+
 fn start(
     plan: &Plan,
     local: usize,
@@ -166,6 +181,7 @@ fn start(
         ("TILEWRIGHT_JOB", plan.job.clone()),
     ];
     command.envs(variables);
+    give_access(&mut command, &plan.access);
     #[cfg(target_os = "linux")]
     // SAFETY: prctl and signal are safe to call between fork and exec.
     unsafe {

@@ -15,12 +15,17 @@
 //! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300 |
 //! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
 //! | `TILEWRIGHT_JOB` | a word | ranks of different jobs do not talk to each other; `tilewright launch` sets it |
+//! | `TILEWRIGHT_SECRET` | at least 16 random bytes | what ranks prove to each other that they know; `tilewright launch` makes one |
+//! | `TILEWRIGHT_SECRET_FILE` | a file of ours, mode 0600 | where the secret is, if `TILEWRIGHT_SECRET` does not have it |
+//! | `TILEWRIGHT_UNAUTHENTICATED` | `1` | without a secret, ranks meet on any network, and not on the loopback interface alone |
 //!
 //! An empty value counts as unset.
 
 use std::time::Duration;
 
 use super::comm::{CommError, Options, Result};
+use super::rendezvous::Job;
+use super::secret::{Access, Secret};
 
 /// The port where ranks meet unless somebody says another; torchrun's.
 pub const PORT: u16 = 29500;
@@ -66,7 +71,7 @@ pub struct Environment {
     pub place: Option<Place>,
     pub back_end: Option<BackEnd>,
     pub options: Options,
-    pub job: String,
+    pub job: Job,
 }
 
 impl Environment {
@@ -93,13 +98,32 @@ impl Environment {
             timeout: duration(&lookup, "TILEWRIGHT_COMM_TIMEOUT")?.unwrap_or(default.timeout),
             start_timeout: duration(&lookup, "TILEWRIGHT_START_TIMEOUT")?.unwrap_or(default.start_timeout),
         };
-        let job = lookup("TILEWRIGHT_JOB").unwrap_or_default();
+        let job = Job { word: lookup("TILEWRIGHT_JOB").unwrap_or_default(), access: access(&lookup)? };
         Ok(Environment { place: place(&lookup)?, back_end, options, job })
     }
 }
 
 fn bad<T>(name: &str, value: &str, expected: &str) -> Result<T> {
     Err(CommError::Setup(format!("{name} is `{value}`, expected {expected}")))
+}
+
+/// Who may take part in the job.
+///
+/// # Errors
+/// Names the variable, and what is wrong with it; never what the secret is.
+pub fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
+    let wrong = |why| CommError::Setup(format!("TILEWRIGHT_SECRET: {why}"));
+    if let Some(text) = lookup("TILEWRIGHT_SECRET") {
+        return Ok(Access::Secret(Secret::new(&text).map_err(wrong)?));
+    }
+    if let Some(path) = lookup("TILEWRIGHT_SECRET_FILE") {
+        return Ok(Access::Secret(Secret::from_file(path.as_ref()).map_err(CommError::Setup)?));
+    }
+    match lookup("TILEWRIGHT_UNAUTHENTICATED").as_deref() {
+        None | Some("0") => Ok(Access::Loopback),
+        Some("1") => Ok(Access::Anybody),
+        Some(other) => bad("TILEWRIGHT_UNAUTHENTICATED", other, "1, or nothing"),
+    }
 }
 
 fn number(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {

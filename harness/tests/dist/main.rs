@@ -12,6 +12,7 @@ mod nccl;
 mod processes;
 mod profile;
 mod sharded;
+mod strangers;
 mod training;
 mod update;
 mod world;

@@ -12,6 +12,7 @@ use super::call::HEADER_BYTES;
 use super::carrier::Deadline;
 use super::links::{LinkError, Links, OverLinks};
 use super::{Communicator, Options, Result};
+use crate::dist::printable::printable;
 
 /// What a message is.
 const CALL: u32 = 0x7743_0001;
@@ -19,7 +20,7 @@ const DATA: u32 = 0x7743_0002;
 const GAVE_UP: u32 = 0x7743_0003;
 const HEAD: usize = 12;
 /// The longest reason for giving up that is read.
-const LONGEST_REASON: usize = 64 * 1024;
+const LONGEST_REASON: usize = 4096;
 /// How long telling the others that this rank gives up may take.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -205,7 +206,7 @@ impl Sockets {
                 Err(_) => break,
             }
         }
-        String::from_utf8_lossy(&text[..done]).into_owned()
+        printable(&text[..done])
     }
 }
 

@@ -41,6 +41,7 @@ use super::links::OverLinks;
 use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
 use crate::dist::rank::Place;
+use crate::dist::rendezvous::Job;
 use crate::ops::convert;
 use engines::{Engines, Work};
 use start::{Made, initialize, is_installed, limited, meet};
@@ -63,7 +64,13 @@ const BACKLOG: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// NCCL is not installed, two ranks have one GPU, and NCCL's own.
-pub fn connect(host: Communicator, place: &Place, compute: Arc<CudaStream>, options: Options) -> Result<Communicator> {
+pub fn connect(
+    host: Communicator,
+    place: &Place,
+    job: &Job,
+    compute: Arc<CudaStream>,
+    options: Options,
+) -> Result<Communicator> {
     let (rank, world) = (host.rank(), host.world());
     if !is_installed() {
         return Err(CommError::Setup(
@@ -77,7 +84,7 @@ pub fn connect(host: Communicator, place: &Place, compute: Arc<CudaStream>, opti
         id = made.internal.map(|byte| byte as u8);
     }
     host.broadcast(&mut id, 0)?;
-    let guard = meet(&host, place, &id, options)?;
+    let guard = meet(&host, place, job, &id, options)?;
     let stream = ComputeStream { stream: compute.clone(), rank };
     let make = move || Nccl::new(rank, world, id, guard, compute, options);
     let communicator = Communicator::with_carrier(rank, world, "nccl", options, Some(Box::new(stream)), make)?;

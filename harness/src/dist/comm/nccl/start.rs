@@ -17,8 +17,9 @@ use super::super::links::OverLinks;
 use super::super::tcp::Sockets;
 use super::super::{CommError, Communicator, Options, Result};
 use super::{EAGER, Guard, PAUSE, explain};
+use crate::dist::printable::printable;
 use crate::dist::rank::Place;
-use crate::dist::rendezvous;
+use crate::dist::rendezvous::{self, Job};
 
 /// Whether NCCL is there. Candle's CUDA back end links CUDA's libraries, and NCCL with them: such a program does not start without it.
 pub fn is_installed() -> bool {
@@ -32,23 +33,24 @@ pub fn is_installed() -> bool {
 }
 
 /// Sockets for what ranks show each other: where rank 0 says, at a port of its own.
-pub fn meet(host: &Communicator, place: &Place, id: &[u8], options: Options) -> Result<Guard> {
+pub fn meet(host: &Communicator, place: &Place, job: &Job, id: &[u8], options: Options) -> Result<Guard> {
     let failed = |error| CommError::Setup(format!("no port for NCCL's ranks to meet: {error}"));
     let mut port = [0_u32];
-    if host.rank() == 0 {
-        let free = TcpListener::bind(("0.0.0.0", 0)).and_then(|free| free.local_addr()).map_err(failed)?;
-        port = [free.port().into()];
-    }
-    host.broadcast(&mut port, 0)?;
     let address = match host.back_end() {
         "mpi" => address_over(host)?,
         _ => place.master.0.clone(),
     };
+    if host.rank() == 0 {
+        let free = TcpListener::bind((address.as_str(), 0)).and_then(|free| free.local_addr()).map_err(failed)?;
+        port = [free.port().into()];
+    }
+    host.broadcast(&mut port, 0)?;
     // Made anew by rank 0 for every world, so that it tells jobs apart.
-    let job: String = id.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+    let word: String = id.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+    let job = Job { word, access: job.access.clone() };
     let (rank, world) = (host.rank(), host.world());
     let place = Place { rank, world, master: (address, port[0] as u16), ..place.clone() };
-    let sockets = rendezvous::sockets(&place, &job, options)?;
+    let sockets = rendezvous::sockets(&place, &job, "calls of GPUs", options)?;
     Ok(OverLinks::new(Sockets::new(rank, sockets)?.looking_for(EAGER)))
 }
 
@@ -70,7 +72,8 @@ fn address_over(host: &Communicator) -> Result<String> {
     if others.chunks(own.len()).all(|other| other == first) {
         return Ok("127.0.0.1".into());
     }
-    Ok(String::from_utf8_lossy(first).trim_end_matches('\0').to_string())
+    let end = first.iter().position(|byte| *byte == 0).unwrap_or(first.len());
+    Ok(printable(&first[..end]))
 }
 
 /// NCCL's handle, for the thread that gets it.
