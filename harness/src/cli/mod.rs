@@ -44,7 +44,7 @@ pub use error::{CliError, Result};
 /// GPU tile kernels written in Rust: PTX for the GPU, native code for the CPU, no CUDA toolkit.
 #[derive(Parser)]
 #[command(name = "tilewright", version = tilewright::codegen::VERSION, max_term_width = 100)]
-struct Arguments {
+pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
 }

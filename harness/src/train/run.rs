@@ -123,7 +123,7 @@ impl<'a> Run<'a> {
     /// As [`Run::begin`], as one rank of many. They share the batch; all see the folder, and rank 0 writes into it.
     ///
     /// # Errors
-    /// As [`Run::begin`] and [`Team::form`].
+    /// As [`Run::begin`] and [`Team::form`]; ranks that were started with other settings, named by rank and option.
     pub fn begin_with(
         model: &'a dyn LanguageModel,
         data: &'a Dataset,
@@ -132,6 +132,9 @@ impl<'a> Run<'a> {
         from: Option<&Checkpoint>,
         team: Option<&TeamOptions>,
     ) -> Result<Run<'a>> {
+        if let Some(team) = team {
+            super::agree::check(team, model.hyperparameters(), &options, data, from)?;
+        }
         data.check_context(options.context)?;
         std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
         let ranks = team.map_or(1, |team| team.comm.world());
@@ -150,9 +153,6 @@ impl<'a> Run<'a> {
         if let Some(checkpoint) = from {
             checkpoint.load(&mut learner)?;
             sampler = Sampler::from_state(checkpoint.header.sampler);
-        }
-        if let Some(team) = &team {
-            team.check_start(learner.step(), sampler.state())?;
         }
         let leads = team.as_ref().is_none_or(Team::leads);
         let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;

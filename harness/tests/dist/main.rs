@@ -11,6 +11,7 @@ mod mpi;
 mod nccl;
 mod processes;
 mod profile;
+mod settings;
 mod sharded;
 mod strangers;
 mod training;

@@ -16,6 +16,7 @@ mod parts;
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::Serialize;
 use tilewright::{Buffer, Device, View, ViewMut};
 
 use super::buckets::Bucket;
@@ -124,7 +125,8 @@ impl FlatOptimizer for AdamW {
 }
 
 /// How parameters are shared out, and how they come together again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Whole parameters by size; every rank broadcasts its own
     Broadcast,
