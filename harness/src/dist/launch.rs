@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::comm::error::blamed;
+use super::comm::error::{awaited, blamed};
 use super::secret::Access;
 
 /// What to start, and how.
@@ -271,6 +271,14 @@ fn signal_name(signal: i32) -> Option<&'static str> {
     names.iter().find(|(number, _)| *number == signal).map(|(_, name)| *name)
 }
 
+/// The rank that hung until we ended it, with a line of a rank that waited for it in vain.
+fn hung(ends: &[End]) -> Option<(&End, &String)> {
+    ends.iter().filter(|end| end.stopped).find_map(|end| {
+        let others = ends.iter().filter(|other| other.rank != end.rank);
+        others.flat_map(|other| &other.last).find(|line| awaited(line).contains(&end.rank)).map(|line| (end, line))
+    })
+}
+
 /// What to tell about ranks of which one failed; `None` when all ended in order.
 pub fn report(ends: &[End]) -> Option<String> {
     let failures: Vec<&End> = ends.iter().filter(|end| !end.status.success() && !end.stopped).collect();
@@ -280,9 +288,20 @@ pub fn report(ends: &[End]) -> Option<String> {
     let killed = together().find(|end| end.status.signal().is_some());
     let names = |end: &End, other: &End| end.last.iter().any(|line| blamed(line) == Some(other.rank));
     let alone = together().find(|end| !failures.iter().any(|other| other.rank != end.rank && names(end, other)));
-    let first = killed.or(alone).unwrap_or(seen);
-    let mut text = format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after);
+    let hung = hung(ends).filter(|_| killed.is_none());
+    let first = hung.map(|(end, _)| end).or(killed.or(alone).copied()).unwrap_or(seen);
+    let mut text = match hung {
+        Some((_, line)) => format!(
+            "rank {} hung, and ended {}, which the launcher sent after {:.1} s; another rank said: {}",
+            first.rank,
+            first.how(),
+            first.after,
+            line.strip_prefix("error: ").unwrap_or(line)
+        ),
+        None => format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after),
+    };
     match first.last.is_empty() {
+        true if hung.is_some() => text += "; it said nothing",
         true => text += ", and said nothing",
         false => {
             text += "; its last lines:";
@@ -326,5 +345,15 @@ mod tests {
         let other = "rank 0 has ended, seen by rank 2 at barrier: its connection is closed";
         assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 3, 1.0, other)]), "rank 0");
         assert!(report(&[end(0, 0, 1.0, "done")]).is_none());
+        // A rank that hangs fails last, when it is ended.
+        let waited = "error: rank 0 waited 300 s for rank 2 at barrier";
+        let hung = End { stopped: true, ..end(2, -9, 9.0, "step 7") };
+        let text = report(&[end(0, 1, 1.0, waited), end(1, 1, 1.0, &format!("error: rank 0 gave up: {waited}")), hung])
+            .unwrap();
+        assert!(text.starts_with("rank 2 hung, and ended by signal 9 (SIGKILL)"), "{text}");
+        assert!(
+            text.contains("another rank said: rank 0 waited 300 s for rank 2") && text.contains("| step 7"),
+            "{text}"
+        );
     }
 }

@@ -141,7 +141,12 @@ fn a_rank_that_throws_ends_all() {
 fn a_hanging_rank_is_named_and_ended() {
     let ran = launch(3, "hang:0");
     others_name(&ran, 3, 0, &["waited 1 s"]);
-    assert!(ran.text.contains("rank 0 ended by signal 15 (SIGTERM), which the launcher sent"), "{}", ran.text);
+    assert!(
+        ran.text.contains("error: rank 0 hung, and ended by signal 15 (SIGTERM), which the launcher sent"),
+        "{}",
+        ran.text
+    );
+    assert!(ran.text.contains(" waited 1 s for rank 0 at all_reduce"), "{}", ran.text);
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub(crate) mod links;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+mod roll;
 mod sum;
 pub mod tcp;
 pub mod threads;
