@@ -2,7 +2,7 @@
 //!
 //! In reading order: [`rank`] says which of how many we are, [`comm`] has the collectives and the back ends that carry
 //! them, [`rendezvous`] brings processes together that prove with a [`secret`] that they belong together, [`launch`] starts them; [`buckets`] says which gradients travel together,
-//! [`ddp`] averages gradients, [`sharded`] shares the optimizer out.
+//! [`ddp`] averages gradients, [`sharded`] shares the optimizer out; [`watchdog`] ends a process in which a call hangs.
 
 pub mod buckets;
 pub mod comm;
@@ -14,6 +14,7 @@ pub mod rank;
 pub mod rendezvous;
 pub mod secret;
 pub mod sharded;
+pub mod watchdog;
 
 use comm::{CommError, Communicator, Result};
 use rank::{BackEnd, Environment};

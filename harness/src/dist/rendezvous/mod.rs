@@ -25,6 +25,7 @@ use super::comm::{CommError, Communicator, Options, Result, tcp};
 use super::printable::printable;
 use super::rank::Place;
 use super::secret::{Access, Secret};
+use super::watchdog::{LAST_RESORT, guard};
 use gate::{Arrival, Event, GREETING, Gate};
 use greeting::{Own, Why, greet, read_by, write_by};
 
@@ -75,6 +76,10 @@ pub fn connect(place: &Place, job: &Job, options: Options) -> Result<Communicato
 pub(crate) fn sockets(place: &Place, job: &Job, purpose: &str, options: Options) -> Result<Vec<Option<TcpStream>>> {
     let deadline = Deadline::after(options.start_timeout);
     let own = Own::new(place, job, purpose);
+    // A name server may not answer.
+    let (rank, (name, port)) = (place.rank, place.master.clone());
+    let limit = options.start_timeout.saturating_add(LAST_RESORT);
+    let _guarded = guard(limit, move || format!("rank {rank}: the meeting of the ranks at {name}:{port}"));
     match (place.world, place.rank) {
         (1, _) => Ok(vec![None]),
         (_, 0) => host(place, job, &own, deadline),

@@ -42,6 +42,7 @@ use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
 use crate::dist::rank::Place;
 use crate::dist::rendezvous::Job;
+use crate::dist::watchdog::{LAST_RESORT, guard};
 use crate::ops::convert;
 use engines::{Engines, Work};
 use start::{Made, initialize, is_installed, limited, meet};
@@ -201,6 +202,7 @@ struct Span {
     compute: Arc<CudaStream>,
     rank: usize,
     call: Call,
+    patience: Duration,
 }
 
 impl Fence for Span {
@@ -209,6 +211,10 @@ impl Fence for Span {
     }
 
     fn synchronize(&self) -> Result<()> {
+        // It is given up before, and ends then.
+        let (rank, call) = (self.rank, self.call);
+        let limit = self.patience.saturating_add(BACKLOG + LAST_RESORT);
+        let _guarded = guard(limit, move || format!("rank {rank}: {call}, on the GPU"));
         self.end.synchronize().map_err(|error| driver(self.call, self.rank, error))
     }
 
@@ -519,13 +525,16 @@ impl Carrier for Nccl {
             let overlaps = |other: &&UnderWay| other.memory.start < memory.end && memory.start < other.memory.end;
             let spans: Vec<Arc<Span>> =
                 self.under_way.iter().filter(overlaps).map(|other| other.span.clone()).collect();
+            // It may connect to other ranks first.
+            let (what, limit) = (*call, deadline.patience.saturating_add(LAST_RESORT));
+            let _guarded = guard(limit, move || format!("rank {rank}: {what}, in NCCL"));
             let behind: Vec<&CudaEvent> =
                 ready.as_deref().into_iter().chain(spans.iter().map(|span| &span.end)).collect();
             self.queue(call, address, if ready.is_some() { &behind } else { &[] })?;
         }
         let end = self.stream.record_event(TIMED).map_err(failed)?;
-        let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call });
         let (since, patience) = (Instant::now(), deadline.patience);
+        let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call, patience });
         self.under_way.push_back(UnderWay { span: span.clone(), memory, since, patience });
         Ok(Some(span))
     }

@@ -20,6 +20,7 @@ use super::{EAGER, Guard, PAUSE, explain};
 use crate::dist::printable::printable;
 use crate::dist::rank::Place;
 use crate::dist::rendezvous::{self, Job};
+use crate::dist::watchdog::{LAST_RESORT, guard};
 
 /// Whether NCCL is there. Candle's CUDA back end links CUDA's libraries, and NCCL with them: such a program does not start without it.
 pub fn is_installed() -> bool {
@@ -171,19 +172,21 @@ pub fn limited(
 /// What NCCL itself would wait for without end if a rank does not come is made on a thread that can be left behind.
 fn patiently(
     rank: usize,
-    guard: &mut Guard,
+    others: &mut Guard,
     context: &Arc<CudaContext>,
     (patience, help): (Duration, &str),
     make: impl FnOnce() -> Result<Made, String> + Send + 'static,
 ) -> Result<sys::ncclComm_t> {
     let (tell, told) = channel();
+    let what = move || format!("rank {rank}: NCCL's call that connects it to the others");
+    let guarded = guard(patience.saturating_add(LAST_RESORT), what);
     let context = context.clone();
     let make = move || {
         let made = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| make());
         drop(tell.send(made));
     };
     let thread = std::thread::Builder::new().name(format!("NCCL {rank}")).spawn(make);
-    thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
+    let thread = thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
     let barrier = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
     let deadline = Deadline::after(patience);
     loop {
@@ -191,8 +194,8 @@ fn patiently(
             Ok(Ok(Made(comm))) => return Ok(comm),
             Ok(Err(why)) => CommError::Setup(format!("NCCL cannot connect rank {rank}: {why}\n  help: {help}")),
             Err(RecvTimeoutError::Disconnected) => CommError::Setup(PANICKED.into()),
-            Err(RecvTimeoutError::Timeout) => match guard.links().ended() {
-                Some(lost) => guard.explain(&barrier, deadline, lost),
+            Err(RecvTimeoutError::Timeout) => match others.links().ended() {
+                Some(lost) => others.explain(&barrier, deadline, lost),
                 None if deadline.is_over() => CommError::Setup(format!(
                     "NCCL did not connect rank {rank} within {}\n  help: NCCL_DEBUG=INFO says what it does; TILEWRIGHT_START_TIMEOUT=SECONDS waits longer",
                     seconds(&patience)
@@ -200,7 +203,11 @@ fn patiently(
                 None => continue,
             },
         };
-        guard.give_up(&error);
+        others.give_up(&error);
+        // It may still hang there, and would keep the process from ending in order.
+        if !thread.is_finished() {
+            guarded.leave();
+        }
         return Err(error);
     }
 }
