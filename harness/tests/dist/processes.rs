@@ -240,6 +240,26 @@ fn runs_on_many_ranks_are_the_run_on_one() {
     assert!(distance <= 2e-6, "{distance:e}");
 }
 
+/// Who updates a parameter does not change it: also where the whole gradient's norm decides how far.
+#[test]
+fn broadcast_gives_the_bits_of_an_optimizer_that_is_not_shared_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for clip in ["0.05", "0"] {
+        let run = |out: &str, more: &[&str]| {
+            let (code, text) = train(folder, Some(3), out, &[&["--steps", "6", "--clip", clip], more].concat());
+            assert_eq!(code, 0, "{text}");
+            parameters(folder, out)
+        };
+        let whole = run(&format!("whole-{clip}"), &[]);
+        let shared = run(&format!("shared-{clip}"), &["--shard", "broadcast"]);
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        for ((name, one), (_, other)) in whole.iter().zip(&shared) {
+            assert!(bits(one) == bits(other), "--clip {clip}: `{name}` differs");
+        }
+    }
+}
+
 #[test]
 fn batches_that_do_not_divide_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -9,7 +9,8 @@
 //! reduce-scatter and an all-gather (Rajbhandari et al., "ZeRO", 2020, section 7.1).
 //!
 //! Elements are updated one by one, so that who does it does not change the result: in broadcast mode parameters are bit for bit those
-//! of an optimizer that is not shared out.
+//! of an optimizer that is not shared out, if the step's rate and scale are. ([`ShardedOptimizer::gradient_norm`] adds up in another order;
+//! who has the whole gradient takes [`norm_of`](crate::optim::judge::norm_of).)
 
 mod parts;
 
