@@ -5,7 +5,7 @@
 //! | `tilewright launch`, torchrun | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
 //! | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` | as above, else this host |
 //! | MPICH's, Intel's mpirun | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | as above, else this host |
-//! | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | as above, else the step's first host and a port made of the job's number |
+//! | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | as above, else the step's first host (127.0.0.1 if it is the only one) and a port made of the job's number |
 //!
 //! The first row that is there counts. Our own variables:
 //!
@@ -208,18 +208,19 @@ fn place(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
             world,
             local_rank,
             local_world,
-            master: master(lookup, names.by)?,
+            master: master(lookup, names.by, local_world < world)?,
             started_by: names.by,
         }));
     }
     Ok(None)
 }
 
-fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str) -> Result<(String, u16)> {
+/// Where rank 0 waits. Who is on one host with it, and has not been told more, needs no network.
+fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str, several: bool) -> Result<(String, u16)> {
     let from_slurm = || {
         let hosts = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
         let first = hosts.iter().find_map(|name| lookup(name)).map(|list| first_host(&list));
-        first.filter(|_| by == "srun")
+        first.filter(|_| by == "srun" && several)
     };
     let host = lookup("MASTER_ADDR").or_else(from_slurm).unwrap_or_else(|| "127.0.0.1".into());
     let port = match number(lookup, "MASTER_PORT")? {
@@ -302,6 +303,12 @@ mod tests {
         let seen = place(&slurm);
         assert_eq!((seen.rank, seen.world, seen.local_rank, seen.local_world), (6, 8, 2, 4));
         assert_eq!((seen.master, seen.started_by), (("gpu007".into(), 23456), "srun"));
+        let one_host = slurm.map(|(name, value)| match name {
+            "SLURM_STEP_TASKS_PER_NODE" => (name, "8"),
+            "SLURM_STEP_NODELIST" => (name, "gpu007"),
+            _ => (name, value),
+        });
+        assert_eq!(place(&one_host).master, ("127.0.0.1".into(), 23456));
     }
 
     #[test]

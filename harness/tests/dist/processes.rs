@@ -15,7 +15,7 @@ fn program_of_a_rank() {
     let Ok(what) = std::env::var("TILEWRIGHT_TEST_RANK") else { return };
     let (what, who) = what.split_once(':').unwrap_or((&what, ""));
     let mut environment = Environment::get().unwrap();
-    if what == "hang" {
+    if ["hang", "stop"].contains(&what) {
         environment.options.timeout = Duration::from_secs(1);
     }
     let outcome = dist::connect_to(&environment).and_then(|comm| {
@@ -38,8 +38,16 @@ fn program_of_a_rank() {
 /// Works on, until rank `who` does `what`.
 fn fail(comm: Communicator, what: &str, who: &str) -> Result<(), CommError> {
     let chosen = comm.rank().to_string() == who;
+    let length = if what == "stop" { 4_000_000 } else { 10_000 };
     for step in 1.. {
-        if chosen && step == 5 {
+        if chosen && step == 5 && what == "stop" {
+            // In the middle of a collective, wherever that is.
+            std::thread::spawn(|| {
+                std::thread::sleep(Duration::from_millis(3));
+                // SAFETY: stops this very process.
+                unsafe { libc::kill(std::process::id() as i32, libc::SIGSTOP) }
+            });
+        } else if chosen && step == 5 {
             match what {
                 // SAFETY: ends this very process.
                 "kill" => drop(unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) }),
@@ -49,7 +57,7 @@ fn fail(comm: Communicator, what: &str, who: &str) -> Result<(), CommError> {
                 _ => std::panic::resume_unwind(Box::new("thrown")),
             }
         }
-        comm.all_reduce(&mut vec![1.0_f32; 10_000], Reduce::Sum)?;
+        comm.all_reduce(&mut vec![1.0_f32; length], Reduce::Sum)?;
     }
     Ok(())
 }
@@ -147,6 +155,19 @@ fn a_hanging_rank_is_named_and_ended() {
         ran.text
     );
     assert!(ran.text.contains(" waited 1 s for rank 0 at all_reduce"), "{}", ran.text);
+}
+
+/// Stopped while data travel: one of the others waits for it, and the rest for that one.
+#[test]
+fn a_rank_that_is_stopped_in_the_middle_of_a_collective_is_the_one_that_is_named() {
+    let ran = launch(4, "stop:2");
+    assert!(ran.text.contains("error: rank 2 hung, and ended by signal 9 (SIGKILL)"), "{}", ran.text);
+    for rank in [0, 1, 3] {
+        let prefix = format!("[rank {rank}] ");
+        let said: String = ran.text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        let waited = said.contains(" waited 1 s for rank 2 at all_reduce(sum) of 4000000 f32");
+        assert!(waited, "rank {rank}: {}", ran.text);
+    }
 }
 
 #[test]

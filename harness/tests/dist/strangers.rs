@@ -2,8 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::process::Command;
 use std::sync::{Condvar, Mutex};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use tilewright_harness::dist::comm::{CommError, Communicator, Options, Reduce};
@@ -65,31 +67,37 @@ fn hello() -> Vec<u8> {
     [b"twmeet02".as_slice(), &numbers, tag.finalize().as_bytes(), &[7; 32]].concat()
 }
 
-#[test]
-fn silent_and_slow_clients_hold_up_nobody() {
-    let done = (Mutex::new(false), Condvar::new());
-    std::thread::scope(|scope| {
-        let mut silent = Vec::new();
-        let (sums, took) = start_among_strangers(3, |port| {
-            silent.extend((0..20).map(|_| knock(port)));
-            for _ in 0..20 {
-                let (done, mut socket) = (&done, knock(port));
-                scope.spawn(move || {
-                    // A byte of a good greeting every two seconds, and then nothing: it never ends.
-                    for byte in hello() {
-                        let _ = socket.write_all(&[byte]);
-                        let (lock, changed) = done;
-                        let over = lock.lock().unwrap();
-                        let wait = changed.wait_timeout_while(over, Duration::from_secs(2), |over| !*over).unwrap();
-                        if *wait.0 {
-                            return;
-                        }
-                    }
-                });
+/// Twenty connections that say nothing, and twenty that say a good greeting, a byte every two seconds, until `done`.
+fn hold_up<'scope>(scope: &'scope Scope<'scope, '_>, port: u16, done: &'scope Done) -> Vec<TcpStream> {
+    for _ in 0..20 {
+        let mut socket = knock(port);
+        scope.spawn(move || {
+            for byte in hello() {
+                let _ = socket.write_all(&[byte]);
+                let over = done.0.lock().unwrap();
+                if *done.1.wait_timeout_while(over, Duration::from_secs(2), |over| !*over).unwrap().0 {
+                    return;
+                }
             }
         });
-        *done.0.lock().unwrap() = true;
-        done.1.notify_all();
+    }
+    (0..20).map(|_| knock(port)).collect()
+}
+
+type Done = (Mutex<bool>, Condvar);
+
+fn end(done: &Done) {
+    *done.0.lock().unwrap() = true;
+    done.1.notify_all();
+}
+
+#[test]
+fn silent_and_slow_clients_hold_up_nobody() {
+    let done = Done::default();
+    std::thread::scope(|scope| {
+        let mut silent = Vec::new();
+        let (sums, took) = start_among_strangers(3, |port| silent = hold_up(scope, port, &done));
+        end(&done);
         assert_eq!(sums, [3.0; 3]);
         assert!(took < IN_TIME, "{took:?}");
     });
@@ -121,29 +129,31 @@ fn hostile(number: usize) -> Vec<Vec<u8>> {
     }
 }
 
+/// With silent and slow ones at once; and again while the ranks come, who do not wait for the end of it.
 #[test]
 fn a_thousand_hostile_greetings_change_nothing() {
+    let done = Done::default();
     std::thread::scope(|scope| {
+        let mut silent = Vec::new();
         let (sums, took) = start_among_strangers(3, |port| {
-            drop(knock(port));
-            let crowd: Vec<_> = (0..4)
-                .map(|part| {
-                    scope.spawn(move || {
-                        for number in (part..1000).step_by(4) {
-                            // When the ranks have met, nobody listens any more.
-                            let Ok(mut socket) = TcpStream::connect(("127.0.0.1", port)) else { return };
-                            socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-                            for (place, message) in hostile(number).iter().enumerate() {
-                                // The challenge, or the end of the connection.
-                                let _ = (place > 0).then(|| socket.read(&mut [0; 72]));
-                                let _ = socket.write_all(message);
-                            }
-                        }
-                    })
-                })
-                .collect();
-            crowd.into_iter().for_each(|part| part.join().unwrap());
+            silent = hold_up(scope, port, &done);
+            let crowd = move |numbers: Range<usize>| {
+                for number in numbers {
+                    // When the ranks have met, nobody listens any more.
+                    let Ok(mut socket) = TcpStream::connect(("127.0.0.1", port)) else { return };
+                    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+                    for (place, message) in hostile(number).iter().enumerate() {
+                        // The challenge, or the end of the connection.
+                        let _ = (place > 0).then(|| socket.read(&mut [0; 72]));
+                        let _ = socket.write_all(message);
+                    }
+                }
+            };
+            let first: Vec<_> = (0..4).map(|part| scope.spawn(move || crowd(250 * part..250 * (part + 1)))).collect();
+            first.into_iter().for_each(|part| part.join().unwrap());
+            (0..4).for_each(|part| drop(scope.spawn(move || crowd(250 * part..250 * (part + 1)))));
         });
+        end(&done);
         assert_eq!(sums, [3.0; 3]);
         assert!(took < IN_TIME, "{took:?}");
     });
@@ -192,6 +202,22 @@ fn a_rank_waits_until_whoever_else_is_at_the_address_has_gone() {
         (zero.world(), one.join().unwrap())
     });
     assert_eq!(met, (2, Ok(2)));
+}
+
+/// A rank that has proved itself and then ends is missed at once.
+#[test]
+fn a_rank_that_ends_while_others_come_is_named() {
+    let (port, job) = (free_port(), job());
+    let began = Instant::now();
+    let text = std::thread::scope(|scope| {
+        // It loses its patience: the only way to leave that there is within a process.
+        let one = scope.spawn(|| connect(&place(1, 3, port), &job, SHORT).map(|_| ()));
+        let text = connect(&place(0, 3, port), &job, options()).map(|_| ()).unwrap_err().to_string();
+        assert!(one.join().unwrap().is_err());
+        text
+    });
+    assert_eq!(text, "rank 1 has ended before all ranks had come");
+    assert!(began.elapsed() < IN_TIME);
 }
 
 const SHORT: Options = Options { timeout: Duration::from_secs(60), start_timeout: Duration::from_millis(800) };
