@@ -34,7 +34,7 @@ pub struct Arguments {
     /// A word that all hosts agree on: ranks with another one are turned away
     #[arg(long, value_name = "WORD", env = "TILEWRIGHT_JOB")]
     job: Option<String>,
-    /// The file with the job's secret, of mode 0600, the same on all hosts; without it that of TILEWRIGHT_SECRET or TILEWRIGHT_SECRET_FILE, else on one host a new one
+    /// The file with the job's secret, of mode 0600; else TILEWRIGHT_SECRET or TILEWRIGHT_SECRET_FILE, else on one host a new secret
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
     /// Do without a secret: whoever reaches the port can take part. For a network that only the job's hosts reach

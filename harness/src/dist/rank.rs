@@ -332,6 +332,22 @@ mod tests {
         assert_eq!(port, "MASTER_PORT is `70000`, expected a port from 1 to 65535");
         assert_eq!(error(&[("TILEWRIGHT_COMM", "gloo")]), "TILEWRIGHT_COMM is `gloo`, expected tcp, mpi or nccl");
         assert!(error(&[("TILEWRIGHT_COMM_TIMEOUT", "-1")]).contains("seconds above 0"));
+        let short = error(&[("TILEWRIGHT_SECRET", "hunter2")]);
+        assert!(short.starts_with("TILEWRIGHT_SECRET: ") && !short.contains("hunter2"), "{short}");
+        assert!(error(&[("TILEWRIGHT_SECRET_FILE", "/no/such/file")]).contains("/no/such/file"));
+        let word = error(&[("TILEWRIGHT_UNAUTHENTICATED", "yes")]);
+        assert_eq!(word, "TILEWRIGHT_UNAUTHENTICATED is `yes`, expected 1, or nothing");
+    }
+
+    #[test]
+    fn the_first_word_about_a_secret_counts() {
+        let access = |variables: &[_]| environment(variables).unwrap().job.access;
+        let secret = |text| Access::Secret(Secret::new(text).unwrap());
+        let (text, open) = (("TILEWRIGHT_SECRET", "0123456789abcdef"), ("TILEWRIGHT_UNAUTHENTICATED", "1"));
+        assert_eq!(access(&[open, ("TILEWRIGHT_SECRET_FILE", "/no/such/file"), text]), secret("0123456789abcdef"));
+        assert_eq!(access(&[open, ("TILEWRIGHT_SECRET", "")]), Access::Anybody);
+        assert_eq!(access(&[("TILEWRIGHT_UNAUTHENTICATED", "0")]), Access::Loopback);
+        assert_eq!(access(&[]), Access::Loopback);
     }
 
     #[test]

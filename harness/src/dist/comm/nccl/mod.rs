@@ -598,6 +598,9 @@ impl Drop for Nccl {
         if self.comm.is_none() {
             return;
         }
+        let patience = self.under_way.iter().map(|under_way| under_way.patience).max().unwrap_or_default();
+        let (rank, limit) = (self.rank, patience.saturating_add(FAREWELL + BACKLOG + LAST_RESORT));
+        let _guarded = guard(limit, move || format!("rank {rank}: the end of NCCL"));
         // What is under way may be somebody's gradients.
         let well = loop {
             match self.look() {
