@@ -266,7 +266,7 @@ fn mistakes_are_told_with_what_to_do() {
     assert_says(&fails(train(&["--size", "huge"]), 2), &["huge", "small, medium, large, xl, 2.7B"]);
     assert_says(&fails(train(&["--width", "96", "--heads", "5"]), 2), &["5 heads", "96"]);
     assert_says(&fails(train(&["--attention", "fast"]), 2), &["fast", "flash"]);
-    assert_says(&fails(train(&["--beta1", "1"]), 2), &["--beta1 is 1"]);
+    assert_says(&fails(train(&["--beta1", "1"]), 2), &["--beta1", "'1'", "a number from 0 to below 1"]);
     assert_says(&fails(train(&["--batch", "0"]), 2), &["--batch is 0"]);
     assert_says(&fails(train(&["--vocab", "100"]), 1), &["vocabulary of 100", "256"]);
     if !cfg!(feature = "cuda") {

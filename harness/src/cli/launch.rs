@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +12,8 @@ use tilewright::terminal;
 use super::numbers::wait;
 use super::{CliError, Result};
 use crate::dist::launch::{self, End, Patience, Plan};
-use crate::dist::rank::PORT;
+use crate::dist::rank::{self, PORT};
+use crate::dist::secret::{Access, Secret};
 use crate::signals::{self, Heard};
 
 #[derive(Args)]
@@ -34,6 +36,12 @@ pub struct Arguments {
     /// A word that all hosts agree on: ranks with another one are turned away
     #[arg(long, value_name = "WORD", env = "TILEWRIGHT_JOB")]
     job: Option<String>,
+    /// The file with the job's secret, of mode 0600; else TILEWRIGHT_SECRET or TILEWRIGHT_SECRET_FILE, else on one host a new secret
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    /// Do without a secret: whoever reaches the port can take part. For a network that only the job's hosts reach
+    #[arg(long)]
+    unauthenticated: bool,
     /// Seconds that the ranks have to end by themselves once one has failed, and again between SIGTERM and SIGKILL
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = wait)]
     grace: Duration,
@@ -154,8 +162,31 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         host: arguments.host.into(),
         master: (arguments.master_addr.clone(), port),
         job,
+        access: access(arguments)?,
         patience: Patience { grace: arguments.grace, stop: arguments.stop_timeout, save: arguments.save_timeout },
     })
+}
+
+/// Who may take part: the same on all hosts.
+fn access(arguments: &Arguments) -> Result<Access> {
+    if arguments.unauthenticated {
+        return Ok(Access::Anybody);
+    }
+    if let Some(path) = &arguments.secret_file {
+        return Secret::from_file(path).map(Access::Secret).map_err(CliError::Failure);
+    }
+    let said = rank::access(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+    match said.map_err(|error| CliError::Failure(error.to_string()))? {
+        Access::Loopback if arguments.hosts > 1 => Err(CliError::usage(
+            "the ranks of several hosts need a secret, by which they know each other",
+            "make one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and give all hosts --secret-file FILE or its text in TILEWRIGHT_SECRET; --unauthenticated does without",
+        )),
+        Access::Loopback => match Secret::fresh() {
+            Ok(secret) => Ok(Access::Secret(secret)),
+            Err(error) => Err(CliError::Failure(format!("cannot make a secret for the ranks: {error}"))),
+        },
+        said => Ok(said),
+    }
 }
 
 /// This process's output, for whichever thread has a line.

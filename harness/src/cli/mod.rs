@@ -61,7 +61,7 @@ use output::Output;
 /// GPU tile kernels written in Rust: PTX for the GPU, native code for the CPU, no CUDA toolkit.
 #[derive(Parser)]
 #[command(name = "tilewright", version = tilewright::codegen::VERSION, max_term_width = 100)]
-struct Arguments {
+pub(crate) struct Arguments {
     /// Only make this row of a sweep, to see whether it fits into memory
     #[arg(long = trial::OPTION, value_name = "ROW", hide = true)]
     trial: Option<usize>,

@@ -10,7 +10,7 @@ use tilewright::{View, ViewMut};
 
 use super::{Error, LossScale, Result};
 use crate::dist::ddp::{Ddp, Synchronized};
-use crate::dist::sharded::ShardedOptimizer;
+use crate::dist::sharded::{Mode, ShardedOptimizer};
 use crate::ops::convert;
 use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
 use crate::optim::judge::{self, Pieces, found, told};
@@ -414,7 +414,12 @@ impl Learner {
         let rate = self.options.schedule.rate(step);
         let gradients = self.params.grads();
         let gradients = Read::<f32>::new(&gradients)?;
-        let norm = shared.gradient_norm(gradients.view()?)? / factor;
+        let norm = match shared.mode() {
+            // All of the gradient is here: its norm, and so clipping, is that of an optimizer that is not shared out.
+            Mode::Broadcast => judge::norm_of(kernel_device(self.params.device())?, gradients.view()?)?,
+            Mode::Zero1 => shared.gradient_norm(gradients.view()?)?,
+        };
+        let norm = norm / factor;
         match self.scale.learn(norm.is_finite()) {
             Some(true) => {
                 let (groups, scale) = (&self.groups, clip(norm, self.options.clip) / factor);

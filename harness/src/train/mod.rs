@@ -9,6 +9,7 @@
 //! - [`Team`] is a run's other ranks, where there are any.
 //! - [`generate`] lets a model write.
 
+mod agree;
 pub mod checkpoint;
 mod error;
 pub mod exact;

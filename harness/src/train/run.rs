@@ -137,7 +137,7 @@ impl<'a> Run<'a> {
     /// rank 0's of the folder, from before it read the checkpoint; without it, the folder is locked here.
     ///
     /// # Errors
-    /// As [`Run::begin`] and [`Team::form`].
+    /// As [`Run::begin`] and [`Team::form`]; ranks that were started with other settings, named by rank and option.
     pub fn begin_with(
         model: &'a dyn LanguageModel,
         data: &'a Dataset,
@@ -147,6 +147,9 @@ impl<'a> Run<'a> {
         team: Option<&TeamOptions>,
         lock: Option<RunFolder>,
     ) -> Result<Run<'a>> {
+        if let Some(team) = team {
+            super::agree::check(team, model.hyperparameters(), &options, data, from)?;
+        }
         data.check_context(options.context)?;
         let ranks = team.map_or(1, |team| team.comm.world());
         let micro_batches = (options.batch / ranks).div_ceil(options.micro_batch.max(1));
@@ -164,9 +167,6 @@ impl<'a> Run<'a> {
         if let Some(checkpoint) = from {
             checkpoint.load(&mut learner)?;
             sampler = Sampler::from_state(checkpoint.header.sampler);
-        }
-        if let Some(team) = &team {
-            team.check_start(learner.step(), sampler.state())?;
         }
         let leads = team.as_ref().is_none_or(Team::leads);
         let lock = match lock {

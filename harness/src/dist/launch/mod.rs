@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use self::guard::Guard;
 use self::process::Rank;
 pub use self::report::{End, each, report};
+use super::secret::Access;
 use crate::signals::Heard;
 
 /// What to start, and how.
@@ -34,6 +35,8 @@ pub struct Plan {
     pub master: (String, u16),
     /// Ranks with another word do not belong to us.
     pub job: String,
+    /// Who may take part: ranks get it through their environment.
+    pub access: Access,
     pub patience: Patience,
 }
 

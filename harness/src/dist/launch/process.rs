@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::guard::{self, Guard};
 use super::{End, LAST_LINES, PAUSE, Plan};
 use crate::dist::lifeline::{self, Held};
+use crate::dist::secret::Access;
 
 /// A rank that runs or has run.
 pub struct Rank {
@@ -56,6 +57,7 @@ impl Rank {
             (lifeline::VARIABLE, name),
         ];
         command.envs(variables);
+        give_access(&mut command, &plan.access);
         // A terminal's Ctrl-C reaches the launcher alone: it passes signals on.
         command.process_group(0);
         let (launcher, pipe, line) = (std::process::id() as libc::pid_t, guard.descriptor(), given.as_raw_fd());
@@ -141,6 +143,18 @@ impl Rank {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
         let (status, after) = self.ended?;
         Some(End { rank: self.number, status, after, last, stopped: self.stopped })
+    }
+}
+
+/// Says who may take part, in variables that only processes of our user can read.
+fn give_access(command: &mut Command, access: &Access) {
+    for name in ["TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE", "TILEWRIGHT_UNAUTHENTICATED"] {
+        command.env_remove(name);
+    }
+    match access {
+        Access::Secret(secret) => drop(command.env("TILEWRIGHT_SECRET", secret.text())),
+        Access::Anybody => drop(command.env("TILEWRIGHT_UNAUTHENTICATED", "1")),
+        Access::Loopback => {}
     }
 }
 

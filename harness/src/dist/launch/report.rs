@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use crate::cli::STOPPED;
-use crate::dist::comm::error::blamed;
+use crate::dist::comm::error::{awaited, blamed};
 use crate::signals;
 
 /// Failures within this time belong together, in seconds.
@@ -48,6 +48,14 @@ impl End {
     }
 }
 
+/// The rank that hung until we ended it, with a line of a rank that waited for it in vain.
+fn hung(ends: &[End]) -> Option<(&End, &String)> {
+    ends.iter().filter(|end| end.stopped).find_map(|end| {
+        let others = ends.iter().filter(|other| other.rank != end.rank);
+        others.flat_map(|other| &other.last).find(|line| awaited(line).contains(&end.rank)).map(|line| (end, line))
+    })
+}
+
 /// What to tell about ranks of which one failed; `None` when all ended in order, after a signal that asked them to, or by one of
 /// `forwarded`, which the launcher passed on.
 pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
@@ -59,9 +67,20 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
     let killed = together().find(|end| end.status.signal().is_some());
     let names = |end: &End, other: &End| end.last.iter().any(|line| blamed(line) == Some(other.rank));
     let alone = together().find(|end| !failures.iter().any(|other| other.rank != end.rank && names(end, other)));
-    let first = killed.or(alone).unwrap_or(seen);
-    let mut text = format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after);
+    let hung = hung(ends).filter(|_| killed.is_none());
+    let first = hung.map(|(end, _)| end).or(killed.or(alone).copied()).unwrap_or(seen);
+    let mut text = match hung {
+        Some((_, line)) => format!(
+            "rank {} hung, and ended {}, which the launcher sent after {:.1} s; another rank said: {}",
+            first.rank,
+            first.how(),
+            first.after,
+            line.strip_prefix("error: ").unwrap_or(line)
+        ),
+        None => format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after),
+    };
     match first.last.is_empty() {
+        true if hung.is_some() => text += "; it said nothing",
         true => text += ", and said nothing",
         false => {
             text += "; its last lines:";
@@ -114,6 +133,16 @@ mod tests {
         let other = "rank 0 has ended, seen by rank 2 at barrier: its connection is closed";
         assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 3, 1.0, other)]), "rank 0");
         assert!(report(&[end(0, 0, 1.0, "done")], &[]).is_none());
+        // A rank that hangs fails last, when it is ended.
+        let waited = "error: rank 0 waited 300 s for rank 2 at barrier";
+        let hung = End { stopped: true, ..end(2, -9, 9.0, "step 7") };
+        let ends = [end(0, 1, 1.0, waited), end(1, 1, 1.0, &format!("error: rank 0 gave up: {waited}")), hung];
+        let text = report(&ends, &[]).unwrap();
+        assert!(text.starts_with("rank 2 hung, and ended by signal 9 (SIGKILL)"), "{text}");
+        assert!(
+            text.contains("another rank said: rank 0 waited 300 s for rank 2") && text.contains("| step 7"),
+            "{text}"
+        );
         // Neither ranks that were asked to stop and have saved nor those that the signal itself ended have failed.
         let asked = [end(0, 75, 1.0, "stopped"), end(1, -15, 1.0, "working")];
         assert!(report(&asked, &[15]).is_none() && report(&asked, &[2]).is_some());

@@ -9,13 +9,15 @@
 //! reduce-scatter and an all-gather (Rajbhandari et al., "ZeRO", 2020, section 7.1).
 //!
 //! Elements are updated one by one, so that who does it does not change the result: in broadcast mode parameters are bit for bit those
-//! of an optimizer that is not shared out.
+//! of an optimizer that is not shared out, if the step's rate and scale are. ([`ShardedOptimizer::gradient_norm`] adds up in another order;
+//! who has the whole gradient takes [`norm_of`](crate::optim::judge::norm_of).)
 
 mod parts;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::Serialize;
 use tilewright::{Buffer, Device, View, ViewMut};
 
 use super::buckets::Bucket;
@@ -124,7 +126,8 @@ impl FlatOptimizer for AdamW {
 }
 
 /// How parameters are shared out, and how they come together again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Whole parameters by size; every rank broadcasts its own
     Broadcast,
