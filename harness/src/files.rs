@@ -366,8 +366,7 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Opening a named pipe would wait for whoever writes it.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = open_now(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_file() {
         return Ok(file);
@@ -378,12 +377,21 @@ fn open(path: &Path) -> io::Result<File> {
     Err(no_file(kind))
 }
 
+/// Opens what is at `path`, for reading. Opening a named pipe would wait for whoever writes it otherwise.
+fn open_now(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(|error| {
+        // A socket cannot be opened: of what it says, nobody would guess that.
+        let kind = fs::metadata(path).map(|found| found.file_type());
+        kind.ok().filter(FileTypeExt::is_socket).map_or(error, no_file)
+    })
+}
+
 /// Opens an ordinary file, which can be read in any order.
 ///
 /// # Errors
 /// As [`read`]; also pipes of all kinds.
 pub fn open_ordinary(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = open_now(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_file() { Ok(file) } else { Err(no_file(kind)) }
 }
@@ -437,6 +445,7 @@ fn no_file(kind: fs::FileType) -> io::Error {
     let what = match kind {
         kind if kind.is_dir() => "it is a folder, expected a file",
         kind if kind.is_fifo() => "it is a pipe, expected a file",
+        kind if kind.is_socket() => "it is a socket, expected a file",
         _ => "it is a device, expected a file",
     };
     io::Error::new(io::ErrorKind::InvalidInput, what)

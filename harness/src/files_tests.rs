@@ -162,7 +162,10 @@ fn inputs_are_files_or_pipes_that_somebody_writes() {
     assert_eq!((read(&path).unwrap(), read_to_string(&path).unwrap()), (b"old".to_vec(), "old".to_string()));
     let pipe = dir.path().join("pipe");
     fifo(&pipe);
-    for (path, what) in [(dir.path(), "folder"), (&pipe, "pipe"), (Path::new("/dev/zero"), "device")] {
+    let socket = dir.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let others = [(dir.path(), "folder"), (&pipe, "pipe"), (&socket, "socket"), (Path::new("/dev/zero"), "device")];
+    for (path, what) in others {
         for error in [read(path).unwrap_err(), open_ordinary(path).unwrap_err()] {
             assert!(error.to_string().contains(what), "{error}");
         }

@@ -75,7 +75,7 @@ const OPTIONS: [(&str, &str); 47] = [
 /// Everything that decides what a run computes, and in which order ranks talk.
 #[derive(Serialize)]
 struct Settings<'a> {
-    version: &'static str,
+    version: String,
     text: String,
     tokenizer: String,
     tokens: usize,
@@ -108,7 +108,8 @@ pub fn check(
     let unreadable = |error: serde_json::Error| Error::Misuse(format!("settings cannot be compared: {error}"));
     let header = from.map(|checkpoint| serde_json::to_vec(&checkpoint.header)).transpose().map_err(unreadable)?;
     let settings = Settings {
-        version: tilewright::codegen::VERSION,
+        // Programs of other sources may compute other numbers.
+        version: format!("{}+{}", tilewright::codegen::VERSION, env!("TILEWRIGHT_HARNESS_HASH")),
         text: hex(&data.tokens.text_hash()),
         tokenizer: hex(&data.tokenizer.hash()),
         tokens: data.tokens.len(),
