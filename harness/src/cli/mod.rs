@@ -7,6 +7,7 @@
 //! | 0 | done |
 //! | 1 | failed |
 //! | 2 | asked for something that does not exist (as clap's own errors) |
+//! | 70 | a call of a library did not come back, and could not be taken back (`EX_SOFTWARE` of sysexits.h) |
 //! | 75 | stopped by a signal, with what it takes to go on saved (`EX_TEMPFAIL` of sysexits.h) |
 //! | 141 | nobody reads the output any more (as if ended by SIGPIPE) |
 //!

@@ -28,7 +28,7 @@ const OPTIONS: [(&str, &str); 47] = [
     ("tokenizer", "the tokenizer's hash (--vocab)"),
     ("tokens", "the number of the text's tokens"),
     ("step", "the step that it goes on from (--resume)"),
-    ("checkpoint", "the hash of the checkpoint's header (--out)"),
+    ("checkpoint", "the hash of the checkpoint (--out)"),
     ("model.vocabulary", "the vocabulary (--vocab)"),
     ("model.context", "--context"),
     ("model.width", "--width"),
@@ -106,7 +106,6 @@ pub fn check(
     from: Option<&Checkpoint>,
 ) -> Result<()> {
     let unreadable = |error: serde_json::Error| Error::Misuse(format!("settings cannot be compared: {error}"));
-    let header = from.map(|checkpoint| serde_json::to_vec(&checkpoint.header)).transpose().map_err(unreadable)?;
     let settings = Settings {
         // Programs of other sources may compute other numbers.
         version: format!("{}+{}", tilewright::codegen::VERSION, env!("TILEWRIGHT_HARNESS_HASH")),
@@ -119,7 +118,7 @@ pub fn check(
         shard: team.shard,
         on_gpu: team.comm.is_on_device(),
         step: from.map_or(0, |checkpoint| checkpoint.header.step),
-        checkpoint: header.map(|header| hex(blake3::hash(&header).as_bytes())),
+        checkpoint: from.map(Checkpoint::hash).transpose()?,
     };
     let own = serde_json::to_string(&settings).map_err(unreadable)?;
     let differences = compare(&gather(&team.comm, &own)?);

@@ -283,6 +283,23 @@ fn a_name_twice_is_refused_and_escapes_are_not_obeyed() {
     assert!(message.contains("all is lost") && !message.contains(['\u{1b}', '\n']), "{message:?}");
 }
 
+/// By which ranks find out that they go on from different files.
+#[test]
+fn checkpoints_of_other_weights_have_other_hashes() {
+    let dir = tempfile::tempdir().unwrap();
+    let hash = |name: &str, seed: u64| {
+        let mut learner = Learner::new(&model(6, seed), options()).unwrap();
+        go(&mut learner, 2);
+        let path = dir.path().join(name);
+        save(&path, &header(&learner), "{}", &learner).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        (checkpoint.hash().unwrap(), serde_json::to_string(&checkpoint.header).unwrap())
+    };
+    let (one, same, other) = (hash("one", 3), hash("same", 3), hash("other", 4));
+    assert_eq!(one, same);
+    assert!(one.1 == other.1 && one.0 != other.0);
+}
+
 /// 200 files that were corrupted by chance: each is refused by the name of the file, or changes nothing of what is loaded.
 #[test]
 fn corrupted_files_are_refused_or_harmless() {
