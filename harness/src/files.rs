@@ -441,7 +441,8 @@ fn changed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it was changed while it was read")
 }
 
-fn no_file(kind: fs::FileType) -> io::Error {
+/// The error of a path where something else than a file is.
+pub(crate) fn no_file(kind: fs::FileType) -> io::Error {
     let what = match kind {
         kind if kind.is_dir() => "it is a folder, expected a file",
         kind if kind.is_fifo() => "it is a pipe, expected a file",

@@ -173,13 +173,18 @@ fn a_first_save_that_fails_claims_no_checkpoint() {
     let program = env!("CARGO_BIN_EXE_tilewright");
     // Files of at most 16 KiB: tokens and logs, and no checkpoint. Kernels are in no cache then.
     let model = SMALL.replace("--width 32", "--width 64");
-    let script =
-        format!("trap '' XFSZ; ulimit -f 32; exec {program} train --data text.txt --out run {model} --steps 2");
-    let command = place.command("");
-    let mut shell = Command::new("sh");
-    shell.args(["-c", &script]).current_dir(place.folder.path());
-    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TILEWRIGHT_CACHE", "off");
-    let message = fails(shell, 1);
+    let limited = |blocks: u32, out: &str| {
+        let train = format!("exec {program} train --data text.txt --out {out} {model} --steps 2");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("trap '' XFSZ; ulimit -f {blocks}; {train}")]).current_dir(place.folder.path());
+        let command = place.command("");
+        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TILEWRIGHT_CACHE", "off");
+        fails(shell, 1)
+    };
+    // Nothing at all can be written, and nothing is left.
+    assert_says(&limited(0, "none"), &["cannot write none/run.lock"]);
+    assert!(!place.path("none").exists());
+    let message = limited(32, "run");
     assert_says(&message, &["cannot write run/checkpoint.safetensors", "no room", "no checkpoint of this run"]);
     assert!(!message.contains("whole"), "{message}");
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);

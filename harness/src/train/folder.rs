@@ -42,14 +42,15 @@ impl RunFolder {
                 .truncate(false)
                 .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
             let opened = options.open(&place);
-            let mut file = opened.map_err(Error::file("lock", &place))?;
+            let file = opened.map_err(Error::file("lock", &place))?;
+            let kind = file.metadata().map_err(Error::file("lock", &place))?.file_type();
+            if !kind.is_file() {
+                return Err(Error::file("lock", &place)(crate::files::no_file(kind)));
+            }
             match file.try_lock() {
                 // Whoever had the lock removes the file when it is done.
                 Ok(()) if !is_at(&file, &place) => continue,
-                Ok(()) => {
-                    say_who(&mut file).map_err(Error::file("write", &place))?;
-                    break Some(file);
-                }
+                Ok(()) => break Some(file),
                 Err(TryLockError::WouldBlock) => {
                     return Err(Error::Locked { folder: path.to_path_buf(), holder: holder(&place) });
                 }
@@ -62,11 +63,13 @@ impl RunFolder {
                 }
             }
         };
-        let folder = RunFolder { path: path.to_path_buf(), lock, made };
-        if folder.lock.is_some()
-            && let Err(error) = crate::files::remove_leftovers(path)
-        {
-            tracing::warn!("temporary files of runs that were killed stay in {}: {error}", path.display());
+        let mut folder = RunFolder { path: path.to_path_buf(), lock, made };
+        if let Some(file) = &mut folder.lock {
+            // First, as they may be what a full disk is full of.
+            if let Err(error) = crate::files::remove_leftovers(path) {
+                tracing::warn!("temporary files of runs that were killed stay in {}: {error}", path.display());
+            }
+            say_who(file).map_err(Error::file("write", &place))?;
         }
         Ok(folder)
     }
@@ -152,6 +155,18 @@ mod tests {
         let message = RunFolder::lock(dir.path()).unwrap_err().to_string();
         assert!(message.contains("cannot lock") && message.contains(LOCK), "{message}");
         assert_eq!(fs::read(&other).unwrap(), b"somebody's");
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_the_lock_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join(LOCK);
+        let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+        // SAFETY: the name is a string that ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let message = RunFolder::lock(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("it is a pipe, expected a file"), "{message}");
+        assert!(pipe.exists());
     }
 
     #[test]
