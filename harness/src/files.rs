@@ -103,6 +103,26 @@ pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Puts an empty file into a folder, by which others see whether theirs is the same. It goes with what is returned; if this process is killed, it
+/// is a leftover ([`remove_leftovers`]).
+///
+/// # Errors
+/// What the file system says.
+pub fn mark(folder: &Path, number: u64) -> io::Result<tempfile::TempPath> {
+    let path = folder.join(mark_name(number));
+    File::create_new(&path)?;
+    tempfile::TempPath::try_from_path(path)
+}
+
+/// Whether the mark of this number is in a folder.
+pub fn is_marked(folder: &Path, number: u64) -> bool {
+    folder.join(mark_name(number)).exists()
+}
+
+fn mark_name(number: u64) -> String {
+    format!("{PREFIX}{number:016x}")
+}
+
 /// Bytes that the file system of a folder has left for this user.
 ///
 /// # Errors

@@ -21,7 +21,8 @@ use super::team::Vote;
 use super::whole::{Queued, WholeStep};
 use super::{Error, LanguageModel, Learner, LearnerOptions, Result, RunFolder, Team, TeamOptions};
 use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
-use crate::dist::lifeline;
+use crate::dist::{self, lifeline};
+use crate::files;
 use crate::params::no_grad;
 use crate::profile::{Phase, phase};
 
@@ -175,6 +176,9 @@ impl<'a> Run<'a> {
         };
         let saver = Saver::new(folder.to_path_buf(), options.keep, from.map(|checkpoint| checkpoint.header.step));
         expect_room(&saver, &options, &learner, data.tokenizer.json().len(), leads)?;
+        if let Some(team) = team.as_ref().filter(|_| learner.is_shared()) {
+            check_folder(team, folder)?;
+        }
         let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;
         let folder = folder.to_path_buf();
         let whole = WholeStep::new(&learner);
@@ -563,14 +567,42 @@ impl<'a> Run<'a> {
             .and_then(|inputs| Ok([("inputs", inputs), ("targets", view(&targets)?)]))
             .and_then(|tensors| safetensors::serialize(tensors, None))
             .map_err(|error| Error::file("write", &path)(std::io::Error::other(error)))?;
-        crate::files::replace(&path, |file| file.write_all(&bytes)).map_err(Error::file("write", &path))
+        files::replace(&path, |file| file.write_all(&bytes)).map_err(Error::file("write", &path))
     }
 
     fn draw(&self) -> Result<()> {
         let svg = log::curve(&log::read(&self.folder.join(LOG))?).to_svg();
         let path = self.folder.join(CURVE);
-        crate::files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(Error::file("write", &path))
+        files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(Error::file("write", &path))
     }
+}
+
+/// Fails unless all ranks see one folder and can write into it: each writes its moments there. All ranks call it.
+fn check_folder(team: &Team, folder: &Path) -> Result<()> {
+    let comm = team.communicator();
+    // One that f64 holds. Nobody has looked for such a name: clients of network file systems remember what was not there.
+    let number = if team.leads() { rand::random::<u64>() >> 11 } else { 0 };
+    let number = team.sum(number as f64)? as u64;
+    let mark =
+        team.leads().then(|| files::mark(folder, number)).transpose().map_err(Error::file("write into", folder))?;
+    // It is there.
+    team.sum(0.0)?;
+    let mut seen = vec![0_u64; comm.world()];
+    seen[comm.rank()] = u64::from(files::is_marked(folder, number));
+    comm.all_gather(&mut seen).map_err(dist::error::Error::from)?;
+    drop(mark);
+    let blind: Vec<usize> = (0..seen.len()).filter(|rank| seen[*rank] == 0).collect();
+    if !blind.is_empty() {
+        return Err(dist::error::Error::Misuse(format!(
+            "{} {} not see the folder {} of rank 0, into which each rank writes its moments\n  help: give all ranks the same --out, on a file \
+             system that all their hosts share, or leave --shard out",
+            dist::comm::error::ranks(&blind),
+            if blind.len() == 1 { "does" } else { "do" },
+            folder.display()
+        ))
+        .into());
+    }
+    files::check_writable(&folder.join("moments")).map_err(Error::file("write into", folder))
 }
 
 /// Fails unless there is room on the disk and in host memory for what a run saves.

@@ -472,6 +472,34 @@ fn files_of_others_stay() {
     assert_eq!(names(&folder), expected);
 }
 
+/// Moments in folders that no other rank looks into would be missed when the run goes on.
+#[test]
+fn ranks_that_write_moments_see_one_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folders = [0, 1, 0].map(|number| dir.path().join(number.to_string()));
+    folders[..2].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+    let begin = |comm: Communicator, folders: &[std::path::PathBuf]| {
+        let folder = &folders[comm.rank()];
+        let team = TeamOptions {
+            comm: comm.into(),
+            ddp: DdpOptions::default(),
+            shard: Some(crate::dist::sharded::Mode::Zero1),
+        };
+        let model = Bigrams::new(data.tokenizer.vocabulary());
+        let begun = Run::begin_with(&model, &data, options(3), folder, None, Some(&team), None);
+        begun.map(drop).map_err(|error| error.to_string())
+    };
+    for outcome in ranks(3, |comm| begin(comm, &folders)) {
+        let message = outcome.unwrap_err();
+        assert!(message.contains("rank 1 does not see the folder") && message.contains("--out"), "{message}");
+    }
+    assert_eq!(names(&folders[1]), [] as [&str; 0]);
+    let same = [0; 3].map(|_| folders[0].clone());
+    ranks(3, |comm| begin(comm, &same)).into_iter().for_each(|outcome| outcome.unwrap());
+    assert_eq!(names(&folders[0]), [] as [&str; 0]);
+}
+
 /// The last two, and the best; a newer one is whole before an older one goes.
 #[test]
 fn the_last_and_the_best_checkpoints_are_kept() {
