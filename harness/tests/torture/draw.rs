@@ -156,7 +156,7 @@ impl Drawn {
         let least = if fault == Fault::HostileClient { 2 } else { 1 };
         let form = form(&mut random, least);
         let phases: Vec<Phase> = Phase::ALL.into_iter().filter(|phase| fault.fits(*phase, form.ranks)).collect();
-        let phase = phases[((number / 11 + number) % phases.len() as u64) as usize];
+        let phase = phases[((number / 11 + number % 11) % phases.len() as u64) as usize];
         let writes = matches!(phase, Phase::Write | Phase::Rename);
         let rank = match () {
             // Rank 0 writes; the others only their parts.
