@@ -160,7 +160,7 @@ impl Drawn {
         let writes = matches!(phase, Phase::Write | Phase::Rename);
         let rank = match () {
             // Rank 0 writes; the others only their parts.
-            () if (writes && form.shard.is_none()) || fault == Fault::FullDisk => 0,
+            () if (writes || fault == Fault::FullDisk) && form.shard.is_none() => 0,
             () => random.random_range(0..form.ranks),
         };
         let count = match phase {
