@@ -46,6 +46,7 @@ pub(crate) fn checked(rows: bool, dim: bool) -> &'static [usize] {
 /// First row and first column of this program's tile, in a grid of [`ElementTiles`] over rows of `d` elements.
 #[device_fn]
 pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, Scalar<i32>) {
+    assume(d > 0);
     let across = cdiv(d, tile.1);
     (program_id(0) / across * tile.0, program_id(0) % across * tile.1)
 }

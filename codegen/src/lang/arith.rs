@@ -25,7 +25,7 @@ pub trait Combine<R> {
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Self::Output;
 
-    /// ⌈self / rhs⌉ for integers that are not negative.
+    /// ⌈self / rhs⌉ of integers, where `rhs` > 0. Nothing wraps on the way but the lowest number of a signed type.
     #[doc(hidden)]
     #[track_caller]
     fn cdiv(self, rhs: R) -> Self::Output;
@@ -87,15 +87,28 @@ pub(crate) fn binary(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
     emit(|builder| builder.binary(op, a, b))
 }
 
-/// ⌈a / b⌉ as (a + b − 1) / b.
+/// ⌈a / b⌉ for b > 0, without a + b − 1, which may wrap: ⌊(a − 1) / b⌋ + 1 where a shift rounds down, else the quotient, and one more
+/// where the rest is positive.
 #[track_caller]
 fn ceil_div(a: Raw, b: Raw, dtype: DType) -> Value {
     if !dtype.is_int() {
         fail(mistake(format!("`cdiv` divides integers, found {dtype}")).label(format!("the numbers are {dtype}")));
     }
-    let sum = binary(BinaryOp::Add, a, b, dtype);
-    let less = binary(BinaryOp::Sub, Raw::Value(sum), Raw::Number(Number::Int(1)), dtype);
-    binary(BinaryOp::Div, Raw::Value(less), b, dtype)
+    let number = |n: i128| Raw::Number(Number::Int(n));
+    match b {
+        Raw::Number(Number::Int(n)) if dtype.is_signed_int() && n > 0 && n.count_ones() == 1 => {
+            let less = binary(BinaryOp::Sub, a, number(1), dtype);
+            let floor = binary(BinaryOp::Shr, Raw::Value(less), number(n.trailing_zeros().into()), dtype);
+            binary(BinaryOp::Add, Raw::Value(floor), number(1), dtype)
+        }
+        _ => {
+            let quotient = binary(BinaryOp::Div, a, b, dtype);
+            let rest = binary(BinaryOp::Rem, a, b, dtype);
+            let at_most_one = binary(BinaryOp::Min, Raw::Value(rest), number(1), dtype);
+            let one_more = binary(BinaryOp::Max, Raw::Value(at_most_one), number(0), dtype);
+            binary(BinaryOp::Add, Raw::Value(quotient), Raw::Value(one_more), dtype)
+        }
+    }
 }
 
 impl<T: Dtype, R: Operand<T>> Combine<R> for Tile<T> {

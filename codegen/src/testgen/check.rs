@@ -4,7 +4,7 @@
 use super::{Argument, Case, Program, difference};
 use crate::ir::{Elem, Func, Stage};
 use crate::llvm::JitModule;
-use crate::lower::nvptx;
+use crate::lower::{Unsupported, nvptx};
 use crate::num;
 use crate::passes::PASSES;
 use crate::pipeline::{self, CompileError, Observer, compile_gpu, compile_host};
@@ -178,19 +178,27 @@ impl Run<'_> {
                 self.counts.host += 1;
                 self.compare(&run_native(self.program, self.func, &artifact)?)
             }
-            Err(CompileError::Unsupported(_)) => {
-                self.counts.refused += 1;
-                Ok(())
-            }
+            Err(CompileError::Unsupported(e)) => self.refused(&e),
             Err(e) => Err(e.to_string()),
         }
     }
 
+    /// Counts programs that are too large for a target, or for warp specialization. Any other refusal is a failure: what is generated,
+    /// every target has.
+    fn refused(&mut self, e: &Unsupported) -> Result<(), String> {
+        let limits =
+            ["bytes of shared memory", "registers of each thread", "elements for each of", "expected 4, 8 or 16"];
+        if !limits.iter().any(|limit| e.message.contains(limit)) {
+            return Err(format!("refused: {e}"));
+        }
+        self.counts.refused += 1;
+        Ok(())
+    }
+
     fn simulated(&mut self, arch: GpuArch, checks: &Checks) -> Result<(), String> {
         let mut after = AfterPasses { each: checks.each_pass, ..AfterPasses::default() };
-        if pipeline::check(&self.gpu_func, &self.case.options).is_err() {
-            self.counts.refused += 1;
-            return Ok(());
+        if let Err(e) = pipeline::check(&self.gpu_func, &self.case.options) {
+            return self.refused(&e);
         }
         let laid = pipeline::gpu_ir(&self.gpu_func, arch, &self.case.options, &mut after);
         // The interpreter knows no assembly.
@@ -207,10 +215,7 @@ impl Run<'_> {
                 let seed = self.expected.iter().flatten().map(|&b| u64::from(b)).sum();
                 self.compare(&simulate(self.program, self.func, &module, seed)?)
             }
-            Err(_) => {
-                self.counts.refused += 1;
-                Ok(())
-            }
+            Err(e) => self.refused(&e),
         }
     }
 
@@ -225,10 +230,7 @@ impl Run<'_> {
                 Ok(())
             }
             Ok(_) => Err("an object file instead of PTX".into()),
-            Err(CompileError::Unsupported(_)) => {
-                self.counts.refused += 1;
-                Ok(())
-            }
+            Err(CompileError::Unsupported(e)) => self.refused(&e),
             Err(e) => Err(e.to_string()),
         }
     }

@@ -49,6 +49,28 @@ fn integers_follow_rust() {
 }
 
 #[kernel]
+fn ceilings(out: Out<i32>, a: i32, b: i32) {
+    store(out, cdiv(a, b));
+    store(out + 1, cdiv(a, 16));
+    store(out + 2, cdiv(a, 12));
+    store(out + 3, cdiv(a.to::<u32>(), 16).to::<i32>());
+    store(out + 4, cdiv(a.to::<i64>() << 32, 64).to::<i32>());
+}
+
+#[test]
+fn ceilings_of_quotients_do_not_wrap() {
+    let up = |a: i64, b: i64| a.div_euclid(b) + i64::from(a.rem_euclid(b) != 0);
+    for a in [0, 1, 11, 12, 13, 16, 17, 2_147_483_600, i32::MAX - 1, i32::MAX, -1, -5, -16, -17, i32::MIN + 1] {
+        for b in [1, 2, 3, 7, 128, i32::MAX] {
+            let ran = run(&CEILINGS, &vec![], &[A::OutI32(5), A::Int(a.into()), A::Int(b.into())], 1);
+            let wide = i64::from(a);
+            let exact = [up(wide, b.into()), up(wide, 16), up(wide, 12), up((a as u32).into(), 16), up(wide << 32, 64)];
+            assert_eq!(ran.i32(0), exact.map(|x| x as i32), "{a}, {b}");
+        }
+    }
+}
+
+#[kernel]
 fn broadcasting(x: In<f32>, y: In<f32>, out: Out<f32>, scale: f32, #[constexpr = 0.5] half: f32) {
     let i = arange(0, 4);
     let j = arange(0, 2);

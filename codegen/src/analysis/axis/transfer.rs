@@ -261,12 +261,14 @@ fn range_of(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo) -> (i128, i1
             }
         }
         BinaryOp::Rem if a0 >= 0 => (0, a1.min((b0.abs().max(b1.abs()) - 1).max(0))),
+        BinaryOp::Div if b0 == b1 && b0 > 0 => (a0 / b0, a1 / b0),
         BinaryOp::Div if a0 >= 0 && b0 >= 0 => (0, a1),
         BinaryOp::Min => (a0.min(b0), a1.min(b1)),
         BinaryOp::Max => (a0.max(b0), a1.max(b1)),
         BinaryOp::And if a0 >= 0 && b0 >= 0 => (0, a1.min(b1)),
         BinaryOp::And if a0 >= 0 => (0, a1),
         BinaryOp::And if b0 >= 0 => (0, b1),
+        BinaryOp::Shr if b0 == b1 && (0..i128::from(a.bits)).contains(&b0) => (a0 >> b0, a1 >> b0),
         BinaryOp::Shr if a0 >= 0 => (0, a1),
         _ => full,
     }

@@ -139,7 +139,7 @@ fn carried(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
 }
 
 /// Tests under which `x` ≥ `y` follows from how they are computed, whatever their numbers are: by rules for minimum, maximum
-/// and division by a constant, down to sums that differ by a constant.
+/// and division or shift by a constant, down to sums that differ by a constant.
 fn at_least(b: &mut Builder, x: Value, y: Value, depth: usize) -> Option<Vec<Test>> {
     let deeper = depth.checked_sub(1)?;
     let func = b.func;
@@ -171,6 +171,10 @@ fn at_least(b: &mut Builder, x: Value, y: Value, depth: usize) -> Option<Vec<Tes
         (Some((BinaryOp::Div, p, m)), Some((BinaryOp::Div, q, n))) => {
             let divisor = func.constant_int(m).filter(|&d| d > 0 && func.constant_int(n) == Some(d));
             divisor.and_then(|_| at_least(b, p, q, deeper))
+        }
+        (Some((BinaryOp::Shr, p, m)), Some((BinaryOp::Shr, q, n))) => {
+            let bits = func.constant_int(m).filter(|&s| (0..63).contains(&s) && func.constant_int(n) == Some(s));
+            bits.and_then(|_| at_least(b, p, q, deeper))
         }
         _ => match left.terms[..] {
             // A sum with a constant that is not negative.
