@@ -105,7 +105,7 @@ impl Place {
         command.env("TILEWRIGHT_DEVICE", "cpu").env("TILEWRIGHT_CACHE", &self.cache).env(MARK, &self.folder);
         command
             .env("TILEWRIGHT_COMM_TIMEOUT", "60")
-            .env("TILEWRIGHT_START_TIMEOUT", "15")
+            .env("TILEWRIGHT_START_TIMEOUT", "30")
             .env("RAYON_NUM_THREADS", "2");
         // SAFETY: signal is safe to call between fork and exec. Whoever started us may ignore some of them.
         unsafe {
