@@ -1,7 +1,7 @@
 # The commands that people and CI use. Each does one thing that can be read here; the work is in cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup test-mpi test-dist-often cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package
+.PHONY: help setup test-mpi test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package
 
 # The ptxas that tests assemble PTX with: yours, or the one that `make cuda-tools` fetches.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -12,6 +12,7 @@ help:
 	@echo 'make test      run all tests; what needs a GPU says that it was skipped'
 	@echo 'make test-mpi  run the tests of ranks over MPI'
 	@echo 'make test-dist-often  run all tests of ranks, as threads, processes and over MPI, 20 times'
+	@echo 'make torture   hit 200 trainings by faults at random moments, and compare what becomes of them'
 	@echo 'make lint      check formatting, lints and documentation'
 	@echo 'make fuzz      fuzz the parser and the compiler for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz, the GPU tests as one file to carry to a GPU machine'
@@ -51,6 +52,10 @@ test-dist-often: setup
 	@scripts/mpi-setup.sh
 	cargo test -p tilewright-harness --features mpi --test dist --no-run
 	scripts/repeat.sh $(or $(TIMES),20) cargo test -p tilewright-harness --features mpi --test dist
+
+# SEED=2 draws others; FIRST=35 RUNS=1 makes one of them again.
+torture: setup
+	cargo test -p tilewright-harness --test torture -- --seed $(or $(SEED),1) --first $(or $(FIRST),0) --runs $(or $(RUNS),200)
 
 lint: setup
 	cargo fmt --all --check

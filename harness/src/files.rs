@@ -7,12 +7,14 @@
 //! What a command reads is an ordinary file or what another program pipes in ([`read`]): a named pipe that nobody writes, or a device
 //! without end, would keep the command for ever.
 //!
-//! Errors never name temporary files: they are nobody's but ours.
+//! Errors never name temporary files: they are nobody's but ours. Whoever writes one holds a lock on it, which ends with the process: what
+//! killed writers leave can be told from what is being written ([`remove_leftovers`]).
 
 use std::fmt;
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -22,19 +24,120 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// Those of `write`, and what the file system says. A file that may not be written is not replaced either.
 pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let (path, old) = match Target::of(path)? {
-        Target::Stream(stream) => return write_buffered(&stream.open()?, write),
-        Target::File { path, old } => (path, old),
+    match Target::of(path)? {
+        Target::Stream(stream) => write_buffered(&stream.open()?, write),
+        Target::File { path, old } => prepare_at(path, old.as_ref(), write)?.commit(),
+    }
+}
+
+/// A file that is on the disk, and does not have its name yet. It goes away unless it is committed.
+pub struct Prepared {
+    temporary: tempfile::NamedTempFile,
+    path: PathBuf,
+}
+
+impl Prepared {
+    /// Gives the file its name, in the place of what had it before, at once.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn commit(self) -> io::Result<()> {
+        self.temporary.persist(&self.path).map_err(|error| error.error)?;
+        sync_folder(folder_of(&self.path))
+    }
+}
+
+/// The first half of [`replace`], for an ordinary file. A symbolic link is not written through: the file takes its place.
+///
+/// # Errors
+/// As there; also what is no ordinary file.
+pub fn prepare(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Prepared> {
+    let old = match fs::symlink_metadata(path) {
+        Ok(old) if old.is_file() => Some(old),
+        Ok(old) if old.is_symlink() => None,
+        Ok(old) => return Err(no_file(old.file_type())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
     };
-    let temporary = temporary(&path, old.as_ref())?;
+    prepare_at(path.to_path_buf(), old.as_ref(), write)
+}
+
+fn prepare_at(
+    path: PathBuf,
+    old: Option<&Metadata>,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<Prepared> {
+    let temporary = temporary(&path, old)?;
     write_buffered(temporary.as_file(), write)?;
     temporary.as_file().sync_all()?;
-    temporary.persist(&path).map_err(|error| error.error)?;
-    // The new name is on the disk when its folder is. A folder that we may write and not read cannot be asked for that.
-    match File::open(folder_of(&path)) {
+    Ok(Prepared { temporary, path })
+}
+
+/// Sees to it that new and changed names of a folder are on the disk. A folder that we may write and not read cannot be asked for that.
+///
+/// # Errors
+/// What the file system says.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    match File::open(folder) {
         Ok(folder) => folder.sync_all(),
         Err(_) => Ok(()),
     }
+}
+
+/// Removes the temporary files of writers that were killed from a folder. Those of living writers stay.
+///
+/// # Errors
+/// What the file system says.
+pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if !entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) || !entry.file_type()?.is_file() {
+            continue;
+        }
+        // Held until the name is gone: its writer looks whether it still is there when it has the lock.
+        let Ok(file) = File::open(entry.path()) else { continue };
+        if file.try_lock().is_ok() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts an empty file into a folder, by which others see whether theirs is the same. It goes with what is returned; if this process is killed, it
+/// is a leftover ([`remove_leftovers`]).
+///
+/// # Errors
+/// What the file system says.
+pub fn mark(folder: &Path, number: u64) -> io::Result<tempfile::TempPath> {
+    let path = folder.join(mark_name(number));
+    File::create_new(&path)?;
+    tempfile::TempPath::try_from_path(path)
+}
+
+/// Whether the mark of this number is in a folder.
+pub fn is_marked(folder: &Path, number: u64) -> bool {
+    folder.join(mark_name(number)).exists()
+}
+
+fn mark_name(number: u64) -> String {
+    format!("{PREFIX}{number:016x}")
+}
+
+/// Bytes that the file system of a folder has left for this user.
+///
+/// # Errors
+/// What the file system says.
+pub fn free_bytes(folder: &Path) -> io::Result<u64> {
+    let name = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
+    let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the name is a string that ends with a zero, and the call fills what it is given when it returns 0.
+    let found = unsafe {
+        if libc::statvfs(name.as_ptr(), found.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        found.assume_init()
+    };
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// Finds out, before hours of work, whether [`replace`] could write a file at `path` now.
@@ -147,12 +250,28 @@ fn blocking(file: File) -> io::Result<File> {
     if set { Ok(file) } else { Err(io::Error::last_os_error()) }
 }
 
-/// An empty file beside `path`, which goes away unless it is renamed, with the permissions of the old one.
+/// How names of temporary files begin.
+const PREFIX: &str = ".tilewright-";
+
+/// An empty file beside `path`, which goes away unless it is renamed, with the permissions of the old one, and locked.
 fn temporary(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTempFile> {
+    loop {
+        let made = unlocked(path, old)?;
+        match made.as_file().try_lock() {
+            // Somebody took it for a leftover, or is about to.
+            Err(TryLockError::WouldBlock) => continue,
+            Ok(()) if made.as_file().metadata()?.nlink() == 0 => continue,
+            // A file system without locks: nobody can take it for a leftover.
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(made),
+        }
+    }
+}
+
+fn unlocked(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTempFile> {
     // Of a new file, what everyone may do who may do it to files of this user: temporary files are private otherwise.
     let mode = if old.is_some() { 0o600 } else { 0o666 };
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".tilewright-").permissions(Permissions::from_mode(mode));
+    builder.prefix(PREFIX).permissions(Permissions::from_mode(mode));
     let made = builder.tempfile_in(folder_of(path)).map_err(|error| {
         // The library names its temporary file, which nobody asked for.
         let why = io::Error::from(error.kind());
@@ -267,8 +386,7 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Opening a named pipe would wait for whoever writes it.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = open_now(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_file() {
         return Ok(file);
@@ -279,20 +397,76 @@ fn open(path: &Path) -> io::Result<File> {
     Err(no_file(kind))
 }
 
-/// Opens a file to map it into memory.
+/// Opens what is at `path`, for reading. Opening a named pipe would wait for whoever writes it otherwise.
+fn open_now(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(|error| {
+        // A socket cannot be opened: of what it says, nobody would guess that.
+        let kind = fs::metadata(path).map(|found| found.file_type());
+        kind.ok().filter(FileTypeExt::is_socket).map_or(error, no_file)
+    })
+}
+
+/// Opens an ordinary file, which can be read in any order.
 ///
 /// # Errors
-/// As [`read`]; pipes of all kinds cannot be mapped.
-pub fn open_to_map(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+/// As [`read`]; also pipes of all kinds.
+pub fn open_ordinary(path: &Path) -> io::Result<File> {
+    let file = open_now(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_file() { Ok(file) } else { Err(no_file(kind)) }
 }
 
-fn no_file(kind: fs::FileType) -> io::Error {
+/// The contents of an ordinary file that nobody writes meanwhile.
+///
+/// # Errors
+/// As [`open_ordinary`]; a file that changes while it is read; too little memory for it.
+pub fn read_unchanged(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open_ordinary(path)?;
+    let before = Version::of(&file)?;
+    tilewright::expect_host_memory(before.len as f64).map_err(io::Error::other)?;
+    let mut contents = Vec::with_capacity(before.len as usize);
+    file.read_to_end(&mut contents)?;
+    before.check(&file)?;
+    // It may have changed and changed back.
+    if contents.len() as u64 != before.len { Err(changed()) } else { Ok(contents) }
+}
+
+/// What a file's contents have, as far as its length and the time of its last change say.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Version {
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl Version {
+    /// That of an open file now.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn of(file: &File) -> io::Result<Version> {
+        let found = file.metadata()?;
+        Ok(Version { len: found.len(), modified: (found.mtime(), found.mtime_nsec()) })
+    }
+
+    /// Fails where the file has another one now.
+    ///
+    /// # Errors
+    /// It has, and what the file system says.
+    pub fn check(self, file: &File) -> io::Result<()> {
+        if Version::of(file)? == self { Ok(()) } else { Err(changed()) }
+    }
+}
+
+fn changed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it was changed while it was read")
+}
+
+/// The error of a path where something else than a file is.
+pub(crate) fn no_file(kind: fs::FileType) -> io::Error {
     let what = match kind {
         kind if kind.is_dir() => "it is a folder, expected a file",
         kind if kind.is_fifo() => "it is a pipe, expected a file",
+        kind if kind.is_socket() => "it is a socket, expected a file",
         _ => "it is a device, expected a file",
     };
     io::Error::new(io::ErrorKind::InvalidInput, what)

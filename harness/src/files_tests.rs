@@ -162,8 +162,11 @@ fn inputs_are_files_or_pipes_that_somebody_writes() {
     assert_eq!((read(&path).unwrap(), read_to_string(&path).unwrap()), (b"old".to_vec(), "old".to_string()));
     let pipe = dir.path().join("pipe");
     fifo(&pipe);
-    for (path, what) in [(dir.path(), "folder"), (&pipe, "pipe"), (Path::new("/dev/zero"), "device")] {
-        for error in [read(path).unwrap_err(), open_to_map(path).unwrap_err()] {
+    let socket = dir.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let others = [(dir.path(), "folder"), (&pipe, "pipe"), (&socket, "socket"), (Path::new("/dev/zero"), "device")];
+    for (path, what) in others {
+        for error in [read(path).unwrap_err(), open_ordinary(path).unwrap_err()] {
             assert!(error.to_string().contains(what), "{error}");
         }
     }
@@ -171,8 +174,55 @@ fn inputs_are_files_or_pipes_that_somebody_writes() {
     writer.write_all(b"piped").unwrap();
     drop(writer);
     let piped = PathBuf::from(format!("/dev/fd/{}", reader.as_raw_fd()));
-    assert!(open_to_map(&piped).is_err());
+    assert!(open_ordinary(&piped).is_err());
     assert_eq!(read(&piped).unwrap(), b"piped");
     fs::write(&path, [b'a', 0xff]).unwrap();
     assert!(read_to_string(&path).unwrap_err().to_string().contains("byte 1"));
+}
+
+#[test]
+fn leftovers_of_killed_writers_go_and_files_that_are_being_written_stay() {
+    let (dir, path) = with_file();
+    let left = dir.path().join(".tilewright-left");
+    fs::write(&left, [7; 1000]).unwrap();
+    replace(&path, |file| {
+        file.write_all(b"new")?;
+        remove_leftovers(dir.path())
+    })
+    .unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["file"], "the leftover is gone");
+}
+
+#[test]
+fn free_space_is_what_the_file_system_says() {
+    let (dir, _) = with_file();
+    assert!(free_bytes(dir.path()).unwrap() > 0);
+    assert!(free_bytes(&dir.path().join("missing")).is_err());
+}
+
+#[test]
+fn a_file_that_changes_is_noticed() {
+    let (_dir, path) = with_file();
+    assert_eq!(read_unchanged(&path).unwrap(), b"old");
+    let file = open_ordinary(&path).unwrap();
+    let version = Version::of(&file).unwrap();
+    version.check(&file).unwrap();
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(1).unwrap();
+    assert!(version.check(&file).unwrap_err().to_string().contains("changed while it was read"));
+}
+
+#[test]
+fn a_prepared_file_takes_the_place_of_a_link_and_nothing_until_it_is_committed() {
+    let (dir, path) = with_file();
+    let link = dir.path().join("link");
+    symlink("file", &link).unwrap();
+    let prepared = prepare(&link, |file| file.write_all(b"new")).unwrap();
+    assert_eq!(fs::read(&link).unwrap(), b"old");
+    prepared.commit().unwrap();
+    assert_eq!((fs::read(&link).unwrap(), fs::read(&path).unwrap()), (b"new".to_vec(), b"old".to_vec()));
+    drop(prepare(&path, |file| file.write_all(b"newer")).unwrap());
+    assert_eq!((fs::read(&path).unwrap(), fs::read_dir(dir.path()).unwrap().count()), (b"old".to_vec(), 2));
+    assert!(prepare(dir.path(), |_| Ok(())).err().unwrap().to_string().contains("folder"));
 }

@@ -206,10 +206,10 @@ fn ctrl_c_saves_what_there_is() {
     let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(interrupted.success());
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-    assert_eq!(status.code(), Some(1));
-    assert_says(&text(&stderr), &["stopped after step", "--resume"]);
+    assert_eq!(status.code(), Some(75));
+    assert_says(&text(&stderr), &["stopped by SIGINT after step", "--resume"]);
     let made = place.losses("run").len() as u64;
-    ok(place.resume("run", &["--steps", &(made + 2).to_string()]));
+    ok(place.resume("run", &["--steps", &(made + 2).to_string(), "--schedule", "keep"]));
     assert_eq!(place.losses("run").len() as u64, made + 3, "two steps and an evaluation");
 }
 
@@ -223,7 +223,8 @@ fn a_full_disk_leaves_the_last_checkpoint() {
     // Files of at most half of the checkpoint: what is beyond cannot be written.
     let limit = before.len() / 2 / 512;
     let program = env!("CARGO_BIN_EXE_tilewright");
-    let script = format!("trap '' XFSZ; ulimit -f {limit}; exec {program} train --resume --out run --steps 8");
+    let script =
+        format!("trap '' XFSZ; ulimit -f {limit}; exec {program} train --resume --out run --steps 8 --schedule keep");
     let command = place.command(&[]);
     let mut shell = Command::new("sh");
     shell.args(["-c", &script]).current_dir(command.get_current_dir().unwrap());
@@ -237,7 +238,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
         .filter(|name| name.starts_with(".tilewright"))
         .collect();
     assert!(left.is_empty(), "{left:?} were left behind");
-    ok(place.resume("run", &["--steps", "8"]));
+    ok(place.resume("run", &["--steps", "8", "--schedule", "keep"]));
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn mistakes_are_told_with_what_to_do() {
     assert_says(&fails(train(&["--size", "huge"]), 2), &["huge", "small, medium, large, xl, 2.7B"]);
     assert_says(&fails(train(&["--width", "96", "--heads", "5"]), 2), &["5 heads", "96"]);
     assert_says(&fails(train(&["--attention", "fast"]), 2), &["fast", "flash"]);
-    assert_says(&fails(train(&["--beta1", "1"]), 2), &["--beta1 is 1"]);
+    assert_says(&fails(train(&["--beta1", "1"]), 2), &["--beta1", "'1'", "a number from 0 to below 1"]);
     assert_says(&fails(train(&["--batch", "0"]), 2), &["--batch is 0"]);
     assert_says(&fails(train(&["--vocab", "100"]), 1), &["vocabulary of 100", "256"]);
     if !cfg!(feature = "cuda") {
@@ -282,16 +283,16 @@ fn checkpoints_that_do_not_fit_are_refused() {
     ok(place.train("run", &["--steps", "2"]));
     assert_says(&fails(place.train("run", &["--steps", "4"]), 2), &["another run", "--resume", "--out"]);
     assert_says(&fails(place.resume("run", &[]), 2), &["2 steps already, of 2", "--steps"]);
-    let other = fails(place.resume("run", &["--steps", "4", "--layers", "2", "--tied"]), 1);
+    let other = fails(place.resume("run", &["--schedule", "keep", "--steps", "4", "--layers", "2", "--tied"]), 1);
     assert_says(&other, &["another model", "`layers` is expected to be 2, found 1", "`tied` is expected to be true"]);
     std::fs::write(place.path("text.txt"), "another text, which is long enough. ".repeat(90)).unwrap();
-    assert_says(&fails(place.resume("run", &["--steps", "4"]), 1), &["another text", "--data"]);
+    assert_says(&fails(place.resume("run", &["--schedule", "keep", "--steps", "4"]), 1), &["another text", "--data"]);
 
     let path = place.path("run/checkpoint.safetensors");
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, &whole[..whole.len() - 100]).unwrap();
     let found = (whole.len() - 100).to_string();
-    for command in [place.resume("run", &["--steps", "4"]), place.command(&["generate", "run"])] {
+    for command in [place.resume("run", &["--schedule", "keep", "--steps", "4"]), place.command(&["generate", "run"])] {
         assert_says(&fails(command, 1), &["run/checkpoint.safetensors", "cut short", &found]);
     }
 }

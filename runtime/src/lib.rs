@@ -35,7 +35,7 @@ pub mod watch;
 
 pub use buffer::{Buffer, Strided, View, ViewMut, elements};
 pub use cache::Cache;
-pub use device::{Device, DeviceInfo, expect_host_memory};
+pub use device::{Device, DeviceInfo, expect_host_memory, is_plenty, reserve_host_memory};
 pub use element::{Dtype, Element, F8E4M3, F8E5M2};
 pub use error::{CudaFailure, Error, Result};
 pub use kernel::{Grid, LaunchConfig};

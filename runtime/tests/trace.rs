@@ -93,6 +93,7 @@ fn spans_and_allocations_are_recorded_with_their_places() {
     assert!((600 * KIB..604 * KIB).contains(&peak), "{peak}");
 
     threads_that_work_for_themselves();
+    another_thread_sees_what_is_open();
 }
 
 /// Two ranks of one program: each has its own outermost span, whatever the other one is doing.
@@ -122,4 +123,23 @@ fn threads_that_work_for_themselves() {
             assert_eq!(phases, [Some(Phase::Forward), None]);
         }
     }
+}
+
+fn another_thread_sees_what_is_open() {
+    use tilewright_runtime::trace::latest;
+
+    assert!(latest().is_empty());
+    let recording = Recording::start(Options { spans: true, ..Options::default() }).unwrap();
+    let seen = || std::thread::spawn(latest).join().unwrap();
+    assert!(seen().is_empty());
+    {
+        let _phase = phase(Phase::Backward);
+        let span = span("attention");
+        assert_eq!(seen(), ["backward", "attention"]);
+        drop(span);
+        assert_eq!(seen(), ["backward"]);
+    }
+    assert!(seen().is_empty());
+    recording.finish().unwrap();
+    assert!(latest().is_empty());
 }

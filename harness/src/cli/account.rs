@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
+use super::numbers::{not_negative, part, positive};
 use super::{CliError, Result};
 use crate::account::ddp::Link;
 use crate::account::fsdp::{Mesh, Sharing};
@@ -134,23 +135,6 @@ struct Ddp {
     measured: Option<PathBuf>,
     #[command(flatten)]
     outputs: Outputs,
-}
-
-fn number(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|x: &f64| x.is_finite()).ok_or_else(|| "expected a number".to_string())
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    number(text).and_then(|x| if x > 0.0 { Ok(x) } else { Err("expected a number above 0".into()) })
-}
-
-fn not_negative(text: &str) -> Result<f64, String> {
-    number(text).and_then(|x| if x >= 0.0 { Ok(x) } else { Err("expected a number from 0".into()) })
-}
-
-fn part(text: &str) -> Result<f64, String> {
-    number(text)
-        .and_then(|x| if (0.0..=1.0).contains(&x) { Ok(x) } else { Err("expected a number from 0 to 1".into()) })
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {

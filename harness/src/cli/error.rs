@@ -17,9 +17,14 @@ pub enum CliError {
     Failure(String),
     /// Words that are no arguments of the program, or ask for help: exit codes 2 and 0.
     Arguments(clap::Error),
-    /// Nobody reads our output any more.
+    /// A signal asked to stop, and what it takes to go on is on disk: exit code [`STOPPED`].
+    Stopped(String),
+    /// Nobody reads our output any more: the exit code of a program that SIGPIPE ends.
     ClosedOutput,
 }
+
+/// The exit code of what was stopped by a signal and can go on: `EX_TEMPFAIL` of sysexits.h, "try again later".
+pub const STOPPED: u8 = 75;
 
 impl CliError {
     /// A mistake on the command line, and what to do about it.
@@ -34,7 +39,8 @@ impl CliError {
 
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            CliError::ClosedOutput => ExitCode::SUCCESS,
+            CliError::ClosedOutput => ExitCode::from(128 + libc::SIGPIPE as u8),
+            CliError::Stopped(_) => ExitCode::from(STOPPED),
             CliError::Failure(_) => ExitCode::from(1),
             CliError::Usage(_) => ExitCode::from(2),
             CliError::Arguments(error) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
@@ -49,6 +55,7 @@ impl fmt::Display for CliError {
             CliError::Usage(text) | CliError::Failure(text) if text.starts_with("error") => f.write_str(text),
             CliError::Usage(text) | CliError::Failure(text) => write!(f, "error: {text}"),
             CliError::Arguments(error) => error.fmt(f),
+            CliError::Stopped(text) => f.write_str(text),
             CliError::ClosedOutput => f.write_str("error: the output is closed"),
         }
     }

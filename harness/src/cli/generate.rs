@@ -7,8 +7,9 @@ use clap::Args;
 
 use super::model_options::model_device;
 use super::run::{Choice, device};
-use super::{CliError, Result};
+use super::{CliError, Result, numbers};
 use crate::data::Bpe;
+use crate::escape::printable;
 use crate::model::{Config, Transformer};
 use crate::train::checkpoint::Checkpoint;
 use crate::train::run::CHECKPOINT;
@@ -26,13 +27,13 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 200)]
     tokens: usize,
     /// Below 1, likely words become likelier; 0 takes the likeliest each time
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = numbers::not_negative)]
     temperature: f64,
     /// Draw from this many of the likeliest tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
     /// Draw from the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = numbers::probability)]
     top_p: f64,
     /// The same seed gives the same text
     #[arg(long, default_value_t = 0)]
@@ -44,12 +45,6 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let Arguments { temperature, top_k, top_p, seed, .. } = *arguments;
-    if !(temperature.is_finite() && temperature >= 0.0) {
-        return Err(CliError::usage(format!("--temperature is {temperature}"), "a number from 0"));
-    }
-    if !(top_p > 0.0 && top_p <= 1.0) {
-        return Err(CliError::usage(format!("--top-p is {top_p}"), "a probability above 0, at most 1"));
-    }
     let failure = |error: &dyn std::fmt::Display| CliError::Failure(error.to_string());
     let device = model_device(arguments.device)?;
     let path = if arguments.run.is_dir() { arguments.run.join(CHECKPOINT) } else { arguments.run.clone() };
@@ -58,9 +53,25 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         false => CliError::Failure(format!("{error}\n  help: `tilewright train --out DIR` makes a checkpoint in DIR")),
     })?;
     let config: Config = serde_json::from_value(checkpoint.header.model.clone()).map_err(|error| {
-        CliError::file("use the checkpoint", &path, format!("its hyperparameters are unknown: {error}"))
+        CliError::file(
+            "use the checkpoint",
+            &path,
+            format!("its hyperparameters are unknown: {}", printable(&error.to_string())),
+        )
     })?;
-    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(|error| failure(&error))?;
+    let unusable =
+        |reason: &dyn std::fmt::Display| CliError::file("use the checkpoint", &path, printable(&reason.to_string()));
+    config.check().map_err(|error| unusable(&error))?;
+    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(|error| unusable(&error))?;
+    if tokenizer.vocabulary() > config.vocabulary {
+        let (found, expected) = (tokenizer.vocabulary(), config.vocabulary);
+        return Err(unusable(&format!("its tokenizer has {found} entries, its model {expected}")));
+    }
+    // Before memory for a model is taken that the file does not have.
+    if checkpoint.elements() != config.parameters() {
+        let (found, expected) = (checkpoint.elements(), config.parameters());
+        return Err(unusable(&format!("it has {found} parameters, and its hyperparameters mean {expected}")));
+    }
     let prompt = tokenizer.encode(&arguments.prompt).map_err(|error| failure(&error))?;
     if prompt.is_empty() {
         return Err(CliError::usage("--prompt is empty", "a text to go on from, if only one word"));

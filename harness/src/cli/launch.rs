@@ -1,16 +1,20 @@
-//! `tilewright launch`: starts the ranks of this host, and ends all of them when one fails.
+//! `tilewright launch`: starts the ranks of this host, passes signals on to them, and ends all of them when one fails.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use tilewright::terminal;
 
+use super::numbers::wait;
 use super::{CliError, Result};
-use crate::dist::launch::{self, Plan};
-use crate::dist::rank::PORT;
+use crate::dist::launch::{self, End, Patience, Plan};
+use crate::dist::rank::{self, PORT};
+use crate::dist::secret::{Access, Secret};
+use crate::signals::{self, Heard};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -32,9 +36,21 @@ pub struct Arguments {
     /// A word that all hosts agree on: ranks with another one are turned away
     #[arg(long, value_name = "WORD", env = "TILEWRIGHT_JOB")]
     job: Option<String>,
-    /// Seconds that the ranks have to end by themselves once one has failed, and again after SIGTERM
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
-    grace: f64,
+    /// The file with the job's secret, of mode 0600; else TILEWRIGHT_SECRET or TILEWRIGHT_SECRET_FILE, else on one host a new secret
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    /// Do without a secret: whoever reaches the port can take part. For a network that only the job's hosts reach
+    #[arg(long)]
+    unauthenticated: bool,
+    /// Seconds that the ranks have to end by themselves once one has failed, and again between SIGTERM and SIGKILL
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = wait)]
+    grace: Duration,
+    /// Seconds that the ranks have to stop after SIGINT, SIGTERM, SIGHUP or SIGUSR1 was passed on to them
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = wait)]
+    stop_timeout: Duration,
+    /// Seconds that they have at most while one of them says that it saves its state
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = wait)]
+    save_timeout: Duration,
     /// The program of every rank, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -42,24 +58,77 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let plan = plan(arguments)?;
-    let stop = plan.stop.clone();
-    super::on_ctrl_c(move || stop.store(true, Ordering::Relaxed))?;
+    let (sender, signals) = mpsc::channel();
+    super::on_signals(move |heard| {
+        let _ = sender.send(heard);
+    })?;
     // The ranks' lines go past our own buffer, which must not hold older ones.
     out.flush()?;
     let name = plan.program.to_string_lossy().into_owned();
     let failed = Arc::new(OnceLock::new());
-    let ends = launch::run(&plan, Terminal::Out(failed.clone()), Terminal::Err)
+    let mut heard = Signals::default();
+    let ends = launch::run(&plan, &signals, |one| heard.hear(one, &plan), Terminal::Out(failed.clone()), Terminal::Err)
         .map_err(|error| CliError::Failure(format!("cannot start {name}: {error}")))?;
-    if let Some(report) = launch::report(&ends) {
-        return Err(CliError::Failure(report));
+    heard.outcome(&ends)?;
+    // The ranks went on without it. A reader that has seen enough is nothing to tell.
+    match failed.get() {
+        Some(kind) if *kind != io::ErrorKind::BrokenPipe => Err(io::Error::from(*kind).into()),
+        _ => Ok(()),
     }
-    // The ranks went on without it.
-    if let Some(kind) = failed.get() {
-        return Err(io::Error::from(*kind).into());
+}
+
+/// What signals this process has passed on.
+#[derive(Default)]
+struct Signals {
+    passed_on: Vec<i32>,
+    /// The second one.
+    end: Option<i32>,
+}
+
+impl Signals {
+    fn hear(&mut self, heard: Heard, plan: &Plan) {
+        let (Heard::Stop(signal) | Heard::End(signal)) = heard;
+        self.passed_on.push(signal);
+        let name = signals::name(signal);
+        match heard {
+            Heard::Stop(_) => {
+                let Patience { stop, save, .. } = plan.patience;
+                let (stop, save) = (stop.as_secs_f64(), save.max(stop).as_secs_f64());
+                terminal::say(format_args!(
+                    "{name} was passed on to all ranks: they have {stop} s to stop, and {save} s where they save; another signal ends them at once"
+                ));
+            }
+            Heard::End(signal) => {
+                self.end = Some(signal);
+                terminal::say(format_args!("{name} was passed on to all ranks"));
+            }
+        }
     }
-    match plan.stop.load(Ordering::Relaxed) {
-        true => Err(CliError::Failure("stopped, and all ranks with it".into())),
-        false => Ok(()),
+
+    /// What is to say of how ranks ended. Ends this process as the ranks were where a signal ended them.
+    fn outcome(&self, ends: &[End]) -> Result<()> {
+        let all = || launch::each(&ends.iter().collect::<Vec<_>>());
+        if let Some(signal) = self.end {
+            terminal::say(format_args!("ended by {}\n{}", signals::name(signal), all()));
+            signals::end_by(signal);
+        }
+        if let Some(report) = launch::report(ends, &self.passed_on) {
+            return Err(CliError::Failure(report));
+        }
+        match self.passed_on.first() {
+            Some(signal) if !ends.iter().all(|end| end.status.success() || end.has_saved()) => {
+                terminal::say(format_args!(
+                    "stopped by {}, and not all ranks saved their state\n{}",
+                    signals::name(*signal),
+                    all()
+                ));
+                signals::end_by(*signal)
+            }
+            _ if ends.iter().any(End::has_saved) => {
+                Err(CliError::Stopped("all ranks stopped, with their state saved".into()))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -67,9 +136,6 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     if arguments.host >= arguments.hosts {
         let message = format!("--host {} does not exist among {} hosts", arguments.host, arguments.hosts);
         return Err(CliError::usage(message, "hosts count from 0"));
-    }
-    if !(0.0..=3600.0).contains(&arguments.grace) {
-        return Err(CliError::usage(format!("--grace {} makes no sense", arguments.grace), "give 0 to 3600 seconds"));
     }
     let several = arguments.hosts > 1;
     let port = match arguments.master_port {
@@ -96,9 +162,31 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         host: arguments.host.into(),
         master: (arguments.master_addr.clone(), port),
         job,
-        grace: Duration::from_secs_f64(arguments.grace),
-        stop: Arc::new(AtomicBool::new(false)),
+        access: access(arguments)?,
+        patience: Patience { grace: arguments.grace, stop: arguments.stop_timeout, save: arguments.save_timeout },
     })
+}
+
+/// Who may take part: the same on all hosts.
+fn access(arguments: &Arguments) -> Result<Access> {
+    if arguments.unauthenticated {
+        return Ok(Access::Anybody);
+    }
+    if let Some(path) = &arguments.secret_file {
+        return Secret::from_file(path).map(Access::Secret).map_err(CliError::Failure);
+    }
+    let said = rank::access(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+    match said.map_err(|error| CliError::Failure(error.to_string()))? {
+        Access::Loopback if arguments.hosts > 1 => Err(CliError::usage(
+            "the ranks of several hosts need a secret, by which they know each other",
+            "make one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and give all hosts --secret-file FILE or its text in TILEWRIGHT_SECRET; --unauthenticated does without",
+        )),
+        Access::Loopback => match Secret::fresh() {
+            Ok(secret) => Ok(Access::Secret(secret)),
+            Err(error) => Err(CliError::Failure(format!("cannot make a secret for the ranks: {error}"))),
+        },
+        said => Ok(said),
+    }
 }
 
 /// This process's output, for whichever thread has a line.

@@ -7,7 +7,8 @@ use clap::Args;
 use tilewright::trace::{Options, Phase, Recording, Trace};
 
 use super::profile::described;
-use super::step::{Step, StepOptions, Work, is_out_of_memory};
+use super::step::{Step, StepOptions, Work};
+use super::trial::{Fitted, expect_memory, fitted};
 use super::{CliError, Result};
 use crate::files;
 use crate::memory::residual::STREAM_BYTES;
@@ -85,13 +86,14 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
         let mut row = vec![Cell::from(u64::from(context)), Cell::from(mib(4 * config.parameters() as u64))];
         let mut found = Vec::new();
         for &work in &arguments.work {
-            match record(arguments, &config, &device, work) {
-                Ok(trace) => {
+            let recorded = expect_memory(&device, arguments.step.least_bytes(&config, work))
+                .and_then(|()| record(arguments, &config, &device, work).map_err(of_training));
+            match fitted(recorded)? {
+                Fitted::Yes(trace) => {
                     row.push(Cell::from(mib(Timeline::new(&trace).peak().bytes)));
                     found.push((work, config.clone(), trace));
                 }
-                Err(error) if is_out_of_memory(&error) => row.push(Cell::OutOfMemory),
-                Err(error) => return Err(error),
+                Fitted::No(_) => row.push(Cell::OutOfMemory),
             }
         }
         table.push(row);
@@ -138,6 +140,12 @@ fn parts(work: Work, timeline: &Timeline<'_>, top: usize) -> Vec<Part> {
     plot.name = format!("{}-{}", plot.name, work.name());
     plot.title = format!("{}: {}", work.name(), plot.title);
     vec![named(by_phase(timeline)), named(largest(timeline, top)), Part::Plot(plot)]
+}
+
+/// A command's error as one of a step, for [`fitted`].
+fn of_training(error: CliError) -> crate::train::Error {
+    let text = if let CliError::Failure(text) = error { text } else { error.to_string() };
+    candle_core::Error::Msg(text).into()
 }
 
 fn mib(bytes: u64) -> f64 {

@@ -1,7 +1,17 @@
 //! The command line `tilewright`.
 //!
 //! Each command is a file with its arguments (a clap struct) and one function that writes to a given output. Exit codes:
-//! 0 done, 1 failed, 2 asked for something that does not exist (as clap's own errors).
+//!
+//! | | |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | failed |
+//! | 2 | asked for something that does not exist (as clap's own errors) |
+//! | 70 | a call of a library did not come back, and could not be taken back (`EX_SOFTWARE` of sysexits.h) |
+//! | 75 | stopped by a signal, with what it takes to go on saved (`EX_TEMPFAIL` of sysexits.h) |
+//! | 141 | nobody reads the output any more (as if ended by SIGPIPE) |
+//!
+//! A second signal ends a command as the signal does where nobody handles it: shells show 128 + its number.
 //!
 //! Adding a command: a file here, a variant of `Command`, a line in `dispatch`.
 
@@ -21,7 +31,9 @@ mod list;
 mod manifest;
 mod memory;
 mod model_options;
+pub(crate) mod numbers;
 mod numerics;
+mod output;
 mod profile;
 mod ranks;
 mod report;
@@ -30,6 +42,7 @@ mod shapes;
 mod step;
 mod tensors;
 mod train;
+mod trial;
 mod tune;
 
 use std::io::{self, IsTerminal, Write};
@@ -39,12 +52,20 @@ use clap::{Parser, Subcommand};
 use tilewright::terminal;
 use tracing_subscriber::EnvFilter;
 
-pub use error::{CliError, Result};
+use crate::dist::launch::guard;
+use crate::dist::lifeline;
+use crate::signals::{self, Heard};
+
+pub use error::{CliError, Result, STOPPED};
+use output::Output;
 
 /// GPU tile kernels written in Rust: PTX for the GPU, native code for the CPU, no CUDA toolkit.
 #[derive(Parser)]
 #[command(name = "tilewright", version = tilewright::codegen::VERSION, max_term_width = 100)]
-struct Arguments {
+pub(crate) struct Arguments {
+    /// Only make this row of a sweep, to see whether it fits into memory
+    #[arg(long = trial::OPTION, value_name = "ROW", hide = true)]
+    trial: Option<usize>,
     #[command(subcommand)]
     command: Command,
 }
@@ -85,20 +106,26 @@ enum Command {
     Run(run::Arguments),
     /// Show, or empty, the folder of compiled kernels
     Cache(cache::Arguments),
+    /// Ends the ranks of a launcher that has ended: started by `launch`
+    #[command(name = guard::COMMAND, hide = true)]
+    Guard,
     /// Print the versions of Tilewright and of the LLVM inside it
     Version,
 }
 
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
-    program(|arguments: Arguments, out| dispatch(arguments.command, out))
+    program(|arguments: Arguments, out| {
+        arguments.trial.into_iter().for_each(trial::only);
+        dispatch(arguments.command, out)
+    })
 }
 
 /// Reads a program's arguments, sets logging up, runs its one function with its output, and says why it stopped.
 ///
-/// A broken pipe ends the program quietly; output that cannot be written for another reason is an error. What cannot be written to
-/// standard error is lost, and ends nothing.
-pub fn program<A: Parser>(run: impl FnOnce(A, &mut dyn Write) -> Result<()>) -> ExitCode {
+/// A broken pipe ends the program quietly; output that cannot be written for another reason is an error. Commands whose work is worth more
+/// than their output finish it first ([`Output::going_on`]). What cannot be written to standard error is lost, and ends nothing.
+pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> ExitCode {
     // A file beyond the limit of `ulimit -f` is then an error of the write, and not the end of the process.
     // SAFETY: no handler runs.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -112,10 +139,12 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut dyn Write) -> Result<()>) -> 
         .without_time()
         .with_target(false)
         .init();
+    // Before anything is opened: the launcher's socket then is what its number says.
+    lifeline::attach();
     // Not locked: kernels print from the threads of the pool.
-    let mut out = io::BufWriter::new(io::stdout());
+    let mut out = Output::new();
     let arguments = A::try_parse().map_err(CliError::Arguments);
-    let outcome = arguments.and_then(|arguments| run(arguments, &mut out)).and_then(|()| Ok(out.flush()?));
+    let outcome = arguments.and_then(|arguments| run(arguments, &mut out)).and_then(|()| Ok(out.finish()?));
     let error = match outcome {
         Ok(()) => return ExitCode::SUCCESS,
         // Help is what was asked for.
@@ -140,28 +169,22 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut dyn Write) -> Result<()>) -> 
     error.exit_code()
 }
 
-/// Calls `heard` at each Ctrl-C from now on, on a thread of its own.
+/// Calls `heard` at signals that ask to stop ([`crate::signals`]), on a thread of its own.
 ///
 /// # Errors
 /// The system has no more threads.
-fn on_ctrl_c(heard: impl FnMut() + Send + 'static) -> Result<()> {
-    ctrlc::set_handler(heard).map_err(|error| {
-        let reason = match error {
-            ctrlc::Error::System(error) => error.to_string(),
-            other => other.to_string(),
-        };
-        CliError::Failure(format!("cannot watch for Ctrl-C: {reason}"))
-    })
+fn on_signals(heard: impl FnMut(Heard) + Send + 'static) -> Result<()> {
+    signals::listen(heard).map_err(|error| CliError::Failure(format!("cannot watch for signals: {error}")))
 }
 
-fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
+fn dispatch(command: Command, out: &mut Output) -> Result<()> {
     match command {
         Command::Doctor(arguments) => doctor::run(&arguments, out),
         Command::Demo(arguments) => demo::run(&arguments, out),
         Command::List(arguments) => list::run(&arguments, out),
         Command::Compile(arguments) => compile::run(&arguments, out),
         Command::Bench(arguments) => bench::run(&arguments, out),
-        Command::Train(arguments) => train::run(&arguments, out),
+        Command::Train(arguments) => train::run(&arguments, out.going_on()),
         Command::Generate(arguments) => generate::run(&arguments, out),
         Command::Launch(arguments) => launch::run(&arguments, out),
         Command::Memory(arguments) => memory::run(&arguments, out),
@@ -173,6 +196,10 @@ fn dispatch(command: Command, out: &mut dyn Write) -> Result<()> {
         Command::Report(arguments) => report::run(&arguments, out),
         Command::Run(arguments) => run::run(&arguments, out),
         Command::Cache(arguments) => cache::run(&arguments, out),
+        Command::Guard => {
+            guard::watch();
+            Ok(())
+        }
         Command::Version => version(out),
     }
 }

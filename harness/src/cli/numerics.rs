@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 
-use super::{CliError, Result};
+use super::{Result, numbers};
 use crate::numerics::{accumulate, autocast, norm, scaling};
 use crate::report::{Outputs, Report};
 
@@ -18,7 +18,7 @@ pub struct Arguments {
     #[arg(value_enum)]
     experiments: Vec<Experiment>,
     /// What is added again and again
-    #[arg(long, default_value_t = ADDEND)]
+    #[arg(long, default_value_t = ADDEND, value_parser = numbers::finite)]
     addend: f64,
     /// How often it is added
     #[arg(long, default_value_t = STEPS, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
@@ -40,9 +40,6 @@ pub enum Experiment {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    if !arguments.addend.is_finite() {
-        return Err(CliError::usage(format!("--addend is {}", arguments.addend), "it takes a finite number"));
-    }
     arguments.outputs.check()?;
     let report = report(&arguments.experiments, arguments.addend, arguments.steps)?;
     Ok(arguments.outputs.write(report, out)?)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
+use super::numbers::bucket_mb;
 use super::{CliError, Result};
 use crate::dist;
 use crate::dist::comm::{Communicator, Dtype};
@@ -20,7 +21,7 @@ pub struct RankOptions {
     #[arg(long, value_enum, value_name = "FORM")]
     pub ddp: Option<Form>,
     /// Most megabytes (10⁶ bytes) of a bucket; 25, between GPUs more for large models
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", value_parser = bucket_mb)]
     pub bucket_mb: Option<f64>,
     /// Round gradients to this type on their way: bf16 or f16. Sums are f32
     #[arg(long, value_name = "TYPE", value_parser = wire)]
@@ -41,14 +42,8 @@ pub struct RankOptions {
 }
 
 /// Bytes of a bucket of so many megabytes.
-///
-/// # Errors
-/// A number that makes no sense.
-pub fn bytes_of(bucket_mb: f64) -> Result<usize> {
-    match (0.0..1e9).contains(&bucket_mb) {
-        true => Ok((bucket_mb * 1e6) as usize),
-        false => Err(CliError::usage("--bucket-mb makes no sense", "a number of megabytes from 0")),
-    }
+pub fn bytes_of(bucket_mb: f64) -> usize {
+    (bucket_mb * 1e6) as usize
 }
 
 /// A type that gradients may be rounded to.
@@ -74,16 +69,13 @@ pub fn leave_sms(word: &str) -> Result<LeaveSms, String> {
 
 impl RankOptions {
     /// What a [`dist::ddp::Ddp`] does.
-    ///
-    /// # Errors
-    /// A bucket size that makes no sense.
-    pub fn ddp_options(&self) -> Result<DdpOptions> {
-        let bucket_bytes = self.bucket_mb.map(bytes_of).transpose()?;
+    pub fn ddp_options(&self) -> DdpOptions {
+        let bucket_bytes = self.bucket_mb.map(bytes_of);
         let form = self.ddp.unwrap_or(Form::Bucketed);
         let nccl_ctas = self.nccl_ctas.unwrap_or(NCCL_CTAS);
         let leave_sms = self.leave_sms.and_then(|leave| leave.0);
         let (wire, copies) = (self.wire, self.copy_engines);
-        Ok(DdpOptions { form, bucket_bytes, wire, nccl_ctas, copies, leave_sms, ..DdpOptions::default() })
+        DdpOptions { form, bucket_bytes, wire, nccl_ctas, copies, leave_sms, ..DdpOptions::default() }
     }
 
     /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.
@@ -95,7 +87,7 @@ impl RankOptions {
         if environment.place.is_none() && self.ddp.is_none() && self.shard.is_none() {
             return Ok(None);
         }
-        let ddp = self.ddp_options()?;
+        let ddp = self.ddp_options();
         let comm: Communicator =
             dist::connect_for(&environment, device).map_err(|error| CliError::Failure(error.to_string()))?;
         Ok(Some(TeamOptions { comm: Arc::new(comm), ddp, shard: self.shard }))

@@ -17,6 +17,7 @@ use super::bind::{self, Extents, Strides};
 use super::compile::Options;
 use super::tensors::{self, Contents, OnDevice, Tensor};
 use super::{CliError, Result, choose, shapes};
+use crate::escape::printable;
 use crate::files;
 
 #[derive(Args)]
@@ -326,7 +327,8 @@ fn check_given(
         read && !given.contains_key(param.name)
     });
     let Some((param, _)) = missing else { return Ok(()) };
-    let names: Vec<&str> = in_file.iter().map(String::as_str).collect();
+    let shown: Vec<String> = in_file.iter().map(|name| printable(name)).collect();
+    let names: Vec<&str> = shown.iter().map(String::as_str).collect();
     Err(CliError::usage(
         format!("{} has no tensor `{}`, which `{}` reads", arguments.input.display(), param.name, def.name),
         choose::suggest(param.name, &names, "the file has"),

@@ -69,6 +69,16 @@ impl StepOptions {
         model_device(self.device)
     }
 
+    /// Bytes that so much of a step takes at least.
+    pub fn least_bytes(&self, config: &Config, work: Work) -> f64 {
+        let kind = match work {
+            Work::Forward => Kind::Forward,
+            Work::ForwardBackward => Kind::ForwardBackward,
+            Work::TrainStep => Kind::TrainStep,
+        };
+        config.step_bytes(self.batch as usize, kind)
+    }
+
     /// What the arithmetic of tensors' sizes takes.
     pub fn sizes(&self, config: &Config) -> Sizes {
         Sizes {
@@ -106,12 +116,7 @@ impl Step {
         work: Work,
         team: Option<&TeamOptions>,
     ) -> Result<Step> {
-        let kind = match work {
-            Work::Forward => Kind::Forward,
-            Work::ForwardBackward => Kind::ForwardBackward,
-            Work::TrainStep => Kind::TrainStep,
-        };
-        let needed = config.step_bytes(options.batch as usize, kind);
+        let needed = options.least_bytes(config, work);
         kernel_device(device)?.expect_memory(needed).map_err(|error| stopped(error.into()))?;
         let model = {
             let _span = span("model");
@@ -198,17 +203,9 @@ fn explained(error: candle_core::Error) -> CliError {
     stopped(error.into())
 }
 
-/// The beginning of the message for a device that was full.
-const FULL: &str = "out of memory";
-
 fn out_of_memory(error: &crate::train::Error) -> CliError {
     CliError::Failure(format!(
-        "{FULL}: {error}\n  help: a smaller --batch, --context or --size needs less; --recompute keeps less between forward and \
+        "out of memory: {error}\n  help: a smaller --batch, --context or --size needs less; --recompute keeps less between forward and \
          backward, --precision bf16 halves what is kept"
     ))
-}
-
-/// Whether a command stopped since the device was full.
-pub fn is_out_of_memory(error: &CliError) -> bool {
-    matches!(error, CliError::Failure(text) if text.starts_with(FULL))
 }

@@ -11,6 +11,8 @@ use tilewright::kernel::{KernelArg, MemoryMut};
 use tilewright::{Buffer, Device, Element, F8E4M3, F8E5M2, LaunchArg};
 
 use super::{CliError, Result};
+use crate::escape::printable;
+use crate::tensor_file::check_unique;
 
 /// A dense, row-major tensor in the host's memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,15 +60,20 @@ pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
 
 /// All tensors of a file's contents.
 pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
-    let file = SafeTensors::deserialize(bytes).map_err(|error| format!("it is no safetensors file: {error}"))?;
+    let no_file =
+        |reason: &dyn std::fmt::Display| format!("it is no safetensors file: {}", printable(&reason.to_string()));
+    let file = SafeTensors::deserialize(bytes).map_err(|error| no_file(&error))?;
+    let header = bytes.split_first_chunk().map(|(len, rest)| &rest[..u64::from_le_bytes(*len) as usize]);
+    check_unique(header.unwrap_or_default()).map_err(|problem| no_file(&problem))?;
     let mut names = file.names();
     names.sort_unstable();
     names
         .into_iter()
         .map(|name| {
             let view = file.tensor(name).map_err(|error| error.to_string())?;
-            let dtype = from_file(view.dtype())
-                .ok_or_else(|| format!("tensor `{name}` is {:?}, which kernels do not have", view.dtype()))?;
+            let dtype = from_file(view.dtype()).ok_or_else(|| {
+                format!("tensor `{}` is {:?}, which kernels do not have", printable(name), view.dtype())
+            })?;
             let tensor = Tensor { dtype, shape: view.shape().to_vec(), bytes: view.data().to_vec() };
             Ok((name.to_string(), tensor))
         })
@@ -236,6 +243,16 @@ mod tests {
         }
         let ints = Tensor { dtype: DType::I16, shape: vec![2], bytes: vec![0xff, 0xff, 2, 0] };
         assert_eq!(ints.to_f64(), [-1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_name_twice_is_an_error_and_is_not_obeyed() {
+        let one = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
+        let name = r"\u001b[2Jx";
+        let header = format!(r#"{{"{name}":{one},"{name}":{one}}}"#);
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 4]].concat();
+        let message = parse(&bytes).unwrap_err();
+        assert!(message.contains("twice") && message.contains("[2Jx") && !message.contains('\u{1b}'), "{message}");
     }
 
     #[test]

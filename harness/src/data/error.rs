@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::escape::printable;
+
 /// Result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -9,31 +11,33 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    #[error("cannot {doing} {}: {source}{}", path.display(), hint(source))]
+    #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), hint(source))]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
-        "{name} is not UTF-8 text: byte {offset} (0x{byte:02x}) starts no character\n  \
-         help: convert it, as with `iconv -f latin1 -t utf-8`"
+        "{} is not UTF-8 text: byte {offset} (0x{byte:02x}) starts no character\n  \
+         help: convert it, as with `iconv -f latin1 -t utf-8`",
+        printable(name)
     )]
     NotUtf8 { name: String, offset: usize, byte: u8 },
 
-    #[error("{name} is empty\n  help: --data names a file of plain text")]
+    #[error("{} is empty\n  help: --data names a file of plain text", printable(name))]
     Empty { name: String },
 
     #[error(
-        "{name} is too short: its {part} part has {found} tokens, a window of context {context} takes {needed}\n  \
-         help: a longer text, a smaller --context, or a smaller --vocab"
+        "{} is too short: its {part} part has {found} tokens, a window of context {context} takes {needed}\n  \
+         help: a longer text, a smaller --context, or a smaller --vocab",
+        printable(name)
     )]
     TooShort { name: String, part: &'static str, found: usize, context: usize, needed: usize },
 
     #[error("a vocabulary of {found} is too small: {least} entries are the bytes themselves\n  help: --vocab 1024")]
     VocabularyTooSmall { found: usize, least: usize },
 
-    #[error("{what} is damaged: {reason}\n  help: remove it, and it will be made again from the text")]
+    #[error("{what} is damaged: {}\n  help: remove it, and it will be made again from the text", printable(reason))]
     Damaged { what: String, reason: String },
 
-    #[error("the tokenizer: {0}")]
+    #[error("the tokenizer: {}", printable(_0))]
     Tokenizer(String),
 }
 

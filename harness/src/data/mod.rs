@@ -1,7 +1,7 @@
 //! Text to batches: what a model learns from.
 //!
 //! ```text
-//! text ──▶ tokenizer (byte-pair encoding) ──▶ token file, mapped into memory ──▶ sampler ──▶ batches
+//! text ──▶ tokenizer (byte-pair encoding) ──▶ token file ──▶ sampler ──▶ batches
 //! ```
 //!
 //! [`prepare`] does all of it up to the token file, and keeps tokenizer and token file in a folder for the next run.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::{Bpe, Error, Result, Text, TokenFile, write_tokens};
+use crate::tensor_file::checksum;
 
 /// A tokenizer, and the tokens of a text in two parts.
 pub struct Dataset {
@@ -44,9 +45,12 @@ impl<'a> Part<'a> {
     }
 
     /// Appends the tokens of `range`, counted from this part's start, to `to`.
-    pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) {
+    ///
+    /// # Errors
+    /// As [`TokenFile::read`].
+    pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) -> Result<()> {
         assert!(range.end <= self.len(), "internal error: {range:?} of {} tokens", self.len());
-        self.file.read(self.range.start + range.start..self.range.start + range.end, to);
+        self.file.read(self.range.start + range.start..self.range.start + range.end, to)
     }
 }
 
@@ -86,18 +90,39 @@ impl Dataset {
 /// A folder that cannot be written, files in it that are damaged, and what [`Bpe::train`] says.
 pub fn prepare(text: &Text, vocabulary: usize, folder: &Path) -> Result<Dataset> {
     let text_hash = *blake3::hash(text.as_str().as_bytes()).as_bytes();
-    let json = path_of(folder, &text_hash, &format!("{vocabulary}.tokenizer.json"));
-    let tokenizer = match json.exists() {
-        true => Bpe::open(&json)?,
+    let path = path_of(folder, &text_hash, &format!("{vocabulary}.tokenizer"));
+    let tokenizer = match path.exists() {
+        true => read_tokenizer(&path)?,
         false => {
             let tokenizer = Bpe::train(text, vocabulary)?;
             std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
-            crate::files::replace(&json, |file| file.write_all(tokenizer.json().as_bytes()))
-                .map_err(Error::file("write", &json))?;
+            write_tokenizer(&path, &tokenizer)?;
             tokenizer
         }
     };
     read_or_make(text, tokenizer, folder)
+}
+
+/// What the first line of a kept tokenizer begins with. The BLAKE3 hash of all other lines follows it, as hexadecimal digits; they are its
+/// `tokenizer.json`.
+const TOKENIZER: &str = "tilewright tokenizer 1 ";
+
+fn write_tokenizer(path: &Path, tokenizer: &Bpe) -> Result<()> {
+    let hash = checksum(tokenizer.json().as_bytes());
+    crate::files::replace(path, |file| write!(file, "{TOKENIZER}{hash}\n{}", tokenizer.json()))
+        .map_err(Error::file("write", path))
+}
+
+fn read_tokenizer(path: &Path) -> Result<Bpe> {
+    let bytes = crate::files::read(path).map_err(Error::file("read", path))?;
+    let damaged = |reason: &str| Error::damaged(path, reason);
+    let text = String::from_utf8(bytes).map_err(|_| damaged("it is no UTF-8 text"))?;
+    let (first, json) = text.split_once('\n').ok_or_else(|| damaged("it was cut short"))?;
+    let stated = first.strip_prefix(TOKENIZER).ok_or_else(|| damaged("it does not begin as a tokenizer does"))?;
+    if stated != checksum(json.as_bytes()) {
+        return Err(damaged("its checksum is wrong"));
+    }
+    Bpe::from_json(json.to_string()).map_err(|error| damaged(&error.to_string()))
 }
 
 /// As [`prepare`], with a tokenizer that is there already, as a checkpoint's.
@@ -144,8 +169,8 @@ mod tests {
         assert_eq!((times.len(), modified(&folder)), (2, times));
         assert_eq!(first.tokenizer.json(), second.tokenizer.json());
         let mut tokens = Vec::new();
-        second.train().read(0..second.train().len(), &mut tokens);
-        second.validation().read(0..second.validation().len(), &mut tokens);
+        second.train().read(0..second.train().len(), &mut tokens).unwrap();
+        second.validation().read(0..second.validation().len(), &mut tokens).unwrap();
         assert_eq!(second.tokenizer.decode(&tokens).unwrap(), text.as_str());
         assert!(second.validation().len() >= tokens.len() / 10);
         // Another vocabulary, and another text, are other files.
@@ -177,5 +202,19 @@ mod tests {
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         let message = prepare(&text, 256, dir.path()).err().unwrap().to_string();
         assert!(message.contains("damaged") && message.contains("remove it"), "{message}");
+        // A tokenizer that was changed might still be one: another one.
+        let kept = modified(dir.path())
+            .into_iter()
+            .map(|(path, _)| path)
+            .find(|path| path.extension().unwrap() == "tokenizer");
+        let kept = kept.unwrap();
+        let whole = std::fs::read(&kept).unwrap();
+        for place in (0..whole.len()).step_by(11) {
+            let mut flipped = whole.clone();
+            flipped[place] ^= 1;
+            std::fs::write(&kept, flipped).unwrap();
+            let message = prepare(&text, 256, dir.path()).err().unwrap().to_string();
+            assert!(message.contains(".tokenizer is damaged") && message.contains("remove it"), "{place}: {message}");
+        }
     }
 }

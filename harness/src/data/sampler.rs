@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Part;
+use super::{Part, Result};
 
 /// All there is to know about a sampler: with the same state it draws the same windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,14 +42,18 @@ pub struct Batch {
 
 impl Batch {
     fn with_room(windows: usize, context: usize) -> Batch {
-        let room = windows * context;
+        // A window is read with the token after it.
+        let room = windows * context + 1;
         Batch { inputs: Vec::with_capacity(room), targets: Vec::with_capacity(room), windows: 0, context }
     }
 
-    fn push(&mut self, part: &Part<'_>, start: usize) {
-        part.read(start..start + self.context, &mut self.inputs);
-        part.read(start + 1..start + 1 + self.context, &mut self.targets);
+    fn push(&mut self, part: &Part<'_>, start: usize) -> Result<()> {
+        let first = self.inputs.len();
+        part.read(start..start + self.context + 1, &mut self.inputs)?;
+        self.targets.extend(&self.inputs[first + 1..]);
+        self.inputs.pop();
         self.windows += 1;
+        Ok(())
     }
 
     /// Consecutive parts of at most `windows` windows each: micro-batches.
@@ -81,10 +85,13 @@ impl Sampler {
 
     /// Draws `windows` windows for all processes, and reads those of `shard`.
     ///
+    /// # Errors
+    /// As [`TokenFile::read`](super::TokenFile::read).
+    ///
     /// # Panics
     /// `part` holds no window of this context (checked when a [`Dataset`](super::Dataset) hands parts out), or `windows` is no
     /// multiple of the number of processes.
-    pub fn draw(&mut self, part: &Part<'_>, windows: usize, context: usize, shard: Shard) -> Batch {
+    pub fn draw(&mut self, part: &Part<'_>, windows: usize, context: usize, shard: Shard) -> Result<Batch> {
         assert!(part.len() > context, "internal error: {} tokens for a context of {context}", part.len());
         assert_eq!(windows % shard.world, 0, "internal error: {windows} windows for {} processes", shard.world);
         let places = (part.len() - context) as u64;
@@ -93,22 +100,25 @@ impl Sampler {
         let first = self.state.drawn.wrapping_add((shard.rank * share) as u64);
         let mut batch = Batch::with_room(share, context);
         for number in 0..share as u64 {
-            batch.push(part, below(places, self.state.seed, first.wrapping_add(number)) as usize);
+            batch.push(part, below(places, self.state.seed, first.wrapping_add(number)) as usize)?;
         }
         self.state.drawn = self.state.drawn.wrapping_add(windows as u64);
-        batch
+        Ok(batch)
     }
 }
 
 /// The first `windows` windows of `part` that do not overlap, for an evaluation that is the same every time. Fewer where the part
 /// ends before; none where it is shorter than one.
-pub fn consecutive(part: &Part<'_>, windows: usize, context: usize) -> Batch {
+///
+/// # Errors
+/// As [`TokenFile::read`](super::TokenFile::read).
+pub fn consecutive(part: &Part<'_>, windows: usize, context: usize) -> Result<Batch> {
     let fit = part.len().saturating_sub(1) / context;
     let mut batch = Batch::with_room(windows.min(fit), context);
     for number in 0..windows.min(fit) {
-        batch.push(part, number * context);
+        batch.push(part, number * context)?;
     }
-    batch
+    Ok(batch)
 }
 
 /// A number below `n`: the upper half of the product of n with 64 random bits (Lemire, "Fast random integer generation in an
@@ -147,7 +157,7 @@ mod tests {
     #[test]
     fn targets_are_the_next_tokens() {
         let (_dir, file) = counting(50);
-        let batch = Sampler::new(3).draw(&Part::new(&file, 10..40), 100, 7, Shard::WHOLE);
+        let batch = Sampler::new(3).draw(&Part::new(&file, 10..40), 100, 7, Shard::WHOLE).unwrap();
         assert_eq!((batch.windows, batch.inputs.len()), (100, 700));
         for (row, next) in batch.inputs.chunks(7).zip(batch.targets.chunks(7)) {
             assert!(row.is_sorted_by(|a, b| a + 1 == *b) && row[0] >= 10 && next[6] < 40);
@@ -163,21 +173,24 @@ mod tests {
         let (_dir, file) = counting(1000);
         let part = Part::new(&file, 0..1000);
         let mut sampler = Sampler::new(7);
-        sampler.draw(&part, 5, 16, Shard::WHOLE);
+        sampler.draw(&part, 5, 16, Shard::WHOLE).unwrap();
         let state: SamplerState = serde_json::from_str(&serde_json::to_string(&sampler.state()).unwrap()).unwrap();
         assert_eq!(state, SamplerState { seed: 7, drawn: 5 });
-        let next = sampler.draw(&part, 5, 16, Shard::WHOLE);
-        assert_eq!(Sampler::from_state(state).draw(&part, 5, 16, Shard::WHOLE), next);
-        assert_ne!(Sampler::new(8).draw(&part, 5, 16, Shard::WHOLE), Sampler::new(7).draw(&part, 5, 16, Shard::WHOLE));
+        let next = sampler.draw(&part, 5, 16, Shard::WHOLE).unwrap();
+        assert_eq!(Sampler::from_state(state).draw(&part, 5, 16, Shard::WHOLE).unwrap(), next);
+        assert_ne!(
+            Sampler::new(8).draw(&part, 5, 16, Shard::WHOLE).unwrap(),
+            Sampler::new(7).draw(&part, 5, 16, Shard::WHOLE).unwrap()
+        );
     }
 
     #[test]
     fn shares_make_up_the_batch() {
         let (_dir, file) = counting(1000);
         let part = Part::new(&file, 0..1000);
-        let whole = Sampler::new(1).draw(&part, 12, 8, Shard::WHOLE);
+        let whole = Sampler::new(1).draw(&part, 12, 8, Shard::WHOLE).unwrap();
         let shares: Vec<Batch> =
-            (0..3).map(|rank| Sampler::new(1).draw(&part, 12, 8, Shard { rank, world: 3 })).collect();
+            (0..3).map(|rank| Sampler::new(1).draw(&part, 12, 8, Shard { rank, world: 3 }).unwrap()).collect();
         let joined: Vec<u32> = shares.iter().flat_map(|share| share.inputs.clone()).collect();
         assert_eq!(joined, whole.inputs);
         let split: Vec<Batch> = whole.split(5).collect();
@@ -189,9 +202,9 @@ mod tests {
     fn evaluation_goes_through_the_part_in_order() {
         let (_dir, file) = counting(100);
         let part = Part::new(&file, 20..61);
-        let batch = consecutive(&part, 100, 8);
+        let batch = consecutive(&part, 100, 8).unwrap();
         assert_eq!((batch.windows, batch.inputs[0], batch.targets[39]), (5, 20, 60));
-        assert_eq!(consecutive(&part, 2, 8).windows, 2);
-        assert_eq!(consecutive(&Part::new(&file, 0..8), 2, 8).windows, 0);
+        assert_eq!(consecutive(&part, 2, 8).unwrap().windows, 2);
+        assert_eq!(consecutive(&Part::new(&file, 0..8), 2, 8).unwrap().windows, 0);
     }
 }

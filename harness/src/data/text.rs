@@ -19,7 +19,6 @@ pub struct Text {
 enum Contents {
     Static(&'static str),
     Owned(String),
-    Mapped(memmap2::Mmap),
 }
 
 impl Text {
@@ -40,24 +39,23 @@ impl Text {
         }
     }
 
-    /// The text in a file, mapped into memory: files may be larger than it.
+    /// The text in a file, read into memory: what others do to the file later does not matter.
     ///
     /// # Errors
-    /// A file that is missing, cannot be read, is empty, or is not UTF-8 (with the place of the first wrong byte).
+    /// A file that is missing, cannot be read, is empty, changes while it is read, or is not UTF-8 (with the place of the first wrong byte);
+    /// too little memory.
     pub fn open(path: &Path) -> Result<Text> {
         let name = path.display().to_string();
-        let file = crate::files::open_to_map(path).map_err(Error::file("read", path))?;
-        if file.metadata().map_err(Error::file("read", path))?.len() == 0 {
+        let bytes = crate::files::read_unchanged(path).map_err(Error::file("read", path))?;
+        if bytes.is_empty() {
             return Err(Error::Empty { name });
         }
-        // SAFETY: the map is only read, as bytes. Another process that cuts the file short meanwhile ends this one with a
-        // bus error, as it would any reader of a mapped file.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::file("read", path))?;
-        if let Err(error) = std::str::from_utf8(&map) {
-            let offset = error.valid_up_to();
-            return Err(Error::NotUtf8 { name, offset, byte: map[offset] });
-        }
-        Ok(Text { name, contents: Contents::Mapped(map) })
+        String::from_utf8(bytes).map(|text| Text { name: name.clone(), contents: Contents::Owned(text) }).map_err(
+            |error| {
+                let offset = error.utf8_error().valid_up_to();
+                Error::NotUtf8 { name, offset, byte: error.as_bytes()[offset] }
+            },
+        )
     }
 
     /// A path, or what else the text is called.
@@ -70,8 +68,6 @@ impl Text {
         match &self.contents {
             Contents::Static(text) => text,
             Contents::Owned(text) => text,
-            // SAFETY: `open` has checked the bytes.
-            Contents::Mapped(map) => unsafe { std::str::from_utf8_unchecked(map) },
         }
     }
 

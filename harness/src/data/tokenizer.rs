@@ -1,12 +1,11 @@
 //! Byte-pair encoding over bytes, so that every text has an encoding and decodes to itself.
 
-use std::path::Path;
-
 use rayon::prelude::*;
+use serde_json::Value;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
-use tokenizers::{Tokenizer, TokenizerBuilder};
+use tokenizers::{Tokenizer, TokenizerBuilder, TokenizerImpl};
 
 use super::{Error, Result, Text};
 
@@ -38,35 +37,20 @@ impl Bpe {
             .initial_alphabet(alphabet)
             .show_progress(false)
             .build();
-        let bytes = ByteLevel::new(false, false, true);
-        let mut tokenizer =
-            TokenizerBuilder::<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>::new(
-            )
-            .with_model(BPE::default())
-            .with_normalizer(None)
-            .with_pre_tokenizer(Some(PreTokenizerWrapper::ByteLevel(bytes)))
-            .with_post_processor(None)
-            .with_decoder(Some(DecoderWrapper::ByteLevel(bytes)))
-            .build()?;
+        let mut tokenizer = untrained()?;
         tokenizer.train(&mut trainer, text.pieces(PIECE_BYTES))?;
         Bpe::from_json(tokenizer.to_string(false)?)
     }
 
-    /// A tokenizer from the JSON that [`Bpe::json`] gave, or that the `tokenizers` library wrote elsewhere.
+    /// A tokenizer from the JSON that [`Bpe::json`] gave.
     ///
     /// # Errors
-    /// JSON that is no tokenizer.
+    /// JSON that is no tokenizer of the kind that [`Bpe::train`] makes, or one that was changed: entries that are missing, doubled or
+    /// have other numbers than 0 to their count, merges of what is no entry.
     pub fn from_json(json: String) -> Result<Bpe> {
+        // The library panics at some of what does not fit together.
+        check(&json)?;
         Ok(Bpe { inner: Tokenizer::from_bytes(json.as_bytes())?, json })
-    }
-
-    /// As [`Bpe::from_json`], from a file.
-    ///
-    /// # Errors
-    /// A file that cannot be read, or is no tokenizer.
-    pub fn open(path: &Path) -> Result<Bpe> {
-        let json = crate::files::read_to_string(path).map_err(Error::file("read", path))?;
-        Bpe::from_json(json).map_err(|error| Error::damaged(path, error.to_string()))
     }
 
     /// The `tokenizer.json` of the `tokenizers` library.
@@ -111,6 +95,84 @@ impl Bpe {
     }
 }
 
+type Untrained = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// Bytes, and nothing learnt yet.
+fn untrained() -> Result<Untrained> {
+    let bytes = ByteLevel::new(false, false, true);
+    let builder =
+        TokenizerBuilder::<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>::new();
+    Ok(builder
+        .with_model(BPE::default())
+        .with_normalizer(None)
+        .with_pre_tokenizer(Some(PreTokenizerWrapper::ByteLevel(bytes)))
+        .with_post_processor(None)
+        .with_decoder(Some(DecoderWrapper::ByteLevel(bytes)))
+        .build()?)
+}
+
+/// Fails unless `json` is a tokenizer of the kind that [`Bpe::train`] makes, whose entries and merges fit together.
+fn check(json: &str) -> Result<()> {
+    let wrong = |reason: String| Error::Tokenizer(format!("it is no tokenizer as `train` makes it: {reason}"));
+    crate::tensor_file::check_unique(json.as_bytes()).map_err(|problem| wrong(problem.to_string()))?;
+    let parse = |json: &str| serde_json::from_str::<Value>(json).map_err(|error| wrong(error.to_string()));
+    let (mut found, mut expected) = (parse(json)?, parse(&untrained()?.to_string(false)?)?);
+    let mut take = |name: &str| {
+        let taken = found["model"].as_object_mut().and_then(|model| model.remove(name));
+        if let Some(model) = expected["model"].as_object_mut() {
+            model.remove(name);
+        }
+        taken.ok_or_else(|| wrong(format!("it has no `{name}`")))
+    };
+    let (vocabulary, merges) = (take("vocab")?, take("merges")?);
+    if let Some(difference) = difference("", &expected, &found) {
+        return Err(wrong(difference));
+    }
+    let vocabulary = vocabulary.as_object().ok_or_else(|| wrong("its `vocab` is no object".to_string()))?;
+    let mut taken = vec![false; vocabulary.len()];
+    for (entry, number) in vocabulary {
+        let place = number.as_u64().and_then(|number| taken.get_mut(usize::try_from(number).ok()?));
+        match place {
+            Some(taken) if !*taken => *taken = true,
+            _ => {
+                return Err(wrong(format!(
+                    "the entry `{entry}` has the number {number}, expected each of 0 to {} once",
+                    vocabulary.len() - 1
+                )));
+            }
+        }
+    }
+    if let Some(byte) = ByteLevel::alphabet().into_iter().find(|byte| !vocabulary.contains_key(&byte.to_string())) {
+        return Err(wrong(format!("it has no entry for the byte `{byte}`")));
+    }
+    let merges = merges.as_array().ok_or_else(|| wrong("its `merges` are no list".to_string()))?;
+    for merge in merges {
+        let pair = merge.as_array().map(Vec::as_slice);
+        let known = match pair {
+            Some([Value::String(a), Value::String(b)]) => {
+                [a, b, &format!("{a}{b}")].iter().all(|entry| vocabulary.contains_key(*entry))
+            }
+            _ => false,
+        };
+        if !known {
+            return Err(wrong(format!("the merge {merge} is not of its entries")));
+        }
+    }
+    Ok(())
+}
+
+/// Where JSON differs from what is expected. What is missing in it is as the library has it.
+fn difference(name: &str, expected: &Value, found: &Value) -> Option<String> {
+    match (expected.as_object(), found.as_object()) {
+        (Some(expected), Some(found)) => found.iter().find_map(|(key, found)| {
+            let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+            difference(&name, expected.get(key).unwrap_or(&Value::Null), found)
+        }),
+        _ if expected == found => None,
+        _ => Some(format!("`{name}` is {found}, expected {expected}")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,5 +208,55 @@ mod tests {
         // More entries than any text has merges: all that there are.
         assert_eq!(Bpe::train(&text, usize::MAX).unwrap().vocabulary(), 256);
         assert!(Bpe::from_json("{}".to_string()).is_err());
+    }
+
+    /// Of these some are another tokenizer that works, which checksums tell apart where tokenizers are kept.
+    #[test]
+    fn a_corrupted_tokenizer_is_refused_or_works() {
+        use rand::rngs::StdRng;
+        use rand::{RngExt, SeedableRng};
+
+        let text = "the cat sat on the mat, the cat sat on the hat ".repeat(50);
+        let whole = Bpe::train(&Text::of("t", text.as_str()).unwrap(), 300).unwrap().json().to_string().into_bytes();
+        let (mut refused, mut random) = (0, StdRng::seed_from_u64(18));
+        for case in 0..200 {
+            let mut bytes = whole.clone();
+            match case % 3 {
+                0 | 1 => bytes[random.random_range(0..whole.len())] ^= 1 << random.random_range(0..8),
+                _ => bytes.truncate(random.random_range(0..whole.len())),
+            }
+            let tokenizer = String::from_utf8(bytes).ok().and_then(|json| Bpe::from_json(json).ok());
+            let Some(tokenizer) = tokenizer else {
+                refused += 1;
+                continue;
+            };
+            let tokens = tokenizer.encode(&text).unwrap();
+            assert!(tokens.iter().all(|&token| (token as usize) < tokenizer.vocabulary()), "case {case}");
+            assert_eq!(tokenizer.decode(&tokens).unwrap(), text, "case {case}");
+        }
+        assert!(refused > 100, "{refused}");
+    }
+
+    #[test]
+    fn tokenizers_that_do_not_fit_together_are_refused_with_what_is_wrong() {
+        let whole = Bpe::train(&Text::of("t", "the cat sat on the mat ".repeat(50)).unwrap(), 280).unwrap();
+        let refuse = |change: &dyn Fn(&mut Value)| {
+            let mut json: Value = serde_json::from_str(whole.json()).unwrap();
+            change(&mut json);
+            Bpe::from_json(json.to_string()).err().unwrap().to_string()
+        };
+        for (message, part) in [
+            (refuse(&|json| json["model"]["vocab"]["a"] = 9_999.into()), "the entry `a` has the number 9999"),
+            (refuse(&|json| json["model"]["vocab"]["a"] = json["model"]["vocab"]["b"].clone()), "the number"),
+            (refuse(&|json| json["model"]["merges"][0] = serde_json::json!(["q", "zz"])), "merge [\"q\",\"zz\"]"),
+            (
+                refuse(&|json| json["model"]["dropout"] = serde_json::json!(0.5)),
+                "`model.dropout` is 0.5, expected null",
+            ),
+            (refuse(&|json| json["pre_tokenizer"]["type"] = "Metaspace".into()), "`pre_tokenizer.type`"),
+            (refuse(&|json| json["model"]["vocab"]["\u{1b}[2J"] = 99_999.into()), r"\u{1b}[2J"),
+        ] {
+            assert!(message.contains(part) && !message.contains('\u{1b}'), "`{part}` is missing in: {message}");
+        }
     }
 }

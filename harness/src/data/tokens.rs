@@ -1,4 +1,5 @@
-//! Token files: a header that says what is inside, then the tokens, mapped into memory.
+//! Token files: a header that says what is inside, then the tokens. They are read from the file as they are needed: it may be larger than
+//! memory.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -12,21 +13,27 @@
 //! | 96..128 | BLAKE3 of the tokens' bytes |
 //! | 128..160 | BLAKE3 of bytes 0..128 |
 //!
-//! Numbers are little-endian. A file that was cut short, changed or mixed up with another is refused when it is opened.
+//! Numbers are little-endian. A file that was cut short, changed or mixed up with another is refused when it is opened. One that is changed
+//! later gives an error, as far as its length and the time of its last change say.
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::{Error, Result};
+use crate::files::Version;
 
 const MAGIC: &[u8; 8] = b"TWTOKENS";
 const VERSION: u32 = 1;
 const HEADER: usize = 160;
 
-/// Tokens on disk, mapped into memory.
+/// Tokens on disk.
 pub struct TokenFile {
     path: PathBuf,
-    map: memmap2::Mmap,
+    file: File,
+    version: Version,
     width: usize,
     vocabulary: usize,
     len: usize,
@@ -76,14 +83,12 @@ impl TokenFile {
     /// # Errors
     /// A file that cannot be read, is no token file, or is damaged.
     pub fn open(path: &Path) -> Result<TokenFile> {
-        let file = crate::files::open_to_map(path).map_err(Error::file("read", path))?;
-        let bytes = file.metadata().map_err(Error::file("read", path))?.len();
-        if bytes < HEADER as u64 {
+        let read = Error::file("read", path);
+        let (file, version, header, payload) = hashed(path).map_err(read)?;
+        let Some(header) = header else {
+            let bytes = file.metadata().map_err(Error::file("read", path))?.len();
             return Err(Error::damaged(path, format!("{bytes} bytes are fewer than the {HEADER} of its header")));
-        }
-        // SAFETY: the map is only read, as bytes; see `Text::open`.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::file("read", path))?;
-        let header = &map[..HEADER];
+        };
         let u32_at = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
         let hash_at = |at: usize| -> [u8; 32] { header[at..at + 32].try_into().expect("32 bytes") };
@@ -98,16 +103,17 @@ impl TokenFile {
             return Err(Error::damaged(path, "its header was changed"));
         }
         let (width, vocabulary, len) = (u32_at(12) as usize, u64_at(16) as usize, u64_at(24) as usize);
-        let expected = HEADER + len * width;
-        if map.len() != expected {
-            let reason = format!("expected {expected} bytes for {len} tokens, found {}", map.len());
+        let expected = len.checked_mul(width).and_then(|bytes| bytes.checked_add(HEADER));
+        let found = file.metadata().map_err(Error::file("read", path))?.len();
+        if expected.is_none_or(|expected| expected as u64 != found) || !(width == 2 || width == 4) {
+            let reason = format!("expected {len} tokens of {width} bytes, found {found} bytes");
             return Err(Error::damaged(path, reason));
         }
-        if *blake3::hash(&map[HEADER..]).as_bytes() != hash_at(96) {
+        if *payload.as_bytes() != hash_at(96) {
             return Err(Error::damaged(path, "the checksum of its tokens is wrong"));
         }
         let (tokenizer, text) = (hash_at(32), hash_at(64));
-        Ok(TokenFile { path: path.to_path_buf(), width, vocabulary, len, tokenizer, text, map })
+        Ok(TokenFile { path: path.to_path_buf(), file, version, width, vocabulary, len, tokenizer, text })
     }
 
     pub fn path(&self) -> &Path {
@@ -140,15 +146,46 @@ impl TokenFile {
 
     /// Appends the tokens of `range` to `to`.
     ///
+    /// # Errors
+    /// A file that cannot be read any more, or was changed since it was opened.
+    ///
     /// # Panics
     /// A range beyond the end.
-    pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) {
-        let bytes = &self.map[HEADER + range.start * self.width..HEADER + range.end * self.width];
+    pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) -> Result<()> {
+        assert!(range.start <= range.end && range.end <= self.len, "internal error: {range:?} of {} tokens", self.len);
+        let mut bytes = vec![0; range.len() * self.width];
+        let place = (HEADER + range.start * self.width) as u64;
+        // Before what was read is believed.
+        let read = self.file.read_exact_at(&mut bytes, place).and_then(|()| self.version.check(&self.file));
+        read.map_err(Error::file("read", &self.path))?;
         match self.width {
             2 => to.extend(bytes.as_chunks::<2>().0.iter().map(|&token| u32::from(u16::from_le_bytes(token)))),
             _ => to.extend(bytes.as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token))),
         }
+        Ok(())
     }
+}
+
+/// An open file with its header, if it is as long as one, and the hash of what comes after it.
+fn hashed(path: &Path) -> io::Result<(File, Version, Option<[u8; HEADER]>, blake3::Hash)> {
+    let mut file = crate::files::open_ordinary(path)?;
+    let version = Version::of(&file)?;
+    let mut header = [0; HEADER];
+    let header = match file.read_exact(&mut header) {
+        Ok(()) => Some(header),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
+        Err(error) => return Err(error),
+    };
+    let mut hasher = blake3::Hasher::new();
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut piece)? {
+            0 => break,
+            len => hasher.update(&piece[..len]),
+        };
+    }
+    version.check(&file)?;
+    Ok((file, version, header, hasher.finalize()))
 }
 
 #[cfg(test)]
@@ -172,10 +209,27 @@ mod tests {
             assert_eq!(std::fs::metadata(&path).unwrap().len(), (HEADER + 1000 * width) as u64);
             assert_eq!((file.tokenizer_hash(), file.text_hash()), ([1; 32], [2; 32]));
             let mut found = Vec::new();
-            file.read(0..3, &mut found);
-            file.read(3..1000, &mut found);
+            file.read(0..3, &mut found).unwrap();
+            file.read(3..1000, &mut found).unwrap();
             assert_eq!(found, tokens);
         }
+    }
+
+    #[test]
+    fn a_file_that_shrinks_or_changes_after_it_was_opened_is_an_error() {
+        let (_dir, path) = written(&[5; 100_000], 300);
+        let file = TokenFile::open(&path).unwrap();
+        let mut found = Vec::new();
+        file.read(99_000..100_000, &mut found).unwrap();
+        let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        other.write_all_at(&[6], 1000).unwrap();
+        // Clocks of file systems are coarse.
+        other.set_modified(std::time::UNIX_EPOCH).unwrap();
+        let message = file.read(0..10, &mut found).unwrap_err().to_string();
+        assert!(message.contains("x.tokens") && message.contains("changed"), "{message}");
+        other.set_len(1000).unwrap();
+        assert!(file.read(99_000..100_000, &mut found).unwrap_err().to_string().contains("x.tokens"));
+        assert_eq!(found, [5; 1000]);
     }
 
     #[test]

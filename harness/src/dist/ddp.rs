@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Tensor};
 use half::bf16;
+use serde::Serialize;
 use tilewright::kernels::FloatElement;
 use tilewright::kernels::rank_sum::{self, Ranks};
 use tilewright::{Device as KernelDevice, View, ViewMut};
@@ -45,7 +46,8 @@ use crate::ops::{leave_multiprocessors, memory};
 use crate::params::{ParamId, Params, ReadyHook};
 
 /// How gradients get to the other ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Form {
     /// One all-reduce for each parameter, after backward
     Naive,
@@ -69,7 +71,7 @@ impl Form {
 }
 
 /// What every rank needs of the averaged gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Exchange {
     /// All of it.
     AllReduce,
@@ -84,7 +86,7 @@ pub enum Exchange {
 }
 
 /// What a [`Ddp`] does.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct DdpOptions {
     pub form: Form,
     /// Most bytes of f32 gradients in a bucket, for [`Form::Bucketed`] only; `None` is [`bucket_bytes`].

@@ -1,17 +1,21 @@
 //! Many ranks at one training: who they are, how they talk, and what they say.
 //!
 //! In reading order: [`rank`] says which of how many we are, [`comm`] has the collectives and the back ends that carry
-//! them, [`rendezvous`] brings processes together, [`launch`] starts them; [`buckets`] says which gradients travel together,
-//! [`ddp`] averages gradients, [`sharded`] shares the optimizer out.
+//! them, [`rendezvous`] brings processes together that prove with a [`secret`] that they belong together, [`launch`] starts them, [`lifeline`]
+//! ties them to it; [`buckets`] says which gradients travel together, [`ddp`] averages gradients, [`sharded`] shares the optimizer out;
+//! [`watchdog`] ends a process in which a call hangs.
 
 pub mod buckets;
 pub mod comm;
 pub mod ddp;
 pub mod error;
 pub mod launch;
+pub mod lifeline;
 pub mod rank;
 pub mod rendezvous;
+pub mod secret;
 pub mod sharded;
+pub mod watchdog;
 
 use comm::{CommError, Communicator, Result};
 use rank::{BackEnd, Environment};
@@ -58,7 +62,7 @@ pub fn connect_for(environment: &Environment, device: &candle_core::Device) -> R
         candle_core::Device::Cuda(cuda) => {
             let alone = rank::Place::alone();
             let place = environment.place.as_ref().unwrap_or(&alone);
-            comm::nccl::connect(connect_to(environment)?, place, cuda.cuda_stream(), environment.options)
+            comm::nccl::connect(connect_to(environment)?, place, &environment.job, cuda.cuda_stream(), environment.options)
         }
         _ if environment.place.as_ref().is_none_or(|place| place.world == 1) => {
             Err(CommError::Setup("one rank on a GPU has nobody to talk to: leave --ddp and --shard out".into()))

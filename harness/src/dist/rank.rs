@@ -5,7 +5,7 @@
 //! | `tilewright launch`, torchrun | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
 //! | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` | as above, else this host |
 //! | MPICH's, Intel's mpirun | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | as above, else this host |
-//! | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | as above, else the step's first host and a port made of the job's number |
+//! | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | as above, else the step's first host (127.0.0.1 if it is the only one) and a port made of the job's number |
 //!
 //! The first row that is there counts. Our own variables:
 //!
@@ -15,12 +15,18 @@
 //! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300 |
 //! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
 //! | `TILEWRIGHT_JOB` | a word | ranks of different jobs do not talk to each other; `tilewright launch` sets it |
+//! | `TILEWRIGHT_LIFELINE` | a descriptor and its inode | the socket to `tilewright launch`, which sets it ([`super::lifeline`]) |
+//! | `TILEWRIGHT_SECRET` | at least 16 random bytes | what ranks prove to each other that they know; `tilewright launch` makes one |
+//! | `TILEWRIGHT_SECRET_FILE` | a file of ours, mode 0600 | where the secret is, if `TILEWRIGHT_SECRET` does not have it |
+//! | `TILEWRIGHT_UNAUTHENTICATED` | `1` | without a secret, ranks meet on any network, and not on the loopback interface alone |
 //!
 //! An empty value counts as unset.
 
 use std::time::Duration;
 
 use super::comm::{CommError, Options, Result};
+use super::rendezvous::Job;
+use super::secret::{Access, Secret};
 
 /// The port where ranks meet unless somebody says another; torchrun's.
 pub const PORT: u16 = 29500;
@@ -66,7 +72,7 @@ pub struct Environment {
     pub place: Option<Place>,
     pub back_end: Option<BackEnd>,
     pub options: Options,
-    pub job: String,
+    pub job: Job,
 }
 
 impl Environment {
@@ -93,13 +99,32 @@ impl Environment {
             timeout: duration(&lookup, "TILEWRIGHT_COMM_TIMEOUT")?.unwrap_or(default.timeout),
             start_timeout: duration(&lookup, "TILEWRIGHT_START_TIMEOUT")?.unwrap_or(default.start_timeout),
         };
-        let job = lookup("TILEWRIGHT_JOB").unwrap_or_default();
+        let job = Job { word: lookup("TILEWRIGHT_JOB").unwrap_or_default(), access: access(&lookup)? };
         Ok(Environment { place: place(&lookup)?, back_end, options, job })
     }
 }
 
 fn bad<T>(name: &str, value: &str, expected: &str) -> Result<T> {
     Err(CommError::Setup(format!("{name} is `{value}`, expected {expected}")))
+}
+
+/// Who may take part in the job.
+///
+/// # Errors
+/// Names the variable, and what is wrong with it; never what the secret is.
+pub fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
+    let wrong = |why| CommError::Setup(format!("TILEWRIGHT_SECRET: {why}"));
+    if let Some(text) = lookup("TILEWRIGHT_SECRET") {
+        return Ok(Access::Secret(Secret::new(&text).map_err(wrong)?));
+    }
+    if let Some(path) = lookup("TILEWRIGHT_SECRET_FILE") {
+        return Ok(Access::Secret(Secret::from_file(path.as_ref()).map_err(CommError::Setup)?));
+    }
+    match lookup("TILEWRIGHT_UNAUTHENTICATED").as_deref() {
+        None | Some("0") => Ok(Access::Loopback),
+        Some("1") => Ok(Access::Anybody),
+        Some(other) => bad("TILEWRIGHT_UNAUTHENTICATED", other, "1, or nothing"),
+    }
 }
 
 fn number(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {
@@ -184,18 +209,19 @@ fn place(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
             world,
             local_rank,
             local_world,
-            master: master(lookup, names.by)?,
+            master: master(lookup, names.by, local_world < world)?,
             started_by: names.by,
         }));
     }
     Ok(None)
 }
 
-fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str) -> Result<(String, u16)> {
+/// Where rank 0 waits. Who is on one host with it, and has not been told more, needs no network.
+fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str, several: bool) -> Result<(String, u16)> {
     let from_slurm = || {
         let hosts = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
         let first = hosts.iter().find_map(|name| lookup(name)).map(|list| first_host(&list));
-        first.filter(|_| by == "srun")
+        first.filter(|_| by == "srun" && several)
     };
     let host = lookup("MASTER_ADDR").or_else(from_slurm).unwrap_or_else(|| "127.0.0.1".into());
     let port = match number(lookup, "MASTER_PORT")? {
@@ -278,6 +304,12 @@ mod tests {
         let seen = place(&slurm);
         assert_eq!((seen.rank, seen.world, seen.local_rank, seen.local_world), (6, 8, 2, 4));
         assert_eq!((seen.master, seen.started_by), (("gpu007".into(), 23456), "srun"));
+        let one_host = slurm.map(|(name, value)| match name {
+            "SLURM_STEP_TASKS_PER_NODE" => (name, "8"),
+            "SLURM_STEP_NODELIST" => (name, "gpu007"),
+            _ => (name, value),
+        });
+        assert_eq!(place(&one_host).master, ("127.0.0.1".into(), 23456));
     }
 
     #[test]
@@ -301,6 +333,22 @@ mod tests {
         assert_eq!(port, "MASTER_PORT is `70000`, expected a port from 1 to 65535");
         assert_eq!(error(&[("TILEWRIGHT_COMM", "gloo")]), "TILEWRIGHT_COMM is `gloo`, expected tcp, mpi or nccl");
         assert!(error(&[("TILEWRIGHT_COMM_TIMEOUT", "-1")]).contains("seconds above 0"));
+        let short = error(&[("TILEWRIGHT_SECRET", "hunter2")]);
+        assert!(short.starts_with("TILEWRIGHT_SECRET: ") && !short.contains("hunter2"), "{short}");
+        assert!(error(&[("TILEWRIGHT_SECRET_FILE", "/no/such/file")]).contains("/no/such/file"));
+        let word = error(&[("TILEWRIGHT_UNAUTHENTICATED", "yes")]);
+        assert_eq!(word, "TILEWRIGHT_UNAUTHENTICATED is `yes`, expected 1, or nothing");
+    }
+
+    #[test]
+    fn the_first_word_about_a_secret_counts() {
+        let access = |variables: &[_]| environment(variables).unwrap().job.access;
+        let secret = |text| Access::Secret(Secret::new(text).unwrap());
+        let (text, open) = (("TILEWRIGHT_SECRET", "0123456789abcdef"), ("TILEWRIGHT_UNAUTHENTICATED", "1"));
+        assert_eq!(access(&[open, ("TILEWRIGHT_SECRET_FILE", "/no/such/file"), text]), secret("0123456789abcdef"));
+        assert_eq!(access(&[open, ("TILEWRIGHT_SECRET", "")]), Access::Anybody);
+        assert_eq!(access(&[("TILEWRIGHT_UNAUTHENTICATED", "0")]), Access::Loopback);
+        assert_eq!(access(&[]), Access::Loopback);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use tilewright::kernels::attention::reference::Problem;
 
 use super::measure::Plan;
 use crate::cli::bench::tiles;
+use crate::cli::numbers::{milliseconds, seconds};
 use crate::cli::run::{Choice, device, open};
 use crate::cli::{CliError, Result};
 use crate::report::Outputs;
@@ -85,18 +86,6 @@ pub struct Arguments {
     pub queries: Option<Tiles>,
     #[command(flatten)]
     pub outputs: Outputs,
-}
-
-/// A positive number of seconds.
-pub fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|s| (0.0..=86400.0).contains(s) && *s > 0.0);
-    number.ok_or_else(|| format!("`{text}` is no number of seconds up to a day"))
-}
-
-/// A number of milliseconds, from 0.
-pub fn milliseconds(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|ms| (0.0..=86_400_000.0).contains(ms));
-    number.ok_or_else(|| format!("`{text}` is no number of milliseconds up to a day"))
 }
 
 impl Arguments {

@@ -16,7 +16,7 @@ mod tests;
 
 use std::process::ExitCode;
 
-pub use arguments::{Arguments, milliseconds, seconds};
+pub use arguments::Arguments;
 
 use crate::cli::{Result, program};
 

@@ -29,7 +29,7 @@ fn arguments_become_cases() {
         (&["--length", "1,2"][..], "--sweep"),
         (&["--dim", "300"], "1 to 256"),
         (&["--heads", "0"], "at least 1"),
-        (&["--tune", "soon"], "no number of seconds"),
+        (&["--tune", "soon"], "a number of seconds"),
         (&["--dtype", "f64"], "possible values"),
         (&["--forward", "1,2"], "q_tile,k_tile,warps,stages"),
     ] {

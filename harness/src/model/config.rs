@@ -184,6 +184,9 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Names of what changes no bit of a loss or a gradient: a run may go on with other values.
+    pub const FREE: [&str; 1] = ["checkpoint"];
+
     /// A size of [`SIZES`], with its vocabulary of 10 000.
     ///
     /// # Errors

@@ -141,6 +141,21 @@ pub fn judge<G: FloatElement>(
     judge_partials(device, partials.view(), losses, told, found)
 }
 
+/// The norm of a gradient as [`judge`] finds it, bit for bit: for who decides on the host what others decide on the device. Waits for the
+/// device.
+///
+/// # Errors
+/// No memory, and those of the launches.
+pub fn norm_of<G: FloatElement>(device: &Device, gradients: View<'_, G>) -> Result<f64> {
+    let mut numbers = [0.0; told::RATES];
+    (numbers[told::FACTOR], numbers[told::LIMIT]) = (1.0, f64::INFINITY);
+    let told = Buffer::from_slice(device, &numbers)?;
+    let partials = partial_squares(device, &[gradients])?;
+    let mut found = Buffer::zeros(device, found::LOSSES + 1)?;
+    judge_partials(device, partials.view(), partials.slice(0..0)?, told.view(), found.view_mut())?;
+    Ok(found.to_vec()?[found::NORM])
+}
+
 /// [`judge`] from the sums of squares of the gradient's parts.
 fn judge_partials(
     device: &Device,

@@ -1,35 +1,46 @@
-//! All that a run is, in one safetensors file.
+//! All that a run is, in safetensors files.
 //!
 //! | tensor | what |
 //! |---|---|
 //! | `NAME` | value of the parameter NAME, f32 |
 //! | `optimizer.first.NAME`, `optimizer.second.NAME` | its moments, f32 |
+//! | `optimizer.first.NAME[A..B]` and the like | elements A to B of its moments, where ranks share a parameter |
 //!
-//! The metadata has two entries: `tilewright`, a JSON object ([`Header`]), and `tokenizer`, the `tokenizer.json` that made the
-//! text into tokens. The file is replaced as a whole: while a new one is written, and if that fails, the last one stays.
+//! The metadata has two entries beside the checksums of [`tensor_file`]: `tilewright`, a JSON object ([`Header`]),
+//! and `tokenizer`, the `tokenizer.json` that made the text into tokens.
+//!
+//! Where every rank has a part of the optimizer's state, the moments are in one file for each rank ([`part_name`]), and the checkpoint has the
+//! parameters and the name of these files ([`Parts`]). They are written first: the rename of the checkpoint itself is the one commit of
+//! all of them. Any number of ranks can load them.
+//!
+//! Format 2 has checksums; format 1, which had none and was otherwise the same, is read.
 //!
 //! A run that goes on from a checkpoint on the same device does bit for bit what it would have done: parameters, moments, step, loss
 //! scale and the sampler's state are all that a step depends on.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use tilewright::{View, ViewMut};
+use serde_json::Value;
 
-use super::{Error, Learner, LossScale, Moments, Result};
+pub use super::staged::Staged;
+use super::{Error, Learner, LossScale, Result};
 use crate::data::SamplerState;
-use crate::ops::memory::{self, Read, kernel_error};
-use crate::params::{Param, Params};
+use crate::escape::printable;
+use crate::ops::memory;
+use crate::params::Params;
+use crate::tensor_file::{self, Problem, TensorFile};
 
 /// What the file's format is called.
-const FORMAT: &str = "tilewright checkpoint 1";
-const FIRST: &str = "optimizer.first.";
-const SECOND: &str = "optimizer.second.";
+const FORMAT: &str = "tilewright checkpoint 2";
+/// The format before it: without checksums.
+const FORMAT_1: &str = "tilewright checkpoint 1";
+pub(super) const PART_FORMAT: &str = "tilewright checkpoint part 2";
+pub(super) const FIRST: &str = "optimizer.first.";
+pub(super) const SECOND: &str = "optimizer.second.";
+const MOMENTS: [&str; 2] = [FIRST, SECOND];
 
 /// What a checkpoint says beside its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,6 +58,50 @@ pub struct Header {
     /// What the text is called, and its hash.
     pub data: String,
     pub data_hash: String,
+    /// Validation loss after this step in nats a token, if the run evaluated there.
+    #[serde(default, with = "super::exact::option")]
+    pub validation: Option<f64>,
+    /// The files that have the moments, where they are not in the checkpoint itself.
+    #[serde(default)]
+    pub parts: Option<Parts>,
+}
+
+/// The files of an optimizer's state that ranks wrote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parts {
+    /// Told to all ranks by the first one, new for each checkpoint: files of two checkpoints are never taken for one.
+    pub id: u64,
+    /// How many there are.
+    pub world: usize,
+}
+
+/// Most ranks whose parts are looked for.
+const MOST_RANKS: usize = 1 << 20;
+
+/// The name of rank `rank`'s part of the checkpoint of `step`, in the folder of the checkpoint.
+pub fn part_name(step: u64, parts: &Parts, rank: usize) -> String {
+    format!("moments-{step:08}-{:016x}-{rank}-of-{}.safetensors", parts.id, parts.world)
+}
+
+/// Whether [`part_name`] gives such names.
+pub fn is_part_name(name: &str) -> bool {
+    let parsed = || {
+        let (step, rest) = name.strip_prefix("moments-")?.split_once('-')?;
+        let (id, rest) = rest.split_once('-')?;
+        let (rank, world) = rest.strip_suffix(".safetensors")?.split_once("-of-")?;
+        let parts = Parts { id: u64::from_str_radix(id, 16).ok()?, world: world.parse().ok()? };
+        Some(part_name(step.parse().ok()?, &parts, rank.parse().ok()?))
+    };
+    parsed().is_some_and(|parsed| parsed == name)
+}
+
+/// What a part says beside its tensors.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct PartHeader {
+    pub format: String,
+    pub step: u64,
+    pub parts: Parts,
+    pub rank: usize,
 }
 
 impl Header {
@@ -68,6 +123,33 @@ impl Header {
             sampler,
             data: data.0.to_string(),
             data_hash: hex(&data.1),
+            validation: None,
+            parts: None,
+        }
+    }
+
+    /// Fails where the numbers are those of no run.
+    fn check(&self) -> Result<(), String> {
+        let Header { format, step, optimizer_steps, sampler, parts, .. } = self;
+        if format != FORMAT && format != FORMAT_1 {
+            return Err(format!("expected the format `{FORMAT}` or `{FORMAT_1}`, found `{format}`"));
+        }
+        if optimizer_steps > step {
+            return Err(format!("its optimizer has made {optimizer_steps} of {step} steps"));
+        }
+        // What follows adds to them.
+        if step.max(&sampler.drawn) > &(u64::MAX >> 1) {
+            return Err(format!("it has made {step} steps of {} windows, which no run has", sampler.drawn));
+        }
+        let factor = self.scale.factor();
+        if !(factor.is_normal() && factor > 0.0) {
+            return Err(format!("the factor of its loss is {factor}"));
+        }
+        match parts {
+            Some(parts) if !(1..=MOST_RANKS).contains(&parts.world) => {
+                Err(format!("its moments are in {} files", parts.world))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -82,117 +164,87 @@ pub fn hex(hash: &[u8; 32]) -> String {
 /// # Errors
 /// What the file system says (the checkpoint that was there before then stays), and errors of the device.
 pub fn save(path: &Path, header: &Header, tokenizer: &str, learner: &Learner) -> Result<()> {
-    save_with(path, header, tokenizer, learner.params(), &learner.moments()?)
+    let staged = Staged::checkpoint(header, tokenizer, learner)?;
+    crate::files::replace(path, |file| staged.write(file)).map_err(Error::file("write", path))
 }
 
-/// As [`save`], with moments that have been collected: by one rank of many.
-///
-/// # Errors
-/// As [`save`].
-pub fn save_with(path: &Path, header: &Header, tokenizer: &str, params: &Params, moments: &Moments<'_>) -> Result<()> {
-    let values = Read::<f32>::new(params.values())?;
-    let params: Vec<Param> = params.iter().collect();
-    let (first, second) = moments.views()?;
-    let values = values.view()?;
-    let mut entries = Vec::new();
-    for (prefix, flat) in [("", values), (FIRST, first), (SECOND, second)] {
-        entries.extend(params.iter().map(|param| Entry {
-            name: format!("{prefix}{}", param.name()),
-            shape: param.shape().to_vec(),
-            range: param.range(),
-            flat,
-        }));
-    }
-    let text = serde_json::to_string(header).map_err(|error| Error::file("write", path)(error.into()))?;
-    let metadata = BTreeMap::from([("tilewright", text), ("tokenizer", tokenizer.to_string())]);
-    crate::files::replace(path, |file| write(file, &metadata, &entries)).map_err(Error::file("write", path))
-}
-
-/// A tensor to be written: part of a flat slice.
-struct Entry<'a> {
-    name: String,
-    shape: Vec<usize>,
-    range: Range<usize>,
-    flat: View<'a, f32>,
-}
-
-/// The format of safetensors: the length of the header, the header (JSON, filled up with spaces), the tensors.
-fn write(file: &mut dyn Write, metadata: &BTreeMap<&str, String>, entries: &[Entry<'_>]) -> io::Result<()> {
-    let mut header = serde_json::Map::new();
-    header.insert("__metadata__".to_string(), json!(metadata));
-    let mut end = 0;
-    for entry in entries {
-        let start = end;
-        end += entry.range.len() * size_of::<f32>();
-        let info = json!({ "dtype": "F32", "shape": entry.shape, "data_offsets": [start, end] });
-        header.insert(entry.name.clone(), info);
-    }
-    let mut header = serde_json::to_vec(&header)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(&header)?;
-    for entry in entries {
-        let values = entry.flat.slice(entry.range.clone()).and_then(|part| part.to_vec()).map_err(io::Error::other)?;
-        match cfg!(target_endian = "little") {
-            true => file.write_all(bytemuck::cast_slice(&values))?,
-            false => values.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))?,
-        }
-    }
-    Ok(())
-}
-
-/// A checkpoint that was found whole.
+/// A checkpoint whose header was verified. Its tensors are verified when they are loaded.
 pub struct Checkpoint {
     path: PathBuf,
-    map: memmap2::Mmap,
+    file: TensorFile,
     pub header: Header,
     /// The `tokenizer.json` of the run.
     pub tokenizer: String,
 }
 
+/// Where elements of one parameter's moments are.
+struct Place {
+    /// Index of the part; none for the checkpoint itself.
+    part: Option<usize>,
+    name: String,
+    /// Elements of the flat tensor.
+    range: Range<usize>,
+}
+
 impl Checkpoint {
-    /// Opens a file and checks that it is a whole checkpoint.
+    /// Opens a file and verifies its length, header and tokenizer.
     ///
     /// # Errors
-    /// A file that cannot be read, was cut short, or is something else.
+    /// A file that cannot be read, was cut short or changed, or is something else.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let damaged = |reason: String| Error::Damaged { path: path.to_path_buf(), reason };
-        let file = crate::files::open_to_map(path).map_err(Error::file("read", path))?;
-        // SAFETY: the map is only read, as bytes; a checkpoint is replaced by renaming, which leaves this file as it is.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::file("read", path))?;
-        if let Some((expected, found)) = cut_short(&map) {
-            return Err(damaged(format!("it was cut short: expected {expected} bytes, found {found}")));
-        }
-        let (_, metadata) = SafeTensors::read_metadata(&map).map_err(|error| damaged(error.to_string()))?;
+        let file = TensorFile::open(path).map_err(|problem| explain(path, problem))?;
         let no_run = || damaged("it has tensors, and nothing about the run that made them".to_string());
-        let entries = metadata.metadata().as_ref().ok_or_else(no_run)?;
-        let text = entries.get("tilewright").ok_or_else(no_run)?;
+        let text = file.text("tilewright").ok_or_else(no_run)?;
         let header: Header = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
-        if header.format != FORMAT {
-            return Err(damaged(format!("expected the format `{FORMAT}`, found `{}`", header.format)));
+        header.check().map_err(damaged)?;
+        if header.format == FORMAT && file.hash().is_none() {
+            return Err(damaged("its checksums are missing".to_string()));
         }
-        if header.optimizer_steps > header.step {
-            let (made, all) = (header.optimizer_steps, header.step);
-            return Err(damaged(format!("its optimizer has made {made} of {all} steps")));
+        let tokenizer = file.text("tokenizer").ok_or_else(no_run)?.clone();
+        let found = tensor_file::checksum(tokenizer.as_bytes());
+        if file.text("tokenizer_blake3").is_some_and(|stated| *stated != found) {
+            return Err(damaged(format!("its tokenizer was changed: its BLAKE3 hash is {found}")));
         }
-        let tokenizer = entries.get("tokenizer").ok_or_else(no_run)?.clone();
-        SafeTensors::deserialize(&map).map_err(|error| damaged(error.to_string()))?;
-        Ok(Checkpoint { path: path.to_path_buf(), map, header, tokenizer })
+        Ok(Checkpoint { path: path.to_path_buf(), file, header, tokenizer })
+    }
+
+    /// What tells it from others: in format 2 a hash of its header with the hashes of all its tensors, before that one of what it says of the
+    /// run.
+    ///
+    /// # Errors
+    /// The header cannot be written as text.
+    pub fn hash(&self) -> Result<String> {
+        match self.file.hash() {
+            Some(hash) => Ok(hash.to_string()),
+            None => {
+                let header = serde_json::to_vec(&self.header);
+                let unwritten =
+                    |error: serde_json::Error| Error::Damaged { path: self.path.clone(), reason: error.to_string() };
+                Ok(tensor_file::checksum(&header.map_err(unwritten)?))
+            }
+        }
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Fails unless the checkpoint's hyperparameters are those of `model`.
+    /// Elements of all parameters that the file has values of.
+    pub fn elements(&self) -> usize {
+        let values = self.file.names().into_iter().filter(|name| is_value(name));
+        values.filter_map(|name| self.file.info(&name).map(|info| info.shape.iter().product::<usize>())).sum()
+    }
+
+    /// Fails unless the checkpoint's hyperparameters are those of `model`, but for those whose names are in `free`.
     ///
     /// # Errors
     /// Names each that differs, with both values.
-    pub fn check_model(&self, model: &Value) -> Result<()> {
+    pub fn check_model(&self, model: &Value, free: &[&str]) -> Result<()> {
         let (expected, found) = (flat_object(model), flat_object(&self.header.model));
         let mut differences = Vec::new();
         for name in expected.keys().chain(found.keys().filter(|name| !expected.contains_key(*name))) {
-            if expected.get(name) != found.get(name) {
+            if expected.get(name) != found.get(name) && !free.contains(&name.as_str()) {
                 let say = |value: Option<&String>| value.map_or("nothing".to_string(), String::clone);
                 differences.push(format!(
                     "`{name}` is expected to be {}, found {}",
@@ -210,90 +262,190 @@ impl Checkpoint {
     /// Sets the parameters to the checkpoint's.
     ///
     /// # Errors
-    /// Parameters of other names or shapes: then nothing is set.
+    /// Parameters of other names or shapes: then nothing is set. Tensors that are damaged, or have an element that is not finite.
     pub fn load_params(&self, params: &Params) -> Result<()> {
         self.check_tensors(params, &[""])?;
-        memory::write::<f32, _>(params.values(), |_, values| self.fill("", params, values).map_err(kernel_error))?;
+        let mut outcome: Result<()> = Ok(());
+        memory::write::<f32, _>(params.values(), |_, mut values| {
+            outcome = params.iter().try_for_each(|param| {
+                let read = self.read(&self.path, &self.file, param.name())?;
+                Ok(values.reborrow().slice(param.range())?.copy_from_slice(&read)?)
+            });
+            Ok::<_, candle_core::Error>(())
+        })?;
+        outcome?;
         Ok(params.refresh_copy()?)
     }
 
-    /// Sets parameters and the learner's state to the checkpoint's.
+    /// Sets parameters and the learner's state to the checkpoint's. Where ranks share the optimizer, each reads the moments that it
+    /// keeps, whoever wrote them.
     ///
     /// # Errors
-    /// As [`Checkpoint::load_params`].
+    /// As [`Checkpoint::load_params`], of all files.
     pub fn load(&self, learner: &mut Learner) -> Result<()> {
         let params = learner.params().clone();
-        self.check_tensors(&params, &["", FIRST, SECOND])?;
+        let parts = self.open_parts()?;
+        let prefixes: &[&str] = if self.header.parts.is_none() { &["", FIRST, SECOND] } else { &[""] };
+        self.check_tensors(&params, prefixes)?;
+        let [first, second] = MOMENTS.map(|prefix| self.places(&parts, &params, prefix));
+        let places = [first?, second?];
         self.load_params(&params)?;
         let Header { step, scale, optimizer_steps, .. } = self.header;
-        learner.restore(step, scale, optimizer_steps, |first, second| {
-            self.fill(FIRST, &params, first)?;
-            self.fill(SECOND, &params, second)
+        learner.restore(step, scale, optimizer_steps, |which, range, mut to| {
+            let places =
+                places[which].iter().filter(|place| place.range.start < range.end && range.start < place.range.end);
+            for Place { part, name, range: have } in places {
+                let (path, file) = match part {
+                    None => (&self.path, &self.file),
+                    Some(part) => (&parts[*part].0, &parts[*part].1),
+                };
+                let values = self.read(path, file, name)?;
+                let both = have.start.max(range.start)..have.end.min(range.end);
+                to.reborrow()
+                    .slice(both.start - range.start..both.end - range.start)?
+                    .copy_from_slice(&values[both.start - have.start..both.end - have.start])?;
+            }
+            Ok(())
         })
     }
 
-    fn tensors(&self) -> Result<SafeTensors<'_>> {
-        SafeTensors::deserialize(&self.map)
-            .map_err(|error| Error::Damaged { path: self.path.clone(), reason: error.to_string() })
+    /// Opens the files that have the moments.
+    fn open_parts(&self) -> Result<Vec<(PathBuf, TensorFile)>> {
+        let Some(parts) = &self.header.parts else { return Ok(Vec::new()) };
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        let mut opened = Vec::new();
+        for rank in 0..parts.world {
+            let path = folder.join(part_name(self.header.step, parts, rank));
+            let damaged = |reason: String| Error::Damaged { path: path.clone(), reason };
+            let file = TensorFile::open(&path).map_err(|problem| explain(&path, problem))?;
+            let text = file.text("tilewright").filter(|_| file.hash().is_some());
+            let text = text.ok_or_else(|| damaged("it is no part of a checkpoint".to_string()))?;
+            let found: PartHeader = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
+            let expected =
+                PartHeader { format: PART_FORMAT.to_string(), step: self.header.step, parts: parts.clone(), rank };
+            if found != expected {
+                return Err(damaged(format!(
+                    "it is a part of another checkpoint: expected rank {rank}'s of step {}, found rank {}'s of step {}",
+                    expected.step, found.rank, found.step
+                )));
+            }
+            opened.push((path, file));
+        }
+        Ok(opened)
+    }
+
+    /// Where the moments behind `prefix` are. All elements of a parameter have a place, or none of them has: of those that were frozen.
+    fn places(&self, parts: &[(PathBuf, TensorFile)], params: &Params, prefix: &str) -> Result<Vec<Place>> {
+        if self.header.parts.is_none() {
+            let place = |param: crate::params::Param| Place {
+                part: None,
+                name: format!("{prefix}{}", param.name()),
+                range: param.range(),
+            };
+            return Ok(params.iter().map(place).collect());
+        }
+        let mut places = Vec::new();
+        for (part, (path, file)) in parts.iter().enumerate() {
+            for name in file.names() {
+                let Some(rest) = name.strip_prefix(prefix) else { continue };
+                let unknown = || Error::OtherModel {
+                    path: path.clone(),
+                    difference: format!("it has a tensor `{}`, which does not fit the model", printable(&name)),
+                };
+                let (param, piece) = piece_of(rest).unwrap_or((rest, None));
+                let whole = params.get(param).map_err(|_| unknown())?.range();
+                let piece = piece.unwrap_or(0..whole.len());
+                let elements = file.info(&name).map(|info| info.shape.iter().product::<usize>());
+                if piece.end > whole.len() || elements != Some(piece.len()) {
+                    return Err(unknown());
+                }
+                places.push(Place {
+                    part: Some(part),
+                    range: whole.start + piece.start..whole.start + piece.end,
+                    name,
+                });
+            }
+        }
+        places.sort_by_key(|place| place.range.start);
+        for param in params.iter() {
+            let own = places
+                .iter()
+                .filter(|place| place.range.start < param.range().end && param.range().start < place.range.end);
+            let mut end = param.range().start;
+            let mut found = 0;
+            for place in own {
+                if place.range.start != end {
+                    break;
+                }
+                (end, found) = (place.range.end, found + 1);
+            }
+            let any = places.iter().filter(|place| param.range().contains(&place.range.start)).count();
+            if any > 0 && (end != param.range().end || found != any) {
+                let reason = format!("the moments `{prefix}{}` are not in its parts once each", param.name());
+                return Err(Error::Damaged { path: self.path.clone(), reason });
+            }
+        }
+        Ok(places)
+    }
+
+    /// The elements of a tensor, all of them finite.
+    fn read(&self, path: &Path, file: &TensorFile, name: &str) -> Result<Vec<f32>> {
+        let values = file.read(name).map_err(|problem| explain(path, problem))?;
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(place) => Err(Error::Damaged {
+                path: path.to_path_buf(),
+                reason: format!(
+                    "the tensor `{}` is not finite: its element {place} is {}",
+                    printable(name),
+                    values[place]
+                ),
+            }),
+        }
     }
 
     /// Fails unless there is a tensor of each parameter's name and shape behind each prefix, and no other value.
     fn check_tensors(&self, params: &Params, prefixes: &[&str]) -> Result<()> {
-        let tensors = self.tensors()?;
         let other = |difference: String| Err(Error::OtherModel { path: self.path.clone(), difference });
         for prefix in prefixes {
             for param in params.iter() {
                 let name = format!("{prefix}{}", param.name());
-                match tensors.tensor(&name) {
-                    Err(_) => return other(format!("expected a tensor `{name}` {:?}, found none", param.shape())),
-                    Ok(found) if found.shape() != param.shape() || found.dtype() != safetensors::Dtype::F32 => {
-                        let (shape, dtype) = (found.shape(), found.dtype());
+                match self.file.info(&name) {
+                    None => return other(format!("expected a tensor `{name}` {:?}, found none", param.shape())),
+                    Some(found) if found.shape != param.shape() || found.dtype != safetensors::Dtype::F32 => {
+                        let (shape, dtype) = (&found.shape, found.dtype);
                         let expected = param.shape();
                         return other(format!(
                             "`{name}` is expected to be F32 {expected:?}, found {dtype:?} {shape:?}"
                         ));
                     }
-                    Ok(_) => {}
+                    Some(_) => {}
                 }
             }
         }
-        let names = tensors.names();
-        let is_value = |name: &&&str| !name.starts_with(FIRST) && !name.starts_with(SECOND);
-        match names.iter().filter(is_value).find(|name| params.get(name).is_err()) {
-            Some(name) => other(format!("it has a tensor `{name}`, which the model does not have")),
+        match self.file.names().iter().filter(|name| is_value(name)).find(|name| params.get(name).is_err()) {
+            Some(name) => other(format!("it has a tensor `{}`, which the model does not have", printable(name))),
             None => Ok(()),
         }
     }
-
-    /// Writes the tensors behind `prefix` into a flat slice. They were checked before.
-    fn fill(&self, prefix: &str, params: &Params, mut flat: ViewMut<'_, f32>) -> tilewright::Result<()> {
-        let tensors = self.tensors().expect("the file was read before");
-        for param in params.iter() {
-            let tensor = tensors.tensor(&format!("{prefix}{}", param.name())).expect("the tensors were checked");
-            let values: Vec<f32> =
-                tensor.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
-            flat.reborrow().slice(param.range())?.copy_from_slice(&values)?;
-        }
-        Ok(())
-    }
 }
 
-/// What the file's own header says of its length, and the length, if that is less.
-fn cut_short(bytes: &[u8]) -> Option<(usize, usize)> {
-    let header = bytes.get(..8).map(|n| u64::from_le_bytes(n.try_into().expect("8 bytes")));
-    let found = bytes.len();
-    match header {
-        None => Some((8, found)),
-        // A file of another kind has any number here; only a plausible one is a length.
-        Some(len) if len > 100_000_000 => None,
-        Some(len) if found < 8 + len as usize => Some((8 + len as usize, found)),
-        Some(len) => {
-            let header: Value = serde_json::from_slice(&bytes[8..8 + len as usize]).ok()?;
-            let end_of = |tensor: &Value| tensor["data_offsets"][1].as_u64().unwrap_or(0);
-            let end = header.as_object()?.values().map(end_of).max().unwrap_or(0);
-            let expected = (8 + len).saturating_add(end) as usize;
-            (found < expected).then_some((expected, found))
-        }
+fn is_value(name: &str) -> bool {
+    !name.starts_with(FIRST) && !name.starts_with(SECOND)
+}
+
+/// `NAME[A..B]` as a name and a range.
+fn piece_of(name: &str) -> Option<(&str, Option<Range<usize>>)> {
+    let (param, range) = name.strip_suffix(']')?.rsplit_once('[')?;
+    let (start, end) = range.split_once("..")?;
+    let range = start.parse().ok()?..end.parse().ok()?;
+    (range.start < range.end).then_some((param, Some(range)))
+}
+
+fn explain(path: &Path, problem: Problem) -> Error {
+    match problem {
+        Problem::File(error) => Error::file("read", path)(error),
+        Problem::Damaged(reason) => Error::Damaged { path: path.to_path_buf(), reason },
     }
 }
 

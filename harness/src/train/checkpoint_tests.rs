@@ -1,6 +1,8 @@
 //! Checkpoints of a model with three parameters and the loss Σ (xᵢ − i)².
 
 use candle_core::{DType, Device, Tensor};
+use safetensors::SafeTensors;
+use serde_json::json;
 
 use super::*;
 use crate::optim::{AdamWOptions, Schedule};
@@ -103,37 +105,268 @@ fn a_file_cut_at_any_place_is_refused() {
     assert!(missing.contains("cannot read"), "{missing}");
 }
 
+/// The file with its header changed by `change`, as format 1 has it: without checksums; or with checksums that are right again.
+fn with_header(whole: &[u8], checksums: bool, change: &dyn Fn(&mut Value)) -> Vec<u8> {
+    let (length, rest) = whole.split_first_chunk::<8>().unwrap();
+    let (header, tensors) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let mut changed: Value = serde_json::from_slice(header).unwrap();
+    let metadata = changed["__metadata__"].as_object_mut().unwrap();
+    match checksums {
+        true => drop(metadata.insert("header_blake3".into(), json!("0".repeat(64)))),
+        false => metadata.retain(|name, _| name == "tilewright" || name == "tokenizer"),
+    }
+    change(&mut changed);
+    let header = serde_json::to_vec(&changed).unwrap();
+    let mut start = [&(header.len() as u64).to_le_bytes(), header.as_slice()].concat();
+    if checksums {
+        let hash = tensor_file::checksum(&start);
+        let key = b"\"header_blake3\":\"";
+        let place = start.windows(key.len()).position(|part| part == key).unwrap() + key.len();
+        start[place..place + 64].copy_from_slice(hash.as_bytes());
+    }
+    [&start, tensors].concat()
+}
+
+/// Changes the run's own part of the metadata.
+fn own(header: &mut Value, change: impl FnOnce(&mut Value)) {
+    let mut own: Value = serde_json::from_str(header["__metadata__"]["tilewright"].as_str().unwrap()).unwrap();
+    change(&mut own);
+    header["__metadata__"]["tilewright"] = json!(own.to_string());
+}
+
+fn as_format_1(whole: &[u8]) -> Vec<u8> {
+    with_header(whole, false, &|header| own(header, |own| own["format"] = json!("tilewright checkpoint 1")))
+}
+
+/// What is loaded of a file: all bits, and what else a run goes on from.
+fn loaded(path: &Path) -> Result<(Vec<u32>, Header, String)> {
+    let checkpoint = Checkpoint::open(path)?;
+    let mut learner = Learner::new(&model(6, 77), options()).unwrap();
+    checkpoint.load(&mut learner)?;
+    let values = learner.params().values().to_vec1::<f32>().unwrap();
+    let moments = learner.moments().into_iter().flat_map(|m| [m.first.to_vec().unwrap(), m.second.to_vec().unwrap()]);
+    let bits = values.into_iter().chain(moments.flatten()).map(f32::to_bits).collect();
+    Ok((bits, checkpoint.header, checkpoint.tokenizer))
+}
+
 #[test]
 fn numbers_that_no_run_has_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = saved(dir.path());
     let whole = std::fs::read(&path).unwrap();
-    let (length, rest) = whole.split_first_chunk::<8>().unwrap();
-    let (header, tensors) = rest.split_at(u64::from_le_bytes(*length) as usize);
     // Opens the file with its header changed.
     let refuse = |change: &dyn Fn(&mut Value)| {
-        let mut changed: Value = serde_json::from_slice(header).unwrap();
-        change(&mut changed);
-        let changed = serde_json::to_vec(&changed).unwrap();
-        std::fs::write(&path, [&(changed.len() as u64).to_le_bytes(), changed.as_slice(), tensors].concat()).unwrap();
-        Checkpoint::open(&path).err().unwrap().to_string()
+        let messages = [false, true].map(|checksums| {
+            std::fs::write(&path, with_header(&whole, checksums, change)).unwrap();
+            loaded(&path).err().unwrap().to_string()
+        });
+        messages.concat()
     };
     let message = refuse(&|header| header["out.weight"]["data_offsets"] = json!([0, u64::MAX]));
-    assert!(message.contains("cut short"), "{message}");
-    let message = refuse(&|header| {
-        let mut own: Value = serde_json::from_str(header["__metadata__"]["tilewright"].as_str().unwrap()).unwrap();
-        own["optimizer_steps"] = json!(u64::MAX);
-        header["__metadata__"]["tilewright"] = json!(own.to_string());
-    });
+    assert!(message.contains("header is damaged"), "{message}");
+    let message = refuse(&|header| header["out.weight"]["shape"] = json!([u64::MAX, 1_u64 << 40]));
+    assert!(message.contains("header is damaged"), "{message}");
+    let message = refuse(&|header| own(header, |own| own["optimizer_steps"] = json!(u64::MAX)));
     assert!(message.contains("18446744073709551615 of 3 steps"), "{message}");
+    let message = refuse(&|header| own(header, |own| own["sampler"]["drawn"] = json!(u64::MAX)));
+    assert!(message.contains("which no run has"), "{message}");
+    let message = refuse(&|header| own(header, |own| own["parts"] = json!({ "id": 1, "world": u64::MAX })));
+    assert!(message.contains("18446744073709551615 files") || message.contains("checksums are missing"), "{message}");
+}
+
+#[test]
+fn files_without_checksums_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = saved(dir.path());
+    let (bits, header, _) = loaded(&path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, as_format_1(&whole)).unwrap();
+    let (found, old, _) = loaded(&path).unwrap();
+    assert_eq!((found, old.step, old.format.as_str()), (bits, header.step, "tilewright checkpoint 1"));
+    // A file that says format 2 has checksums.
+    std::fs::write(&path, with_header(&whole, false, &|_| {})).unwrap();
+    let message = loaded(&path).err().unwrap().to_string();
+    assert!(message.contains("checksums are missing"), "{message}");
+}
+
+#[test]
+fn damaged_and_not_finite_tensors_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = saved(dir.path());
+    let whole = std::fs::read(&path).unwrap();
+    let start = |whole: &[u8], name: &str| {
+        let tensors = SafeTensors::deserialize(whole).unwrap();
+        tensors.tensor(name).unwrap().data().as_ptr() as usize - whole.as_ptr() as usize
+    };
+    for name in ["norm.weight", "optimizer.second.out.weight"] {
+        let mut flipped = whole.clone();
+        flipped[start(&whole, name) + 5] ^= 1;
+        std::fs::write(&path, flipped).unwrap();
+        let message = loaded(&path).err().unwrap().to_string();
+        assert!(
+            message.contains(&format!("tensor `{name}` is damaged")) && message.contains("c.safetensors"),
+            "{message}"
+        );
+        for value in [f32::NAN, f32::INFINITY] {
+            let mut old = as_format_1(&whole);
+            let place = start(&old, name) + 8;
+            old[place..place + 4].copy_from_slice(&value.to_le_bytes());
+            std::fs::write(&path, old).unwrap();
+            let message = loaded(&path).err().unwrap().to_string();
+            let parts = [format!("tensor `{name}` is not finite"), format!("element 2 is {value}")];
+            // Who wants the values alone looks at these.
+            let values = Checkpoint::open(&path).unwrap().load_params(&model(6, 77));
+            assert_eq!(values.is_err(), !name.starts_with("optimizer"));
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_after_it_was_opened_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = saved(dir.path());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 100).unwrap();
+    let mut learner = Learner::new(&model(6, 77), options()).unwrap();
+    let message = checkpoint.load(&mut learner).err().unwrap().to_string();
+    assert!(message.contains("cut short while it was read"), "{message}");
+    // Changed, with its length kept.
+    let checkpoint = Checkpoint::open(&saved(dir.path())).unwrap();
+    let len = std::fs::metadata(&path).unwrap().len();
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, [&bytes[..bytes.len() - 400], &[1; 400]].concat()).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), len);
+    let message = checkpoint.load(&mut learner).err().unwrap().to_string();
+    assert!(message.contains("damaged"), "{message}");
+}
+
+#[test]
+fn a_name_twice_is_refused_and_escapes_are_not_obeyed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = saved(dir.path());
+    let whole = std::fs::read(&path).unwrap();
+    // Readers differ in which of the two they take.
+    for checksums in [false, true] {
+        let change = |header: &mut Value| {
+            let same = header["norm.weight"].clone();
+            header["norm.weighT"] = same;
+        };
+        let mut bytes = match checksums {
+            true => with_header(&whole, true, &change),
+            false => with_header(&as_format_1(&whole), false, &change),
+        };
+        let place = bytes.windows(11).position(|part| part == b"norm.weighT").unwrap();
+        bytes[place + 10] = b't';
+        std::fs::write(&path, bytes).unwrap();
+        let message = loaded(&path).err().unwrap().to_string();
+        assert!(message.contains("the name `norm.weight` twice") && message.contains("c.safetensors"), "{message}");
+    }
+    let escapes = with_header(&whole, true, &|header| {
+        let info = header["norm.weight"].take();
+        header.as_object_mut().unwrap().remove("norm.weight");
+        header["odd\u{1b}[31m\nerror: all is lost"] = info;
+    });
+    std::fs::write(&path, escapes).unwrap();
+    let mut learner = Learner::new(&model(6, 77), options()).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let message = checkpoint.load(&mut learner).err().unwrap().to_string();
+    assert!(!message.contains(['\u{1b}', '\n']), "{message:?}");
+    let params = Params::new(
+        vec![ParamSpec::matrix("embedding.weight", &[7, 6], 0.5), ParamSpec::matrix("out.weight", &[5, 6], 0.5)],
+        &Device::Cpu,
+        0,
+    )
+    .unwrap();
+    let message = checkpoint.load_params(&params).err().unwrap().to_string();
+    assert!(message.contains("all is lost") && !message.contains(['\u{1b}', '\n']), "{message:?}");
+}
+
+/// By which ranks find out that they go on from different files.
+#[test]
+fn checkpoints_of_other_weights_have_other_hashes() {
+    let dir = tempfile::tempdir().unwrap();
+    let hash = |name: &str, seed: u64| {
+        let mut learner = Learner::new(&model(6, seed), options()).unwrap();
+        go(&mut learner, 2);
+        let path = dir.path().join(name);
+        save(&path, &header(&learner), "{}", &learner).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        (checkpoint.hash().unwrap(), serde_json::to_string(&checkpoint.header).unwrap())
+    };
+    let (one, same, other) = (hash("one", 3), hash("same", 3), hash("other", 4));
+    assert_eq!(one, same);
+    assert!(one.1 == other.1 && one.0 != other.0);
+}
+
+/// 200 files that were corrupted by chance: each is refused by the name of the file, or changes nothing of what is loaded.
+#[test]
+fn corrupted_files_are_refused_or_harmless() {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = saved(dir.path());
+    let whole = std::fs::read(&path).unwrap();
+    let expected = loaded(&path).unwrap();
+    // Of another run, of the same shapes.
+    let other = {
+        let mut learner = Learner::new(&model(6, 5), options()).unwrap();
+        go(&mut learner, 4);
+        let path = dir.path().join("other");
+        save(&path, &header(&learner), "{\"other\": 1}", &learner).unwrap();
+        std::fs::read(&path).unwrap()
+    };
+    let start = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let (mut refused, mut random) = (0, StdRng::seed_from_u64(18));
+    for case in 0..200 {
+        let mut bytes = whole.clone();
+        match case % 8 {
+            // Flips of a bit: anywhere, in the header, in its length.
+            0 | 1 => bytes[random.random_range(0..whole.len())] ^= 1 << random.random_range(0..8),
+            2 => bytes[random.random_range(8..start)] ^= 1 << random.random_range(0..8),
+            3 => bytes[random.random_range(0..8)] ^= 1 << random.random_range(0..8),
+            // Cut short; longer.
+            4 => bytes.truncate(random.random_range(0..whole.len())),
+            5 => bytes.extend((0..random.random_range(1..100)).map(|i| i as u8)),
+            // Two stretches of the tensors swapped.
+            6 => {
+                let len = random.random_range(4..100);
+                let (a, b) =
+                    (random.random_range(start..whole.len() - len), random.random_range(start..whole.len() - len));
+                let (first, second) = (whole[a..a + len].to_vec(), whole[b..b + len].to_vec());
+                bytes[b..b + len].copy_from_slice(&first);
+                bytes[a..a + len].copy_from_slice(&second);
+            }
+            // The tensors, or the header, of another run.
+            _ => {
+                let (head, tail) = if random.random_bool(0.5) { (&whole, &other) } else { (&other, &whole) };
+                let cut = |bytes: &[u8]| 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+                bytes = [&head[..cut(head)], &tail[cut(tail)..]].concat();
+            }
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        match loaded(&path) {
+            Ok(found) => assert!(found == expected, "case {case} loads something else"),
+            Err(error) => {
+                assert!(error.to_string().contains("c.safetensors"), "case {case}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused >= 195, "{refused} of 200 were refused");
 }
 
 #[test]
 fn another_models_checkpoint_is_refused_with_what_differs() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&saved(dir.path())).unwrap();
-    checkpoint.check_model(&json!({ "norm": { "kind": "rms" }, "width": 6 })).unwrap();
-    let other = checkpoint.check_model(&json!({ "norm": { "kind": "layer" }, "width": 8 })).err().unwrap().to_string();
+    let check = |model: Value, free: &[&str]| checkpoint.check_model(&model, free);
+    check(json!({ "norm": { "kind": "rms" }, "width": 6 }), &[]).unwrap();
+    check(json!({ "norm": { "kind": "rms" }, "width": 6, "checkpoint": true }), &["checkpoint"]).unwrap();
+    check(json!({ "norm": { "kind": "layer" }, "width": 6 }), &["width"]).unwrap_err();
+    let other = check(json!({ "norm": { "kind": "layer" }, "width": 8 }), &[]).err().unwrap().to_string();
     for part in ["another model", "`norm.kind`", "\"layer\"", "found \"rms\"", "`width` is expected to be 8, found 6"] {
         assert!(other.contains(part), "`{part}` is missing in: {other}");
     }

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::escape::printable;
+
 /// Result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -25,13 +27,27 @@ pub enum Error {
     #[error("step {step}: {what} is not finite; the first that has NaN or infinity is {first}{}", hint(saved.as_deref()))]
     NotFinite { step: u64, what: &'static str, first: String, saved: Option<PathBuf> },
 
-    #[error("cannot {doing} {}: {source}{}", path.display(), full(source))]
+    #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), full(source))]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
-    #[error("{} is no checkpoint that can be used: {reason}", path.display())]
+    /// `last` is the step of the newest checkpoint that is on the disk.
+    #[error("cannot write {}: {source}{}{}", path.display(), full(source), kept(*last))]
+    Save { path: PathBuf, source: std::io::Error, last: Option<u64> },
+
+    #[error("{0}\n  a checkpoint is copied to host memory before it is written, so that training goes on meanwhile")]
+    SaveMemory(tilewright::Error),
+
+    #[error(
+        "another run writes into {}: {}\n  help: wait for its end, or name another folder with --out",
+        folder.display(), printable(holder)
+    )]
+    Locked { folder: PathBuf, holder: String },
+
+    /// `reason` may have words of the file in it.
+    #[error("{} is no checkpoint that can be used: {}", path.display(), printable(reason))]
     Damaged { path: PathBuf, reason: String },
 
-    #[error("{} is a checkpoint of another model: {difference}", path.display())]
+    #[error("{} is a checkpoint of another model: {}", path.display(), printable(difference))]
     OtherModel { path: PathBuf, difference: String },
 }
 
@@ -47,9 +63,16 @@ fn full(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     match source.kind() {
         StorageFull | QuotaExceeded | FileTooLarge => {
-            "\n  help: there is no room for it; make some, or name another place with --out (the last checkpoint is still whole)"
+            "\n  help: there is no room for it; make some, or name another place with --out"
         }
         _ => "",
+    }
+}
+
+fn kept(last: Option<u64>) -> String {
+    match last {
+        Some(step) => format!("\n  the last checkpoint, of step {step}, is still whole"),
+        None => "\n  no checkpoint of this run is on the disk".to_string(),
     }
 }
 
@@ -103,8 +126,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_says_that_the_last_checkpoint_is_whole() {
-        let error = Error::file("write", Path::new("a/b"))(std::io::ErrorKind::StorageFull.into()).to_string();
-        assert!(error.contains("a/b") && error.contains("still whole"), "{error}");
+    fn a_full_disk_says_which_checkpoint_is_whole() {
+        let error = |last| {
+            let source = std::io::ErrorKind::StorageFull.into();
+            Error::Save { path: "a/b".into(), source, last }.to_string()
+        };
+        let (first, later) = (error(None), error(Some(40)));
+        assert!(first.contains("a/b") && first.contains("no checkpoint of this run"), "{first}");
+        assert!(later.contains("no room") && later.contains("of step 40, is still whole"), "{later}");
     }
 }

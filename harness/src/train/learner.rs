@@ -10,7 +10,7 @@ use tilewright::{View, ViewMut};
 
 use super::{Error, LossScale, Result};
 use crate::dist::ddp::{Ddp, Synchronized};
-use crate::dist::sharded::{ShardedOptimizer, State};
+use crate::dist::sharded::{Mode, ShardedOptimizer};
 use crate::ops::convert;
 use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
 use crate::optim::judge::{self, Pieces, found, told};
@@ -101,26 +101,11 @@ impl Engine {
     }
 }
 
-/// First and second moments of all parameters.
-pub enum Moments<'a> {
-    /// Where the optimizer keeps them.
-    Here(View<'a, f32>, View<'a, f32>),
-    /// On the host, collected from all ranks.
-    Collected(Vec<f32>, Vec<f32>),
-}
-
-impl Moments<'_> {
-    /// Both, an element for each element of the flat tensors.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn views(&self) -> Result<(View<'_, f32>, View<'_, f32>)> {
-        let host = kernel_device(&candle_core::Device::Cpu)?;
-        match self {
-            Moments::Here(first, second) => Ok((*first, *second)),
-            Moments::Collected(first, second) => Ok((View::of_slice(host, first)?, View::of_slice(host, second)?)),
-        }
-    }
+/// First and second moments of consecutive elements of the flat tensors, where the optimizer keeps them.
+pub struct Moments<'a> {
+    pub range: Range<usize>,
+    pub first: View<'a, f32>,
+    pub second: View<'a, f32>,
 }
 
 impl Learner {
@@ -187,25 +172,27 @@ impl Learner {
         }
     }
 
-    /// Whether every rank has a part of the optimizer's state, so that [`Learner::moments`] is for all ranks to call.
+    /// Whether every rank has a part of the optimizer's state.
     pub fn is_shared(&self) -> bool {
         matches!(self.engine, Engine::Shared(_))
     }
 
-    /// The moments of all parameters.
-    ///
-    /// # Errors
-    /// Those of communication, where they are on many ranks.
-    pub fn moments(&self) -> Result<Moments<'_>> {
+    /// The moments that this rank keeps; of those that every rank keeps, the first rank gives them alone. Those of all ranks together are the
+    /// moments of all parameters that are trained.
+    pub fn moments(&self) -> Vec<Moments<'_>> {
+        let of = |adamw: &'_ AdamW| adamw.range();
         match &self.engine {
             Engine::Whole(adamw) => {
                 let (first, second) = adamw.moments();
-                Ok(Moments::Here(first, second))
+                vec![Moments { range: of(adamw), first, second }]
             }
-            Engine::Shared(shared) => {
-                let mut state = shared.gather_state()?.flats.into_iter();
-                Ok(Moments::Collected(state.next().unwrap_or_default(), state.next().unwrap_or_default()))
-            }
+            Engine::Shared(shared) => shared
+                .own_state()
+                .map(|adamw| {
+                    let (first, second) = adamw.moments();
+                    Moments { range: of(adamw), first, second }
+                })
+                .collect(),
         }
     }
 
@@ -218,24 +205,27 @@ impl Learner {
         self.scale
     }
 
-    /// Sets what a checkpoint has: `read` fills the first and the second moments of all parameters.
+    /// Sets what a checkpoint has: `read` fills elements of the first moments (0) or the second (1) that this rank keeps.
     pub(super) fn restore(
         &mut self,
         step: u64,
         scale: LossScale,
         optimizer_steps: u64,
-        read: impl FnOnce(ViewMut<'_, f32>, ViewMut<'_, f32>) -> tilewright::Result<()>,
+        mut read: impl FnMut(usize, Range<usize>, ViewMut<'_, f32>) -> Result<()>,
     ) -> Result<()> {
         (self.step, self.scale) = (step, scale);
         match &mut self.engine {
-            Engine::Whole(adamw) => Ok(adamw.restore(optimizer_steps, read)?),
+            Engine::Whole(adamw) => {
+                let all = adamw.range();
+                adamw.restore(optimizer_steps, |first, second| {
+                    read(0, all.clone(), first)?;
+                    read(1, all.clone(), second)
+                })
+            }
             Engine::Shared(shared) => {
                 let host = kernel_device(&candle_core::Device::Cpu)?;
-                let mut state = vec![vec![0.0_f32; self.params.flat_len()]; 2];
-                if let [first, second] = state.as_mut_slice() {
-                    read(ViewMut::of_slice(host, first)?, ViewMut::of_slice(host, second)?)?;
-                }
-                Ok(shared.load_state(&State::uniform(optimizer_steps, state))?)
+                let steps = [(0..self.params.flat_len(), optimizer_steps)];
+                shared.load_with(&steps, |which, range, to| read(which, range, ViewMut::of_slice(host, to)?))
             }
         }
     }
@@ -424,7 +414,12 @@ impl Learner {
         let rate = self.options.schedule.rate(step);
         let gradients = self.params.grads();
         let gradients = Read::<f32>::new(&gradients)?;
-        let norm = shared.gradient_norm(gradients.view()?)? / factor;
+        let norm = match shared.mode() {
+            // All of the gradient is here: its norm, and so clipping, is that of an optimizer that is not shared out.
+            Mode::Broadcast => judge::norm_of(kernel_device(self.params.device())?, gradients.view()?)?,
+            Mode::Zero1 => shared.gradient_norm(gradients.view()?)?,
+        };
+        let norm = norm / factor;
         match self.scale.learn(norm.is_finite()) {
             Some(true) => {
                 let (groups, scale) = (&self.groups, clip(norm, self.options.clip) / factor);

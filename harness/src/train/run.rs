@@ -10,14 +10,19 @@ use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::checkpoint::{self, Checkpoint, Header};
+use super::checkpoint::{self, Checkpoint, Header, Parts, Staged};
+use super::keep::Keep;
 use super::learner::Update;
 use super::learner::{first_in, gradient_dtype};
 use super::log::{self, Line, Log, StepLine};
+use super::saver::{self, Files, Saver};
+use super::staged::expect_memory;
 use super::team::Vote;
 use super::whole::{Queued, WholeStep};
-use super::{Error, LanguageModel, Learner, LearnerOptions, Result, Team, TeamOptions};
+use super::{Error, LanguageModel, Learner, LearnerOptions, Result, RunFolder, Team, TeamOptions};
 use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
+use crate::dist::{self, lifeline};
+use crate::files;
 use crate::params::no_grad;
 use crate::profile::{Phase, phase};
 
@@ -45,8 +50,11 @@ pub struct RunOptions {
     pub evaluate_every: u64,
     /// Windows of an evaluation, at most.
     pub evaluate_windows: usize,
-    /// Steps between checkpoints; 0 for one at the end only.
-    pub save_every: u64,
+    /// Steps between checkpoints; 0 for one at the end only. None for every 100 steps, or fewer where saving would take more than
+    /// a twentieth of the time.
+    pub save_every: Option<u64>,
+    #[serde(default)]
+    pub keep: Keep,
     pub seed: u64,
 }
 
@@ -80,6 +88,12 @@ pub struct Run<'a> {
     finished: Option<Instant>,
     sampler: Sampler,
     folder: PathBuf,
+    /// Before the lock: what is being written when this goes is whole before another run begins.
+    saver: Saver,
+    /// Of the rank that leads.
+    _lock: Option<RunFolder>,
+    /// The last step after which the run was evaluated, with the loss.
+    evaluated: Option<(u64, f64)>,
     /// Of the rank that leads.
     log: Option<Log>,
     team: Option<Team>,
@@ -117,13 +131,14 @@ impl<'a> Run<'a> {
         folder: &Path,
         from: Option<&Checkpoint>,
     ) -> Result<Run<'a>> {
-        Run::begin_with(model, data, options, folder, from, None)
+        Run::begin_with(model, data, options, folder, from, None, None)
     }
 
-    /// As [`Run::begin`], as one rank of many. They share the batch; all see the folder, and rank 0 writes into it.
+    /// As [`Run::begin`], as one rank of many. They share the batch; all see the folder, and rank 0 writes into it. `lock` is
+    /// rank 0's of the folder, from before it read the checkpoint; without it, the folder is locked here.
     ///
     /// # Errors
-    /// As [`Run::begin`] and [`Team::form`].
+    /// As [`Run::begin`] and [`Team::form`]; ranks that were started with other settings, named by rank and option.
     pub fn begin_with(
         model: &'a dyn LanguageModel,
         data: &'a Dataset,
@@ -131,9 +146,12 @@ impl<'a> Run<'a> {
         folder: &Path,
         from: Option<&Checkpoint>,
         team: Option<&TeamOptions>,
+        lock: Option<RunFolder>,
     ) -> Result<Run<'a>> {
+        if let Some(team) = team {
+            super::agree::check(team, model.hyperparameters(), &options, data, from)?;
+        }
         data.check_context(options.context)?;
-        std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
         let ranks = team.map_or(1, |team| team.comm.world());
         let micro_batches = (options.batch / ranks).div_ceil(options.micro_batch.max(1));
         let (team, mut learner) = match team {
@@ -151,28 +169,55 @@ impl<'a> Run<'a> {
             checkpoint.load(&mut learner)?;
             sampler = Sampler::from_state(checkpoint.header.sampler);
         }
-        if let Some(team) = &team {
-            team.check_start(learner.step(), sampler.state())?;
-        }
         let leads = team.as_ref().is_none_or(Team::leads);
+        let lock = match lock {
+            None if leads => Some(RunFolder::lock(folder)?),
+            given => given,
+        };
+        let saver = Saver::new(folder.to_path_buf(), options.keep, from.map(|checkpoint| checkpoint.header.step));
+        expect_room(&saver, &options, &learner, data.tokenizer.json().len(), leads)?;
+        if let Some(team) = team.as_ref().filter(|_| learner.is_shared()) {
+            check_folder(team, folder)?;
+        }
         let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;
         let folder = folder.to_path_buf();
         let whole = WholeStep::new(&learner);
         let (finished, peak, time_limit) = (None, None, None);
-        Ok(Run { model, data, options, learner, whole, finished, sampler, folder, log, team, peak, time_limit })
+        Ok(Run {
+            model,
+            data,
+            options,
+            learner,
+            whole,
+            finished,
+            sampler,
+            folder,
+            _lock: lock,
+            saver,
+            evaluated: None,
+            log,
+            team,
+            peak,
+            time_limit,
+        })
     }
 
     pub fn learner(&self) -> &Learner {
         &self.learner
     }
 
-    /// Makes the steps that are left. Stops after the step in which `stop` becomes true.
+    /// Makes the steps that are left. Stops after the step in which `stop` becomes true on some rank: no later one begins, those that the
+    /// device works on are finished, and all ranks save the state after the same step.
     ///
     /// # Errors
     /// A loss or gradient that is not finite (the state before that step is saved beside the checkpoint), lack of memory, and
     /// files that cannot be written.
     pub fn go(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
         let outcome = self.go_on(stop, observer);
+        // What is being written is whole before the lock ends.
+        if outcome.is_err() && !self.learner.is_shared() {
+            let _ = self.saver.settle(None, true);
+        }
         if let (Err(error), Some(team)) = (&outcome, &self.team) {
             // The others must not wait for us.
             team.communicator().give_up(&error.to_string());
@@ -185,6 +230,7 @@ impl<'a> Run<'a> {
         let mut ending = Ending::Done;
         let mut on_their_way = VecDeque::new();
         let RunOptions { steps, evaluate_every, save_every, .. } = self.options;
+        let save_every = save_every.unwrap_or(saver::USUAL);
         while ending == Ending::Done && self.learner.step() < steps {
             on_their_way.push_back(self.queue()?);
             let step = self.learner.step();
@@ -196,15 +242,17 @@ impl<'a> Run<'a> {
                 && let Some(queued) = on_their_way.pop_front()
             {
                 let line = self.finish(queued)?;
-                if let Some(end) = self.tell(line, start, stop, observer)? {
+                let end = self.tell(line, start, stop, observer)?;
+                if let Some(end) = end.filter(|_| ending == Ending::Done) {
                     (ending, ahead) = (end, 0);
                 }
             }
             if ending == Ending::Done && due(evaluate_every) {
                 self.evaluate(observer)?;
             }
-            if ending == Ending::Done && due(save_every) {
-                self.save()?;
+            self.saver.settle(self.team.as_ref(), false)?;
+            if ending == Ending::Done && due(save_every) && self.is_cheap()? {
+                self.start_save()?;
             }
         }
         if ending != Ending::Stopped {
@@ -257,7 +305,7 @@ impl<'a> Run<'a> {
         let batch = {
             let _phase = phase(Phase::Data);
             let shard = self.team.as_ref().map_or(Shard::WHOLE, Team::shard);
-            self.sampler.draw(&self.data.train(), windows, context, shard)
+            self.sampler.draw(&self.data.train(), windows, context, shard)?
         };
         if self.team.is_some() {
             return self.step_of_team(&batch, before, began).map(OnItsWay::Made);
@@ -425,6 +473,7 @@ impl<'a> Run<'a> {
             }
         };
         let step = self.learner.step();
+        self.evaluated = Some((step, loss));
         match &mut self.log {
             None => Ok(()),
             Some(log) => {
@@ -434,24 +483,63 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Saves the run's state as its checkpoint. All ranks call it, and the first one writes.
+    /// Saves the run's state as its checkpoint, which is on the disk then. All ranks call it.
     ///
     /// # Errors
     /// What the file system says; the last checkpoint then stays.
-    pub fn save(&self) -> Result<()> {
-        match (&self.log, self.learner.is_shared()) {
-            (None, false) => Ok(()),
-            // The others need this rank's part of the state.
-            (None, true) => self.learner.moments().map(drop),
-            (Some(_), _) => self.write(&self.folder.join(CHECKPOINT), self.sampler.state()),
+    pub fn save(&mut self) -> Result<()> {
+        // A launcher that was told to end us waits for it.
+        let _saving = lifeline::saving();
+        self.start_save()?;
+        self.saver.settle(self.team.as_ref(), true)
+    }
+
+    /// Copies the run's state to host memory, and starts to write it. All ranks call it.
+    fn start_save(&mut self) -> Result<()> {
+        self.saver.settle(self.team.as_ref(), true)?;
+        let began = Instant::now();
+        let mut header = self.header(self.sampler.state());
+        let mut part = None;
+        if let (Some(team), true) = (&self.team, self.learner.is_shared()) {
+            // A number that f64 holds.
+            let id = if team.leads() { rand::random::<u64>() >> 11 } else { 0 };
+            let parts = Parts { id: team.sum(id as f64)? as u64, world: self.world() };
+            let rank = team.communicator().rank();
+            part = Some((Staged::part(header.step, &parts, rank, &self.learner)?, rank));
+            header.parts = Some(parts);
+        }
+        let leads = self.log.is_some();
+        if !leads && part.is_none() {
+            return Ok(());
+        }
+        let staged = || Staged::checkpoint(&header, self.data.tokenizer.json(), &self.learner);
+        let checkpoint = leads.then(staged).transpose()?;
+        self.saver.start(Files { header, checkpoint, part }, began)
+    }
+
+    /// Whether a save that nobody asked for at this step leaves enough of the time to training: as the first rank finds.
+    fn is_cheap(&self) -> Result<bool> {
+        let own = self.options.save_every.is_some() || self.saver.is_cheap(Instant::now());
+        match &self.team {
+            Some(team) if self.options.save_every.is_none() => {
+                Ok(team.sum(f64::from(u8::from(own && team.leads())))? > 0.0)
+            }
+            _ => Ok(own),
         }
     }
 
-    fn write(&self, path: &Path, sampler: SamplerState) -> Result<()> {
+    /// What a checkpoint of the present state says, if a run that goes on from it begins at `sampler`.
+    fn header(&self, sampler: SamplerState) -> Header {
         let training = serde_json::to_value(self.options).unwrap_or(Value::Null);
         let data = (self.data.name.as_str(), self.data.tokens.text_hash());
         let header = Header::new(self.model.hyperparameters(), training, &self.learner, sampler, data);
-        checkpoint::save(path, &header, self.data.tokenizer.json(), &self.learner)
+        let validation = self.evaluated.filter(|(step, _)| *step == header.step).map(|(_, loss)| loss);
+        Header { validation, ..header }
+    }
+
+    /// Writes the state to a file of its own.
+    fn write(&self, path: &Path, sampler: SamplerState) -> Result<()> {
+        checkpoint::save(path, &self.header(sampler), self.data.tokenizer.json(), &self.learner)
     }
 
     /// Writes what another implementation needs to make the same steps: the state now (`start.safetensors`, a checkpoint) and the
@@ -469,7 +557,7 @@ impl<'a> Run<'a> {
         let mut sampler = self.sampler.clone();
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for _ in 0..steps {
-            let batch = sampler.draw(&self.data.train(), windows, context, Shard::WHOLE);
+            let batch = sampler.draw(&self.data.train(), windows, context, Shard::WHOLE)?;
             inputs.extend(batch.inputs.iter().flat_map(|token| token.to_le_bytes()));
             targets.extend(batch.targets.iter().flat_map(|token| token.to_le_bytes()));
         }
@@ -479,14 +567,60 @@ impl<'a> Run<'a> {
             .and_then(|inputs| Ok([("inputs", inputs), ("targets", view(&targets)?)]))
             .and_then(|tensors| safetensors::serialize(tensors, None))
             .map_err(|error| Error::file("write", &path)(std::io::Error::other(error)))?;
-        crate::files::replace(&path, |file| file.write_all(&bytes)).map_err(Error::file("write", &path))
+        files::replace(&path, |file| file.write_all(&bytes)).map_err(Error::file("write", &path))
     }
 
     fn draw(&self) -> Result<()> {
         let svg = log::curve(&log::read(&self.folder.join(LOG))?).to_svg();
         let path = self.folder.join(CURVE);
-        crate::files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(Error::file("write", &path))
+        files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(Error::file("write", &path))
     }
+}
+
+/// Fails unless all ranks see one folder and can write into it: each writes its moments there. All ranks call it.
+fn check_folder(team: &Team, folder: &Path) -> Result<()> {
+    let comm = team.communicator();
+    // One that f64 holds. Nobody has looked for such a name: clients of network file systems remember what was not there.
+    let number = if team.leads() { rand::random::<u64>() >> 11 } else { 0 };
+    let number = team.sum(number as f64)? as u64;
+    let mark =
+        team.leads().then(|| files::mark(folder, number)).transpose().map_err(Error::file("write into", folder))?;
+    // It is there.
+    team.sum(0.0)?;
+    let mut seen = vec![0_u64; comm.world()];
+    seen[comm.rank()] = u64::from(files::is_marked(folder, number));
+    comm.all_gather(&mut seen).map_err(dist::error::Error::from)?;
+    drop(mark);
+    let blind: Vec<usize> = (0..seen.len()).filter(|rank| seen[*rank] == 0).collect();
+    if !blind.is_empty() {
+        return Err(dist::error::Error::Misuse(format!(
+            "{} {} not see the folder {} of rank 0, into which each rank writes its moments\n  help: give all ranks the same --out, on a file \
+             system that all their hosts share, or leave --shard out",
+            dist::comm::error::ranks(&blind),
+            if blind.len() == 1 { "does" } else { "do" },
+            folder.display()
+        ))
+        .into());
+    }
+    files::check_writable(&folder.join("moments")).map_err(Error::file("write into", folder))
+}
+
+/// Fails unless there is room on the disk and in host memory for what a run saves.
+fn expect_room(saver: &Saver, options: &RunOptions, learner: &Learner, tokenizer: usize, leads: bool) -> Result<()> {
+    let values = learner.params().flat_len();
+    let own: usize = learner.moments().iter().map(|piece| 2 * piece.range.len()).sum();
+    if leads || learner.is_shared() {
+        expect_memory(own + if leads { values } else { 0 })?;
+    }
+    if leads {
+        let each = 3 * size_of::<f32>() * values + 2 * tokenizer;
+        let saves = match options.save_every.unwrap_or(saver::USUAL) {
+            0 => 1,
+            every => options.steps.saturating_sub(learner.step()) / every + 1,
+        };
+        saver.expect_room_for(each as u64, saves)?;
+    }
+    Ok(())
 }
 
 /// The mean loss over the first windows of `part`, at most `windows` of them, in nats a token.
@@ -512,7 +646,7 @@ fn evaluate_share(
     context: usize,
     shard: Shard,
 ) -> Result<f64> {
-    let batch = consecutive(part, windows, context);
+    let batch = consecutive(part, windows, context)?;
     let mut mean = 0.0;
     let ours = |(number, _): &(usize, Batch)| number % shard.world == shard.rank;
     for (_, micro) in batch.split(micro_batch).enumerate().filter(ours) {

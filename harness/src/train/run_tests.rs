@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::data::{Text, prepare};
+use crate::dist::comm::Communicator;
 use crate::dist::comm::threads::threads;
 use crate::dist::ddp::{DdpOptions, Form};
 use crate::optim::{AdamWOptions, Schedule};
@@ -83,7 +84,8 @@ fn options(steps: u64) -> RunOptions {
         context: 8,
         evaluate_every: 10,
         evaluate_windows: 4,
-        save_every: 5,
+        save_every: Some(5),
+        keep: Keep::default(),
         seed: 1,
     }
 }
@@ -94,15 +96,20 @@ fn data(folder: &Path) -> Dataset {
 }
 
 #[derive(Default)]
-struct Heard {
+struct Heard<'a> {
     losses: Vec<f64>,
     evaluations: Vec<(u64, f64)>,
+    /// Called with the number of steps so far.
+    then: Option<Box<dyn FnMut(usize) + 'a>>,
     stop_after: Option<(usize, std::sync::Arc<AtomicBool>)>,
 }
 
-impl Observer for Heard {
+impl Observer for Heard<'_> {
     fn step(&mut self, line: &StepLine) {
         self.losses.push(line.loss);
+        if let Some(then) = &mut self.then {
+            then(self.losses.len());
+        }
         if let Some((steps, stop)) = &self.stop_after {
             stop.store(self.losses.len() >= *steps, Ordering::Relaxed);
         }
@@ -113,7 +120,7 @@ impl Observer for Heard {
     }
 }
 
-fn go(run: &mut Run<'_>) -> (Ending, Heard) {
+fn go(run: &mut Run<'_>) -> (Ending, Heard<'static>) {
     let mut heard = Heard::default();
     let ending = run.go(&AtomicBool::new(false), &mut heard).unwrap();
     (ending, heard)
@@ -174,7 +181,7 @@ fn gradients_are_bf16_where_nothing_is_added_to_them() {
         model.params().keep_copy(copy).unwrap();
         let options = RunOptions { micro_batch, ..options(2) };
         let folder = dir.path().join("run");
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, team.as_ref()).unwrap();
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, team.as_ref(), None).unwrap();
         assert_eq!(model.params().grads().dtype(), expected, "{copy:?}, {micro_batch} of 6, team: {}", team.is_some());
         assert_eq!(go(&mut run).1.losses.len(), 2);
     }
@@ -209,7 +216,7 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
 
     let model = Bigrams::new(vocabulary);
     let checkpoint = Checkpoint::open(&folder.join(CHECKPOINT)).unwrap();
-    checkpoint.check_model(&model.hyperparameters()).unwrap();
+    checkpoint.check_model(&model.hyperparameters(), &[]).unwrap();
     let again: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).unwrap();
     assert_eq!(again, options(20));
     let (_, rest) = go(&mut Run::begin(&model, &data, again, &folder, Some(&checkpoint)).unwrap());
@@ -233,7 +240,7 @@ fn exported_batches_are_those_that_the_run_sees() {
         assert_eq!(tensors.tensor(name).unwrap().shape(), [3, 6, 8]);
     }
     for step in 0..3 {
-        let batch = sampler.draw(&data.train(), 6, 8, Shard::WHOLE);
+        let batch = sampler.draw(&data.train(), 6, 8, Shard::WHOLE).unwrap();
         for (name, expected) in [("inputs", &batch.inputs), ("targets", &batch.targets)] {
             let tensor = tensors.tensor(name).unwrap();
             let found = tensor.data().as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token));
@@ -257,6 +264,7 @@ fn a_loss_that_is_no_number_stops_the_run_with_its_state_saved() {
     }
     let saved = Checkpoint::open(&folder.join(NOT_FINITE)).unwrap().header;
     assert_eq!((saved.step, saved.sampler.drawn), (3, 18));
+    drop(run);
 
     // Where a parameter is not finite, it is the first.
     let model = Bigrams::new(data.tokenizer.vocabulary());
@@ -320,10 +328,422 @@ fn a_gradient_that_is_no_number_stops_ranks_with_their_state_saved_where_it_is_w
         };
         let options = RunOptions { learner: LearnerOptions { clip, ..options(2).learner }, ..options(2) };
         let folder = dir.path().join(format!("{form:?} {clip:?}"));
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team)).unwrap();
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
         let message = run.step().unwrap_err().to_string();
         assert!(message.contains("the gradient") && message.contains("`table`"), "{message}");
         assert_eq!(folder.join(NOT_FINITE).exists(), saves, "{form:?}, {clip:?}: {message}");
         assert_eq!(message.contains(NOT_FINITE), saves, "{message}");
     }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name.contains("safetensors") || name.starts_with(".tilewright"));
+    names.sort();
+    names
+}
+
+#[test]
+fn steps_go_on_while_a_checkpoint_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let folder = dir.path().join("run");
+    let options = RunOptions { save_every: Some(5), evaluate_every: 0, ..options(9) };
+    let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
+    let gate = run.saver.gate.clone();
+    let mut closed = Some(gate.lock().unwrap());
+    // The checkpoint of step 5 is written after step 8, with the state of step 5.
+    let then = |steps: usize| {
+        assert!(steps > 8 || !folder.join(CHECKPOINT).exists());
+        if steps == 8 {
+            closed.take();
+        }
+    };
+    let mut heard = Heard { then: Some(Box::new(then)), ..Heard::default() };
+    assert_eq!(run.go(&AtomicBool::new(false), &mut heard).unwrap(), Ending::Done);
+    drop(heard);
+    drop(run);
+    assert_eq!(names(&folder), ["checkpoint-00000005.safetensors", CHECKPOINT]);
+    let five = Checkpoint::open(&folder.join("checkpoint-00000005.safetensors")).unwrap();
+    assert_eq!((five.header.step, Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step), (5, 9));
+
+    let short = Bigrams::new(data.tokenizer.vocabulary());
+    let expected = dir.path().join("five");
+    let options = RunOptions { steps: 5, ..options };
+    go(&mut Run::begin(&short, &data, options, &expected, None).unwrap());
+    five.load_params(model.params()).unwrap();
+    let values = |model: &Bigrams| model.params.values().to_vec1::<f32>().unwrap();
+    assert_eq!(values(&model), values(&short), "the state of step 5");
+}
+
+#[test]
+fn an_error_of_a_save_comes_with_the_next_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let folder = dir.path().join("run");
+    let options = RunOptions { save_every: Some(5), evaluate_every: 0, ..options(1_000_000) };
+    let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
+    // After the first checkpoint nothing can have its name.
+    let then = |steps: usize| {
+        if steps == 9 {
+            let start = Instant::now();
+            while !folder.join(CHECKPOINT).exists() {
+                assert!(start.elapsed() < Duration::from_secs(100), "the checkpoint of step 5 is not there");
+                std::thread::yield_now();
+            }
+            std::fs::remove_file(folder.join(CHECKPOINT)).unwrap();
+            std::fs::create_dir(folder.join(CHECKPOINT)).unwrap();
+        }
+    };
+    let mut heard = Heard { then: Some(Box::new(then)), ..Heard::default() };
+    let message = run.go(&AtomicBool::new(false), &mut heard).unwrap_err().to_string();
+    for part in ["cannot write", CHECKPOINT, "of step 5"] {
+        assert!(message.contains(part), "`{part}` is missing in: {message}");
+    }
+    assert!(heard.losses.len() < 1_000_000);
+}
+
+#[test]
+fn weights_that_are_not_finite_take_no_checkpoints_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let mut run = Run::begin(&model, &data, options(9), &folder, None).unwrap();
+    run.step().unwrap();
+    run.save().unwrap();
+    run.step().unwrap();
+    let table = model.params.get("table").unwrap();
+    table.set_value(&(table.value().unwrap() + f64::NAN).unwrap()).unwrap();
+    let message = run.save().unwrap_err().to_string();
+    for part in ["cannot write", "`table` is not finite", "--lr", "of step 1, is still whole"] {
+        assert!(message.contains(part), "`{part}` is missing in: {message}");
+    }
+    assert_eq!(names(&folder), [CHECKPOINT]);
+    assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
+}
+
+/// Where nobody says how often: after step 100, and at the end.
+#[test]
+fn a_run_saves_now_and_then_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let vocabulary = data.tokenizer.vocabulary();
+    for world in [1, 2] {
+        let folder = dir.path().join(format!("run {world}"));
+        ranks(world, |comm| {
+            let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard: None };
+            let model = Bigrams::new(vocabulary);
+            let options = RunOptions { save_every: None, evaluate_every: 0, ..options(110) };
+            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
+            run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
+        });
+        assert_eq!(names(&folder), ["checkpoint-00000100.safetensors", CHECKPOINT], "{world} ranks");
+    }
+}
+
+#[test]
+fn files_of_others_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let options = RunOptions { keep: Keep { last: 1, best: 0 }, ..options(9) };
+    let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
+    run.step().unwrap();
+    run.save().unwrap();
+    let own = [
+        "checkpoint-1.safetensors",
+        "checkpoint-00000000.safetensors",
+        "moments-of-joy.safetensors",
+        "moments-00000001-1-0-of-2.safetensors",
+    ];
+    std::fs::copy(folder.join(CHECKPOINT), folder.join(own[0])).unwrap();
+    own[1..].iter().for_each(|name| std::fs::write(folder.join(name), "no checkpoint").unwrap());
+    for _ in 0..2 {
+        run.step().unwrap();
+        run.save().unwrap();
+    }
+    let mut expected = [own.as_slice(), &[CHECKPOINT]].concat();
+    expected.sort();
+    assert_eq!(names(&folder), expected);
+}
+
+/// Moments in folders that no other rank looks into would be missed when the run goes on.
+#[test]
+fn ranks_that_write_moments_see_one_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folders = [0, 1, 0].map(|number| dir.path().join(number.to_string()));
+    folders[..2].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+    let begin = |comm: Communicator, folders: &[std::path::PathBuf]| {
+        let folder = &folders[comm.rank()];
+        let team = TeamOptions {
+            comm: comm.into(),
+            ddp: DdpOptions::default(),
+            shard: Some(crate::dist::sharded::Mode::Zero1),
+        };
+        let model = Bigrams::new(data.tokenizer.vocabulary());
+        let begun = Run::begin_with(&model, &data, options(3), folder, None, Some(&team), None);
+        begun.map(drop).map_err(|error| error.to_string())
+    };
+    for outcome in ranks(3, |comm| begin(comm, &folders)) {
+        let message = outcome.unwrap_err();
+        assert!(message.contains("rank 1 does not see the folder") && message.contains("--out"), "{message}");
+    }
+    assert_eq!(names(&folders[1]), [] as [&str; 0]);
+    let same = [0; 3].map(|_| folders[0].clone());
+    ranks(3, |comm| begin(comm, &same)).into_iter().for_each(|outcome| outcome.unwrap());
+    assert_eq!(names(&folders[0]), [] as [&str; 0]);
+}
+
+/// The last two, and the best; a newer one is whole before an older one goes.
+#[test]
+fn the_last_and_the_best_checkpoints_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let options = RunOptions { save_every: Some(0), ..options(100) };
+    let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
+    let mut kept = Vec::new();
+    for (loss, keep) in [
+        (3.0, (2, 1)),
+        (1.0, (2, 1)),
+        (2.0, (2, 1)),
+        (4.0, (2, 1)),
+        (5.0, (2, 1)),
+        (6.0, (1, 0)),
+        (1.5, (0, 1)),
+        (1.7, (0, 1)),
+    ] {
+        run.step().unwrap();
+        run.evaluated = Some((run.learner.step(), loss));
+        (run.saver.keep.last, run.saver.keep.best) = keep;
+        let left = "moments-00000001-0123456789abcdef-0-of-2.safetensors";
+        std::fs::write(folder.join(left), "of a run that was killed").unwrap();
+        run.save().unwrap();
+        let steps = names(&folder).into_iter().map(|name| Checkpoint::open(&folder.join(name)).unwrap().header.step);
+        kept.push(steps.collect::<Vec<_>>());
+    }
+    let expected: [&[u64]; 8] = [&[1], &[1, 2], &[2, 3], &[2, 3, 4], &[2, 4, 5], &[6], &[6, 7], &[6, 7, 8]];
+    assert_eq!(kept, expected);
+    drop(run);
+
+    // Who goes back to an older one makes its later steps again.
+    std::fs::copy(folder.join("checkpoint-00000006.safetensors"), folder.join(CHECKPOINT)).unwrap();
+    let checkpoint = Checkpoint::open(&folder.join(CHECKPOINT)).unwrap();
+    let mut run = Run::begin(&model, &data, options, &folder, Some(&checkpoint)).unwrap();
+    run.step().unwrap();
+    run.save().unwrap();
+    let found = names(&folder);
+    assert_eq!(found, ["checkpoint-00000006.safetensors", CHECKPOINT]);
+    let step = |name: &str| Checkpoint::open(&folder.join(name)).unwrap().header.step;
+    assert_eq!(step(CHECKPOINT), 7);
+
+    // A link in its place is replaced, and what it led to stays under the older name.
+    std::fs::rename(folder.join(CHECKPOINT), folder.join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", folder.join(CHECKPOINT)).unwrap();
+    run.step().unwrap();
+    run.save().unwrap();
+    let steps = ["elsewhere", "checkpoint-00000007.safetensors", CHECKPOINT].map(step);
+    assert_eq!(steps, [7, 7, 8]);
+}
+
+/// Runs `work` as each rank of a world.
+fn ranks<R: Send>(world: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let comms = threads(world, Default::default()).unwrap();
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || work(comm))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Values, and the moments that this rank keeps with their places.
+type State = (Vec<f32>, Vec<(std::ops::Range<usize>, Vec<f32>, Vec<f32>)>);
+
+fn state(run: &Run<'_>) -> State {
+    let moments = run.learner.moments().into_iter();
+    let pieces = moments.map(|piece| (piece.range, piece.first.to_vec().unwrap(), piece.second.to_vec().unwrap()));
+    (run.model.params().values().to_vec1().unwrap(), pieces.collect())
+}
+
+/// First and second moments of all ranks together.
+fn whole(states: &[State]) -> [Vec<f32>; 2] {
+    let mut flats = [vec![f32::NAN; states[0].0.len()], vec![f32::NAN; states[0].0.len()]];
+    for (range, first, second) in states.iter().flat_map(|(_, pieces)| pieces) {
+        assert!(flats[0][range.clone()].iter().all(|x| x.is_nan()), "every element is kept by one rank");
+        flats[0][range.clone()].copy_from_slice(first);
+        flats[1][range.clone()].copy_from_slice(second);
+    }
+    flats
+}
+
+/// What ranks have saved of a shared optimizer any number of ranks loads: each the same bits, in the file of one rank or of many.
+#[test]
+fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
+    use crate::dist::sharded::Mode;
+
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let vocabulary = data.tokenizer.vocabulary();
+    // Buckets of less than a row: shares that begin anywhere.
+    let ddp = DdpOptions { bucket_bytes: Some(1000), ..DdpOptions::default() };
+    let begin = |comm: Communicator,
+                 shard: Option<Mode>,
+                 steps: u64,
+                 folder: &Path,
+                 resume: bool,
+                 then: &mut dyn FnMut(&mut Run<'_>)| {
+        let team = TeamOptions { comm: std::sync::Arc::new(comm), ddp, shard };
+        let model = Bigrams::new(vocabulary);
+        let from = resume.then(|| Checkpoint::open(&folder.join(CHECKPOINT)).unwrap());
+        let options = RunOptions { steps, micro_batch: 6, save_every: Some(3), evaluate_every: 0, ..options(6) };
+        let mut run = Run::begin_with(&model, &data, options, folder, from.as_ref(), Some(&team), None).unwrap();
+        then(&mut run);
+    };
+    for (mode, saved_by) in [(Some(Mode::Zero1), 2), (Some(Mode::Zero1), 3), (Some(Mode::Broadcast), 2), (None, 2)] {
+        let folder = dir.path().join(format!("{mode:?} {saved_by}"));
+        let saved = ranks(saved_by, |comm| {
+            let mut found = None;
+            begin(comm, mode, 4, &folder, false, &mut |run| {
+                assert_eq!(run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap(), Ending::Done);
+                found = Some(state(run));
+            });
+            found.unwrap()
+        });
+        let expected = match mode {
+            Some(_) => whole(&saved),
+            None => whole(&saved[..1]),
+        };
+        let parts = if mode.is_some() { saved_by } else { 0 };
+        // Of the last step and of step 3.
+        assert_eq!(names(&folder).iter().filter(|name| name.starts_with("moments-")).count(), 2 * parts);
+        for (again, world) in
+            [(None, 1), (Some(Mode::Zero1), 1), (Some(Mode::Zero1), 3), (Some(Mode::Broadcast), 2), (mode, saved_by)]
+        {
+            let loaded = ranks(world, |comm| {
+                let mut found = None;
+                begin(comm, again, 5, &folder, true, &mut |run| found = Some(state(run)));
+                found.unwrap()
+            });
+            assert!(
+                loaded.iter().all(|(values, _)| *values == saved[0].0),
+                "{mode:?}, {saved_by} to {again:?}, {world}"
+            );
+            let found = if again.is_some() { whole(&loaded) } else { whole(&loaded[..1]) };
+            for (found, expected) in found.iter().zip(&expected) {
+                // Elements between parameters have no meaning, and no part has them.
+                let table = found.iter().zip(expected).take(vocabulary * vocabulary);
+                assert!(
+                    table.clone().all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "{mode:?}, {saved_by} to {again:?}, {world}"
+                );
+            }
+        }
+        // Two steps more on as many ranks are those of a run that nobody stopped.
+        let go_on = |folder: &Path, resume: bool| {
+            ranks(saved_by, |comm| {
+                let mut found = None;
+                begin(comm, mode, 6, folder, resume, &mut |run| {
+                    run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
+                    found = Some(state(run));
+                });
+                found.unwrap()
+            })
+        };
+        let straight = go_on(&dir.path().join(format!("{mode:?} {saved_by} straight")), false);
+        assert!(go_on(&folder, true) == straight, "{mode:?}, {saved_by}");
+    }
+}
+
+/// A part that is missing, damaged, or of another checkpoint.
+#[test]
+fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
+    use crate::dist::sharded::Mode;
+
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let vocabulary = data.tokenizer.vocabulary();
+    ranks(2, |comm| {
+        let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard: Some(Mode::Zero1) };
+        let model = Bigrams::new(vocabulary);
+        let options = RunOptions { save_every: Some(1), ..options(2) };
+        Run::begin_with(&model, &data, options, &folder, None, Some(&team), None)
+            .unwrap()
+            .go(&AtomicBool::new(false), &mut Heard::default())
+            .unwrap();
+    });
+    let parts: Vec<PathBuf> =
+        names(&folder).iter().filter(|name| name.starts_with("moments-")).map(|name| folder.join(name)).collect();
+    assert_eq!(parts.len(), 4, "two checkpoints of two ranks");
+    let load = || {
+        let model = Bigrams::new(vocabulary);
+        let mut learner = Learner::new(model.params(), options(2).learner).unwrap();
+        Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut learner)
+    };
+    load().unwrap();
+    let newest = parts
+        .iter()
+        .find(|path| path.to_str().unwrap().contains("moments-00000002") && path.to_str().unwrap().contains("-1-of-2"))
+        .unwrap();
+    let whole = std::fs::read(newest).unwrap();
+    let others: Vec<Vec<u8>> =
+        parts.iter().filter(|path| *path != newest).map(|path| std::fs::read(path).unwrap()).collect();
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 4;
+    let refuse = |bytes: &[u8], what: &str| {
+        std::fs::write(newest, bytes).unwrap();
+        let message = load().unwrap_err().to_string();
+        let name = newest.file_name().unwrap().to_str().unwrap();
+        assert!(message.contains(name) && message.contains(what), "{message}");
+    };
+    refuse(&flipped, "damaged");
+    refuse(&whole[..whole.len() / 2], "cut short");
+    others.iter().for_each(|other| refuse(other, "part of another checkpoint"));
+    std::fs::remove_file(newest).unwrap();
+    let message = load().unwrap_err().to_string();
+    assert!(message.contains("cannot read") && message.contains("-1-of-2"), "{message}");
+}
+
+/// A rank that cannot save its part ends all ranks, and nothing is committed.
+#[test]
+fn a_part_that_cannot_be_saved_commits_nothing() {
+    use crate::dist::sharded::Mode;
+
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let vocabulary = data.tokenizer.vocabulary();
+    let messages = ranks(2, |comm| {
+        let comm = std::sync::Arc::new(comm);
+        let team = TeamOptions { comm: comm.clone(), ddp: DdpOptions::default(), shard: Some(Mode::Zero1) };
+        let model = Bigrams::new(vocabulary);
+        let mut run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&team), None).unwrap();
+        run.step().unwrap();
+        run.save().unwrap();
+        run.step().unwrap();
+        if comm.rank() == 1 {
+            let (step, scale) = (run.learner.step(), run.learner.scale());
+            let nan = |_: usize, range: std::ops::Range<usize>, mut to: tilewright::ViewMut<'_, f32>| {
+                Ok(to.copy_from_slice(&vec![f32::NAN; range.len()])?)
+            };
+            run.learner.restore(step, scale, step, nan).unwrap();
+        }
+        let error = run.save().unwrap_err().to_string();
+        // As `go` does.
+        comm.give_up(&error);
+        error
+    });
+    assert!(messages[1].contains("`optimizer.first.table") && messages[1].contains("is not finite"), "{}", messages[1]);
+    assert!(messages[0].contains("rank 1"), "{}", messages[0]);
+    assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
+    let model = Bigrams::new(vocabulary);
+    let mut learner = Learner::new(model.params(), options(9).learner).unwrap();
+    Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut learner).unwrap();
 }

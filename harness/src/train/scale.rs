@@ -45,7 +45,7 @@ impl LossScale {
     /// smaller factor.
     pub fn learn(&mut self, finite: bool) -> Option<bool> {
         if finite {
-            self.good += 1;
+            self.good = self.good.saturating_add(1);
             if self.dynamic && self.good >= GROW_AFTER && self.factor < LARGEST {
                 (self.factor, self.good) = (2.0 * self.factor, 0);
             }

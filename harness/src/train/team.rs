@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::DType;
 
 use super::{Learner, LearnerOptions, Result, Update, gradient_dtype};
-use crate::data::{SamplerState, Shard};
+use crate::data::Shard;
 use crate::dist::comm::{Communicator, Dtype, Reduce};
 use crate::dist::ddp::{Ddp, DdpOptions, Exchange, Synchronized};
 use crate::dist::error::Error;
@@ -131,27 +131,6 @@ impl Team {
     /// This rank's share of a batch.
     pub fn shard(&self) -> Shard {
         Shard { rank: self.comm.rank(), world: self.comm.world() }
-    }
-
-    /// Fails unless all ranks go on from the same place.
-    ///
-    /// # Errors
-    /// Names the ranks that read another checkpoint than rank 0.
-    pub fn check_start(&self, step: u64, sampler: SamplerState) -> Result<()> {
-        let own = [step, sampler.seed, sampler.drawn];
-        let mut all = vec![0_u64; own.len() * self.comm.world()];
-        all[own.len() * self.comm.rank()..][..own.len()].copy_from_slice(&own);
-        self.comm.all_gather(&mut all).map_err(Error::from)?;
-        let others: Vec<usize> =
-            (0..self.comm.world()).filter(|&r| all[own.len() * r..][..own.len()] != all[..own.len()]).collect();
-        match others.is_empty() {
-            true => Ok(()),
-            false => Err(Error::Misuse(format!(
-                "{} went on from another step than rank 0\n  help: all ranks have to see the same folder --out",
-                crate::dist::comm::error::ranks(&others)
-            ))
-            .into()),
-        }
     }
 
     /// Fails if communication has: on a GPU that may come to light after a collective seemed to be fine.

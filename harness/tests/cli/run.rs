@@ -185,3 +185,13 @@ fn extents_below_zero_are_refused() {
     }
     with("tokens=1,start=0,length=1").ok();
 }
+
+#[test]
+fn names_in_files_are_shown_and_not_obeyed() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[tensor("y\u{1b}[2J\nerror: x", &[16], &small(16))]);
+    let message = run(dir.path(), "weighted_sum_fwd", &TILES).fails(2);
+    assert!(message.contains(r"y\u{1b}[2J\u{a}error: x") && !message.contains('\u{1b}'), "{message}");
+    let demo = tilewright(dir.path(), &["demo", "-i", "in.safetensors", "-o", "out.safetensors"]);
+    assert!(demo.code != 0 && !demo.err.contains('\u{1b}'), "{}", demo.err);
+}

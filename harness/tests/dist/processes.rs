@@ -15,7 +15,7 @@ fn program_of_a_rank() {
     let Ok(what) = std::env::var("TILEWRIGHT_TEST_RANK") else { return };
     let (what, who) = what.split_once(':').unwrap_or((&what, ""));
     let mut environment = Environment::get().unwrap();
-    if what == "hang" {
+    if ["hang", "stop"].contains(&what) {
         environment.options.timeout = Duration::from_secs(1);
     }
     let outcome = dist::connect_to(&environment).and_then(|comm| {
@@ -38,8 +38,16 @@ fn program_of_a_rank() {
 /// Works on, until rank `who` does `what`.
 fn fail(comm: Communicator, what: &str, who: &str) -> Result<(), CommError> {
     let chosen = comm.rank().to_string() == who;
+    let length = if what == "stop" { 4_000_000 } else { 10_000 };
     for step in 1.. {
-        if chosen && step == 5 {
+        if chosen && step == 5 && what == "stop" {
+            // In the middle of a collective, wherever that is.
+            std::thread::spawn(|| {
+                std::thread::sleep(Duration::from_millis(3));
+                // SAFETY: stops this very process.
+                unsafe { libc::kill(std::process::id() as i32, libc::SIGSTOP) }
+            });
+        } else if chosen && step == 5 {
             match what {
                 // SAFETY: ends this very process.
                 "kill" => drop(unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) }),
@@ -49,7 +57,7 @@ fn fail(comm: Communicator, what: &str, who: &str) -> Result<(), CommError> {
                 _ => std::panic::resume_unwind(Box::new("thrown")),
             }
         }
-        comm.all_reduce(&mut vec![1.0_f32; 10_000], Reduce::Sum)?;
+        comm.all_reduce(&mut vec![1.0_f32; length], Reduce::Sum)?;
     }
     Ok(())
 }
@@ -141,7 +149,25 @@ fn a_rank_that_throws_ends_all() {
 fn a_hanging_rank_is_named_and_ended() {
     let ran = launch(3, "hang:0");
     others_name(&ran, 3, 0, &["waited 1 s"]);
-    assert!(ran.text.contains("rank 0 ended by signal 15 (SIGTERM), which the launcher sent"), "{}", ran.text);
+    assert!(
+        ran.text.contains("error: rank 0 hung, and ended by signal 15 (SIGTERM), which the launcher sent"),
+        "{}",
+        ran.text
+    );
+    assert!(ran.text.contains(" waited 1 s for rank 0 at all_reduce"), "{}", ran.text);
+}
+
+/// Stopped while data travel: one of the others waits for it, and the rest for that one.
+#[test]
+fn a_rank_that_is_stopped_in_the_middle_of_a_collective_is_the_one_that_is_named() {
+    let ran = launch(4, "stop:2");
+    assert!(ran.text.contains("error: rank 2 hung, and ended by signal 9 (SIGKILL)"), "{}", ran.text);
+    for rank in [0, 1, 3] {
+        let prefix = format!("[rank {rank}] ");
+        let said: String = ran.text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        let waited = said.contains(" waited 1 s for rank 2 at all_reduce(sum) of 4000000 f32");
+        assert!(waited, "rank {rank}: {}", ran.text);
+    }
 }
 
 #[test]
@@ -178,8 +204,13 @@ fn parameters(folder: &std::path::Path, out: &str) -> Vec<(String, Vec<f32>)> {
     let bytes = std::fs::read(folder.join(out).join("checkpoint.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let floats = |data: &[u8]| data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    let mut all: Vec<(String, Vec<f32>)> =
-        tensors.tensors().iter().map(|(n, t)| (n.clone(), floats(t.data()))).collect();
+    // Moments are in the checkpoint or in files of their own.
+    let mut all: Vec<(String, Vec<f32>)> = tensors
+        .tensors()
+        .iter()
+        .filter(|(name, _)| !name.starts_with("optimizer"))
+        .map(|(name, tensor)| (name.clone(), floats(tensor.data())))
+        .collect();
     all.sort_by(|a, b| a.0.cmp(&b.0));
     all
 }
@@ -189,9 +220,7 @@ fn parameters(folder: &std::path::Path, out: &str) -> Vec<(String, Vec<f32>)> {
 fn compare(folder: &std::path::Path, found: &str, expected: &str) -> f64 {
     let (found, expected) = (parameters(folder, found), parameters(folder, expected));
     assert_eq!(found.iter().map(|t| &t.0).collect::<Vec<_>>(), expected.iter().map(|t| &t.0).collect::<Vec<_>>());
-    let flat = |all: &[(String, Vec<f32>)]| {
-        all.iter().filter(|t| !t.0.starts_with("optimizer")).flat_map(|t| t.1.clone()).collect::<Vec<_>>()
-    };
+    let flat = |all: &[(String, Vec<f32>)]| all.iter().flat_map(|t| t.1.clone()).collect::<Vec<_>>();
     crate::model::distance(&flat(&found), &flat(&expected))
 }
 
@@ -233,6 +262,26 @@ fn runs_on_many_ranks_are_the_run_on_one() {
     run(None, "level", &schedule);
     let distance = compare(folder, "resumed", "level");
     assert!(distance <= 2e-6, "{distance:e}");
+}
+
+/// Who updates a parameter does not change it: also where the whole gradient's norm decides how far.
+#[test]
+fn broadcast_gives_the_bits_of_an_optimizer_that_is_not_shared_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for clip in ["0.05", "0"] {
+        let run = |out: &str, more: &[&str]| {
+            let (code, text) = train(folder, Some(3), out, &[&["--steps", "6", "--clip", clip], more].concat());
+            assert_eq!(code, 0, "{text}");
+            parameters(folder, out)
+        };
+        let whole = run(&format!("whole-{clip}"), &[]);
+        let shared = run(&format!("shared-{clip}"), &["--shard", "broadcast"]);
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        for ((name, one), (_, other)) in whole.iter().zip(&shared) {
+            assert!(bits(one) == bits(other), "--clip {clip}: `{name}` differs");
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tilewright_harness::dist::sharded::Mode;
 use tilewright_harness::ops::memory;
 use tilewright_harness::optim::{AdamWOptions, Schedule};
 use tilewright_harness::params::Params;
-use tilewright_harness::train::{Error, Learner, LearnerOptions, Moments, Team, TeamOptions};
+use tilewright_harness::train::{Error, Learner, LearnerOptions, Team, TeamOptions};
 
 use crate::model::{self, BATCH, values};
 use crate::training::{rows, same_everywhere};
@@ -50,15 +50,14 @@ fn form(
 struct After {
     values: Vec<f32>,
     copy: Vec<bf16>,
-    moments: [Vec<f32>; 2],
+    moments: Vec<[Vec<f32>; 2]>,
     rate: f64,
 }
 
-fn moments(learner: &Learner) -> [Vec<f32>; 2] {
-    match learner.moments().unwrap() {
-        Moments::Here(first, second) => [first, second].map(|moments| moments.to_vec().unwrap()),
-        Moments::Collected(first, second) => [first, second],
-    }
+/// Those that this rank keeps.
+fn moments(learner: &Learner) -> Vec<[Vec<f32>; 2]> {
+    let pieces = learner.moments().into_iter();
+    pieces.map(|piece| [piece.first, piece.second].map(|moments| moments.to_vec().unwrap())).collect()
 }
 
 /// Training of one rank, with the norm of each step's gradient.

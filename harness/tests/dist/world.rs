@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tilewright_harness::dist::comm::{Communicator, Options, threads};
 use tilewright_harness::dist::rank::Place;
-use tilewright_harness::dist::rendezvous;
+use tilewright_harness::dist::rendezvous::{self, Job};
 
 /// What carries the ranks of a test.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,12 +36,12 @@ pub fn ranks<R: Send>(kind: Kind, world: usize, options: Options, f: impl Fn(Com
         Kind::Threads => threads::threads(world, options).unwrap().into_iter().map(Some).collect(),
         Kind::Tcp => (0..world).map(|_| None).collect::<Vec<_>>(),
     };
-    let port = free_port();
+    let (port, job) = (free_port(), Job::fresh("test").unwrap());
     std::thread::scope(|scope| {
         let start = |(rank, ready): (usize, Option<Communicator>)| {
-            let f = &f;
+            let (f, job) = (&f, &job);
             scope.spawn(move || {
-                let connect = || rendezvous::connect(&place(rank, world, port), "test", options).unwrap();
+                let connect = || rendezvous::connect(&place(rank, world, port), job, options).unwrap();
                 f(ready.unwrap_or_else(connect))
             })
         };

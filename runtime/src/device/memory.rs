@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use cudarc::driver::result;
 
-use super::{Device, Inner};
+use super::{Device, Inner, host_memory};
 use crate::error::{Error, Result};
 
 /// Alignment of host memory: a cache line, and the widest vector register.
@@ -28,7 +28,8 @@ impl HostMemory {
             return Ok(HostMemory::default());
         }
         // SAFETY: the layout's size is not zero.
-        let pointer = HostMemory::layout(bytes).and_then(|layout| NonNull::new(unsafe { alloc_zeroed(layout) }));
+        let pointer = HostMemory::layout(bytes)
+            .and_then(|layout| NonNull::new(host_memory::handled(|| unsafe { alloc_zeroed(layout) })));
         let pointer = pointer.ok_or(Error::HostMemory { requested: bytes as u64 })?;
         Ok(HostMemory { pointer, bytes })
     }

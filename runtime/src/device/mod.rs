@@ -3,6 +3,7 @@
 mod cpu;
 mod cuda;
 mod driver;
+mod host_memory;
 mod memory;
 mod simulated;
 
@@ -12,9 +13,10 @@ use std::sync::Arc;
 use tilewright_codegen::target::{CompileOptions, GpuArch, HostCpu, Target};
 
 pub(crate) use cpu::Cpu;
-pub use cpu::expect_host_memory;
 pub(crate) use cuda::Cuda;
 pub(crate) use driver::{driver_version, gpu_count};
+pub use host_memory::{expect_host_memory, is_plenty, reserve_host_memory};
+pub(crate) use host_memory::{may_allocate, refuse};
 pub(crate) use memory::{HostMemory, Memory};
 pub(crate) use simulated::Simulated;
 

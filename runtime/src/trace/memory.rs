@@ -1,7 +1,8 @@
-//! Allocations of the CPU: an allocator that can be listened to.
+//! Allocations of the CPU: an allocator that can be listened to, and that refuses what there is no memory for.
 //!
 //! A program that wants to know its allocations makes [`CountingAllocator`] its global allocator. While nobody records it
-//! adds one load of an atomic to each call of the system's allocator.
+//! adds one load of an atomic to each call of the system's allocator. Large allocations are compared with what the system has; a program
+//! that asks for more ends with a message and exit code 1, unless the caller makes an error of it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::NodeId;
+use crate::device::{may_allocate, refuse};
 
 /// One allocation or release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,12 +101,19 @@ fn note(address: usize, bytes: usize, allocated: bool) {
     }
 }
 
-// SAFETY: every call goes to the system's allocator with the same arguments, and its answer back; what is noted besides
-// does not touch the memory. Noting allocates only while QUIET is set, which ends the recursion.
+// SAFETY: every call goes to the system's allocator with the same arguments, and its answer back, or gives null, which says that there is
+// no memory; what is noted besides does not touch the memory. Noting allocates only while QUIET is set, which ends the recursion, and
+// asking what there is allocates little, about which nothing is asked.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !may_allocate(layout.size()) {
+            return std::ptr::null_mut();
+        }
         // SAFETY: the caller's promise.
         let pointer = unsafe { System.alloc(layout) };
+        if pointer.is_null() {
+            refuse(layout.size(), None);
+        }
         if ON.load(Ordering::Relaxed) && !pointer.is_null() {
             note(pointer.addr(), layout.size(), true);
         }
@@ -112,8 +121,14 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if !may_allocate(layout.size()) {
+            return std::ptr::null_mut();
+        }
         // SAFETY: the caller's promise.
         let pointer = unsafe { System.alloc_zeroed(layout) };
+        if pointer.is_null() {
+            refuse(layout.size(), None);
+        }
         if ON.load(Ordering::Relaxed) && !pointer.is_null() {
             note(pointer.addr(), layout.size(), true);
         }
@@ -130,12 +145,18 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        if !may_allocate(new_size.saturating_sub(layout.size())) {
+            return std::ptr::null_mut();
+        }
         let on = ON.load(Ordering::Relaxed);
         if on {
             note(pointer.addr(), layout.size(), false);
         }
         // SAFETY: the caller's promise.
         let moved = unsafe { System.realloc(pointer, layout, new_size) };
+        if moved.is_null() {
+            refuse(new_size, None);
+        }
         if on {
             match moved.is_null() {
                 // It stays as it was.

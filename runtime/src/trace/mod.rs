@@ -280,6 +280,21 @@ pub fn thread_number() -> Option<u32> {
     state().as_mut().map(State::thread)
 }
 
+/// The names of the span that was opened last anywhere and is still open, from the outermost on; none while nothing is recorded. For a
+/// thread that watches what others do.
+pub fn latest() -> Vec<String> {
+    let mut names = Vec::new();
+    if let Some(state) = state().as_ref() {
+        let mut at = LATEST.load(Ordering::Relaxed);
+        while let Some(node) = state.nodes.get(at as usize).filter(|_| at != ROOT) {
+            names.push(node.name.clone());
+            at = node.parent;
+        }
+    }
+    names.reverse();
+    names
+}
+
 /// Whether anything is recorded now: for code that would do work only for a recording.
 pub fn recording() -> bool {
     FLAGS.load(Ordering::Relaxed) & ANY != 0

@@ -5,8 +5,9 @@ use std::io::Write;
 use candle_core::{DType, Device, Tensor, Var};
 
 use super::attention;
-use super::wall::{Fitted, Times, expect_memory, fitted, held, release};
+use super::wall::{Times, held, release};
 use crate::cli::model_options::{device_info, model_device};
+use crate::cli::trial::{Fitted, expect_memory, fitted};
 use crate::cli::{CliError, Result};
 use crate::model::Attention;
 use crate::ops::attention::{Tiling, flash_attention, naive_attention, tiled_attention};

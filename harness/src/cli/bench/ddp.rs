@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed])]
     form: Vec<Form>,
     /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes)
-    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0])]
+    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::numbers::bucket_mb)]
     buckets: Vec<f64>,
     /// What gradients are rounded to on their way: f32 (they are not), bf16 or f16
     #[arg(long, value_name = "TYPE,…", value_delimiter = ',', default_value = "f32", value_parser = wire)]
@@ -166,7 +166,7 @@ impl Trainee {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
         let windows = work.batch as usize / comm.world().max(1);
-        super::wall::expect_memory(&device, config.step_bytes(windows, Kind::TrainStep))?;
+        crate::ops::memory::kernel_device(&device)?.expect_memory(config.step_bytes(windows, Kind::TrainStep))?;
         let model = Transformer::new(config, &device, 0)?;
         let options = LearnerOptions {
             adamw: AdamWOptions::default(),
@@ -302,9 +302,6 @@ struct World {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    if arguments.buckets.iter().any(|mb| !(0.0..1e9).contains(mb)) {
-        return Err(CliError::usage("a bucket size makes no sense", "--buckets are megabytes from 0"));
-    }
     arguments.outputs.check()?;
     let work = &arguments.work;
     let models = work.models()?;

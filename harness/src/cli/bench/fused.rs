@@ -7,9 +7,10 @@ use clap::{Args, ValueEnum};
 
 use super::attention_kinds::{self, Found};
 use super::model::{self, Mode};
-use super::wall::{Fitted, Times, fitted, release};
+use super::wall::{Times, release};
 use crate::cli::model_options::{device_info, model_device};
 use crate::cli::run::{Choice, device};
+use crate::cli::trial::{Fitted, fitted};
 use crate::cli::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Precision, SIZES};
 use crate::report::{Cell, Column, Outputs, Report, Table};

@@ -36,8 +36,8 @@ use tilewright::bench::{Timing, do_bench};
 
 use self::record::Recorder;
 use super::Result;
+use super::numbers::milliseconds;
 use super::run::{Choice, device, open};
-use crate::leaderboard::milliseconds;
 use crate::report::Outputs;
 
 #[derive(Args)]

@@ -5,9 +5,10 @@ use std::io::Write;
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, Var};
 use clap::Args;
 
-use super::wall::{Fitted, Times, expect_memory, fitted, release};
+use super::wall::{Times, release};
 use crate::cli::model_options::{device_info, model_device};
 use crate::cli::run::{Choice, device};
+use crate::cli::trial::{Fitted, expect_memory, fitted};
 use crate::cli::{CliError, Result};
 use crate::ops;
 use crate::params::{Init, ParamSpec, Params};

@@ -8,6 +8,7 @@ use clap::Args;
 use super::ddp::{Trainee, Way, Work, models_note, steps};
 use super::world::each_world;
 use crate::cli::model_options::model_device;
+use crate::cli::numbers::bucket_mb;
 use crate::cli::ranks::{LeaveSms, bytes_of, leave_sms};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Reduce};
@@ -26,7 +27,7 @@ pub struct Arguments {
     #[command(flatten)]
     work: Work,
     /// Most megabytes (10⁶ bytes) of a bucket; 25, between GPUs more for large models
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", value_parser = bucket_mb)]
     bucket_mb: Option<f64>,
     /// Most multiprocessors that NCCL takes while backward goes on; 0 is NCCL's own choice
     #[arg(long, value_name = "N", default_value_t = NCCL_CTAS)]
@@ -63,7 +64,7 @@ struct World {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
-    let (bucket_bytes, nccl_ctas) = (arguments.bucket_mb.map(bytes_of).transpose()?, arguments.nccl_ctas);
+    let (bucket_bytes, nccl_ctas) = (arguments.bucket_mb.map(bytes_of), arguments.nccl_ctas);
     let (copies, leave_sms) = (arguments.copy_engines, arguments.leave_sms.0);
     let ddp = DdpOptions { bucket_bytes, nccl_ctas, copies, leave_sms, ..DdpOptions::default() };
     let (work, models) = (&arguments.work, arguments.work.models()?);

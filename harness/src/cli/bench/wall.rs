@@ -1,11 +1,10 @@
-//! What benchmarks of models and ops share: times by the clock, and what to do without memory.
+//! What benchmarks of models and ops share: times by the clock.
 
 use std::time::Instant;
 
 use candle_core::Device;
 use tilewright::trace::{MemoryEvent, Options, Recording};
 
-use crate::cli::Result;
 use crate::report::Cell;
 use crate::train;
 
@@ -33,29 +32,6 @@ impl Times {
             false => Cell::Number(tilewright::bench::Timing::from_samples(self.0.clone()).median),
         }
     }
-}
-
-/// What a measurement gave, or that it did not fit.
-pub enum Fitted<R> {
-    Yes(R),
-    /// Out of memory, with what there is to say about it.
-    No(String),
-}
-
-/// Takes lack of memory as a finding; other errors end the command.
-pub fn fitted<R>(measured: train::Result<R>) -> Result<Fitted<R>> {
-    match measured {
-        Ok(result) => Ok(Fitted::Yes(result)),
-        Err(error) if error.is_out_of_memory() => {
-            Ok(Fitted::No(error.to_string().lines().next().unwrap_or_default().to_string()))
-        }
-        Err(error) => Err(crate::cli::CliError::Failure(error.to_string())),
-    }
-}
-
-/// Fails as a device without memory does where the CPU has less than `bytes` left: see [`tilewright::expect_host_memory`].
-pub fn expect_memory(device: &Device, bytes: f64) -> train::Result<()> {
-    Ok(crate::ops::memory::kernel_device(device)?.expect_memory(bytes)?)
 }
 
 /// Runs `f`; says how many bytes of what it allocated are alive after it, and what it returned with them. `None` where allocations
@@ -89,19 +65,5 @@ pub fn release(device: &Device) {
         // Only a courtesy to the next measurement.
         let _ = device.synchronize();
         let _ = device.release_unused_memory();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_than_there_is_counts_as_lack_of_memory() {
-        expect_memory(&Device::Cpu, 1e6).unwrap();
-        let lack = expect_memory(&Device::Cpu, 1e18).unwrap_err();
-        assert!(lack.is_out_of_memory(), "{lack}");
-        assert!(matches!(fitted::<()>(Err(lack)), Ok(Fitted::No(why)) if why.contains("GiB")));
-        assert!(fitted::<()>(Err(candle_core::Error::Msg("shape".into()).into())).is_err());
     }
 }

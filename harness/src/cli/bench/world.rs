@@ -8,7 +8,8 @@ use clap::ValueEnum;
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{CommError, Communicator, Options, threads};
 use crate::dist::rank::{Environment, Place};
-use crate::dist::{connect_for, launch, rendezvous};
+use crate::dist::rendezvous::{self, Job};
+use crate::dist::{connect_for, launch};
 
 /// What carries ranks that are threads of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,11 +71,12 @@ fn world<R: Send>(
         Carrier::Threads => threads::threads(ranks, options).map_err(failed)?.into_iter().map(Some).collect(),
         Carrier::Tcp => (0..ranks).map(|_| None).collect::<Vec<_>>(),
     };
+    let job = Job::fresh("bench").map_err(failed)?;
     let port = launch::free_port().map_err(|error| CliError::Failure(format!("no free port: {error}")))?;
     let rank = |rank, ready: Option<Communicator>| {
         let master = ("127.0.0.1".to_string(), port);
         let place = Place { rank, world: ranks, local_rank: rank, local_world: ranks, master, started_by: "bench" };
-        let comm = ready.map_or_else(|| rendezvous::connect(&place, "bench", options), Ok).map_err(failed)?;
+        let comm = ready.map_or_else(|| rendezvous::connect(&place, &job, options), Ok).map_err(failed)?;
         f(comm)
     };
     // Ranks begin when all have a thread: nobody waits for one that will not come.

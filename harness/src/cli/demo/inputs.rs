@@ -60,7 +60,7 @@ impl Inputs {
 
     /// The names, for messages.
     pub fn names(&self) -> String {
-        let names: Vec<&str> = self.0.keys().map(String::as_str).collect();
+        let names: Vec<String> = self.0.keys().map(|name| crate::escape::printable(name)).collect();
         if names.is_empty() { "no tensor".to_string() } else { names.join(", ") }
     }
 }

@@ -18,7 +18,7 @@ use self::floors::{Peaks, Work, data_sheet};
 use self::occupancy::occupancy;
 use self::subject::Subject;
 use super::compile::Schedule;
-use super::{CliError, Result};
+use super::{CliError, Result, numbers};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]
@@ -52,17 +52,17 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=X,Y,…")]
     shape: Vec<String>,
     /// How long a launch took, in milliseconds
-    #[arg(long, value_name = "MS", conflicts_with = "record")]
+    #[arg(long, value_name = "MS", conflicts_with = "record", value_parser = numbers::positive)]
     time_ms: Option<f64>,
     /// Take time, shape and measured peak from the last row about this kernel in a file that `tilewright bench --json` or
     /// `leaderboard --record` wrote
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// The rate of products that the device reaches, in TFLOP/s; without it, that of a data sheet
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = numbers::positive)]
     peak_tflops: Option<f64>,
     /// The rate of memory that the device reaches, in GB/s; without it, that of a data sheet
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = numbers::positive)]
     peak_gbps: Option<f64>,
     #[command(flatten)]
     outputs: Outputs,

@@ -61,7 +61,7 @@ struct Shared {
 
 fn one_rank(arguments: &Arguments, config: &Config, comm: &Arc<Communicator>, shared: &Shared) -> Result<Found> {
     let device = arguments.step.device()?;
-    let ddp = arguments.how.ddp_options()?;
+    let ddp = arguments.how.ddp_options();
     let team = TeamOptions { comm: comm.clone(), ddp, shard: arguments.how.shard };
     let mut step = Step::new(&arguments.step, config, &device, arguments.work, Some(&team))?;
     for _ in 0..arguments.warmup {

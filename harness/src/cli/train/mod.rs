@@ -6,7 +6,8 @@ mod progress;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Duration;
 
 use candle_core::Device;
 use clap::Args;
@@ -14,13 +15,16 @@ use clap::Args;
 use self::plan::Plan;
 use self::progress::Progress;
 use super::model_options::{ModelOptions, device_info, model_device, peak};
+use super::numbers;
 use super::ranks::RankOptions;
 use super::run::{Choice, device};
 use super::{CliError, Result};
 use crate::dist::sharded::Mode;
+use crate::escape::printable;
 use crate::model::{Config, Kind, Transformer};
+use crate::signals::{self, Heard};
 use crate::train::run::{CHECKPOINT, CURVE, LOG};
-use crate::train::{self, Ending, LanguageModel, Run, TeamOptions};
+use crate::train::{self, Ending, LanguageModel, Run, RunFolder, TeamOptions};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -69,17 +73,24 @@ struct Steps {
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
     /// Stop after so many minutes, with the state saved
-    #[arg(long, value_name = "MINUTES")]
-    minutes: Option<f64>,
+    #[arg(long, value_name = "MINUTES", value_parser = numbers::minutes)]
+    minutes: Option<Duration>,
     /// Steps between evaluations on the last tenth of the text, 0 for one at the end only; 100
     #[arg(long, value_name = "STEPS")]
     evaluate_every: Option<u64>,
     /// Windows of an evaluation, at most; 64
     #[arg(long, value_name = "WINDOWS")]
     evaluate_windows: Option<usize>,
-    /// Steps between checkpoints, 0 for one at the end only; 100
+    /// Steps between checkpoints, 0 for one at the end only; without it 100, or more where saving would take over a twentieth of the
+    /// time
     #[arg(long, value_name = "STEPS")]
     save_every: Option<u64>,
+    /// Checkpoints to keep: the newest ones, 0 for all; 2
+    #[arg(long, value_name = "N")]
+    keep_last: Option<usize>,
+    /// Checkpoints to keep beside them: those with the lowest validation loss; 1
+    #[arg(long, value_name = "N")]
+    keep_best: Option<usize>,
     /// Seed of starting values and of the order of windows; 0
     #[arg(long)]
     seed: Option<u64>,
@@ -90,32 +101,44 @@ struct Steps {
 #[command(next_help_heading = "Optimizer (AdamW)")]
 struct Rates {
     /// Highest learning rate; 0.003, and 0.0006 with --size
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = numbers::not_negative)]
     lr: Option<f64>,
     /// Learning rate at the end; a tenth of the highest
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = numbers::not_negative)]
     min_lr: Option<f64>,
     /// Steps in which the learning rate rises; a twentieth of all, at most 2000
     #[arg(long, value_name = "STEPS")]
     warmup: Option<u64>,
+    /// What a run that goes on with other --steps does with the learning rate, which falls until the last step that was planned
+    #[arg(long, value_enum, value_name = "PLAN")]
+    schedule: Option<SchedulePlan>,
     /// Weight decay of matrices; 0.1
-    #[arg(long, value_name = "LAMBDA")]
+    #[arg(long, value_name = "LAMBDA", value_parser = numbers::not_negative)]
     weight_decay: Option<f64>,
     /// Let embeddings decay too
     #[arg(long)]
     decay_embeddings: bool,
     /// 0.9
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::decay)]
     beta1: Option<f64>,
     /// 0.95
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::decay)]
     beta2: Option<f64>,
     /// 1e-8
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::not_negative)]
     eps: Option<f64>,
     /// Largest norm of the gradient, 0 for no limit; 1
-    #[arg(long, value_name = "NORM")]
+    #[arg(long, value_name = "NORM", value_parser = numbers::not_negative)]
     clip: Option<f64>,
+}
+
+/// The learning rate of a run that goes on with other `--steps`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum SchedulePlan {
+    /// As the run began: the rate falls until the step that was the last one, and stays at --min-lr after it
+    Keep,
+    /// As if the run had begun with these --steps: the rate falls until the new last step
+    Extend,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
@@ -123,7 +146,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let Some(team) = arguments.ranks.team(&device)? else { return train(arguments, device, None, out) };
     let mut nobody = std::io::sink();
     let outcome = train(arguments, device, Some(&team), if team.comm.rank() == 0 { out } else { &mut nobody });
-    if let Err(error) = &outcome {
+    if let Err(error) = &outcome
+        && !matches!(error, CliError::Stopped(_))
+    {
         // The other ranks hear of it instead of waiting.
         team.comm.give_up(&error.to_string());
     }
@@ -131,11 +156,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out: &mut dyn Write) -> Result<()> {
-    let time_limit = arguments.steps.minutes.map(plan::time_limit).transpose()?;
+    let leads = team.is_none_or(|team| team.comm.rank() == 0);
+    // Before the checkpoint is read, which another run might replace.
+    let lock = leads.then(|| RunFolder::lock(&arguments.out)).transpose();
+    let lock = lock.map_err(|error| CliError::Failure(error.to_string()))?;
     let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
     let name = device_info(&device)?.name;
     let millions = config.parameters() as f64 / 1e6;
-    writeln!(out, "text: {}, {} tokens of {}", data.name, data.tokens.len(), config.vocabulary)?;
+    writeln!(out, "text: {}, {} tokens of {}", printable(&data.name), data.tokens.len(), config.vocabulary)?;
     writeln!(out, "model: {millions:.2} M parameters, {}, on {name}", config.precision)?;
     if let Some(TeamOptions { comm, ddp, shard }) = team {
         let state = shard.map_or("whole", |mode| if mode == Mode::Zero1 { "ZeRO-1" } else { "shared out" });
@@ -147,7 +175,7 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
     let fail = |error: train::Error| explain(error, &device, &options, &config);
     expect_memory(&config, &options, &device, team).map_err(fail)?;
     let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
-    let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), team);
+    let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), team, lock);
     let mut run = begun.map_err(fail)?;
     // The file is not needed any more, and may be large.
     drop(checkpoint);
@@ -166,17 +194,24 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
         writeln!(out, "wrote {}", folder.display())?;
     }
     run.peak = Some(peak(&device, config.precision)?);
-    run.time_limit = time_limit;
+    run.time_limit = arguments.steps.minutes;
+    let stop = watch_for_signals(leads)?;
     let uniform = (model.vocabulary() as f64).ln();
     match begun {
         0 => writeln!(out, "a model that knows nothing has the loss ln({}) = {uniform:.3}", model.vocabulary())?,
-        step => writeln!(out, "going on after step {step}")?,
+        step => {
+            let schedule = options.learner.schedule;
+            let (rate, end) = (schedule.rate(step + 1), schedule.rate(options.steps));
+            writeln!(
+                out,
+                "going on after step {step}, with a learning rate of {rate:.3e}; {end:.3e} in step {}",
+                options.steps
+            )?;
+        }
     }
     out.flush()?;
-    let stop = watch_for_ctrl_c()?;
-    let leads = team.is_none_or(|team| team.comm.rank() == 0);
     let mut progress = Progress::new(begun, options.steps, leads);
-    let ending = run.go(&stop, &mut progress);
+    let ending = run.go(&stop.asked, &mut progress);
     progress.finish();
     let ending = ending.map_err(fail)?;
     let step = run.learner().step();
@@ -188,8 +223,13 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
         Ending::Done => writeln!(out, "`tilewright generate {}` lets it write", arguments.out.display())?,
         Ending::OutOfTime => writeln!(out, "its time is over; --resume goes on")?,
         Ending::Stopped => {
-            return Err(CliError::Failure(format!(
-                "stopped after step {step}, with the state saved; --resume goes on"
+            // Another rank may have been told alone.
+            let by = match stop.signal.load(Ordering::Relaxed) {
+                0 => String::new(),
+                signal => format!(" by {}", signals::name(signal)),
+            };
+            return Err(CliError::Stopped(format!(
+                "stopped{by} after step {step}, with the state saved; --resume goes on"
             )));
         }
     }
@@ -212,15 +252,30 @@ fn expect_memory(
     Ok(crate::ops::memory::kernel_device(device)?.expect_memory(needed)?)
 }
 
-/// Becomes true at the first Ctrl-C; the second one ends the program at once.
-fn watch_for_ctrl_c() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
+/// What signals asked for.
+#[derive(Default)]
+struct Stop {
+    asked: AtomicBool,
+    /// The first one.
+    signal: AtomicI32,
+}
+
+/// Hears the first signal; the second one ends the program at once. Of many ranks one says so.
+fn watch_for_signals(leads: bool) -> Result<Arc<Stop>> {
+    let stop = Arc::new(Stop::default());
     let heard = stop.clone();
-    crate::cli::on_ctrl_c(move || {
-        if heard.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
+    crate::cli::on_signals(move |meaning| match meaning {
+        Heard::Stop(signal) => {
+            heard.signal.store(signal, Ordering::Relaxed);
+            heard.asked.store(true, Ordering::Release);
+            if leads {
+                let name = signals::name(signal);
+                tilewright::terminal::say(format_args!(
+                    "{name}: stopping after this step; another signal ends at once"
+                ));
+            }
         }
-        tilewright::terminal::say("stopping after this step; Ctrl-C again ends at once");
+        Heard::End(signal) => signals::end_by(signal),
     })?;
     Ok(stop)
 }

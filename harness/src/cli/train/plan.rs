@@ -1,18 +1,19 @@
 //! From arguments, and a checkpoint if there is one, to what a run does.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use tilewright::Cache;
 
-use super::{Arguments, Rates, Steps};
+use super::{Arguments, Rates, SchedulePlan, Steps};
 use crate::cli::{CliError, Result};
 use crate::data::{self, Bpe, Dataset, SHIPPED_NAME, Text};
+use crate::escape::printable;
 use crate::model::Config;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::train::checkpoint::{Checkpoint, hex};
+use crate::train::keep;
 use crate::train::run::{CHECKPOINT, CURVE, EXPORTED, LOG, NOT_FINITE};
-use crate::train::{LearnerOptions, RunOptions};
+use crate::train::{Keep, LearnerOptions, RunOptions};
 
 /// What a run does, and what it needs.
 pub struct Plan {
@@ -45,7 +46,10 @@ fn failure(error: impl std::fmt::Display) -> CliError {
 }
 
 fn open(path: &std::path::Path) -> Result<Checkpoint> {
-    Checkpoint::open(path).map_err(failure)
+    Checkpoint::open(path).map_err(|error| {
+        let help = path.parent().and_then(keep::help).map(|help| format!("\n  help: {help}"));
+        failure(format!("{error}{}", help.unwrap_or_default()))
+    })
 }
 
 /// Where tokenizers and tokens are kept: beside compiled kernels, for all runs.
@@ -62,6 +66,12 @@ fn text(arguments: &Arguments, name: Option<&str>) -> Result<Text> {
 }
 
 fn fresh(arguments: &Arguments) -> Result<Plan> {
+    if arguments.rates.schedule.is_some() {
+        return Err(CliError::usage(
+            "--schedule says how a run goes on",
+            "leave it out, or say --resume; a new run has --lr, --min-lr, --warmup and --steps",
+        ));
+    }
     let sized = arguments.model.size.is_some();
     let base = Config { context: arguments.steps.context.unwrap_or(128), ..Config::default() };
     // Everything about the model but its vocabulary can be wrong before the text is read.
@@ -76,29 +86,41 @@ fn fresh(arguments: &Arguments) -> Result<Plan> {
 
 fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     let unreadable = |error: serde_json::Error| {
-        CliError::file("use the checkpoint", checkpoint.path(), format!("its hyperparameters are unknown: {error}"))
+        CliError::file(
+            "use the checkpoint",
+            checkpoint.path(),
+            format!("its hyperparameters are unknown: {}", printable(&error.to_string())),
+        )
     };
     let trained: Config = serde_json::from_value(checkpoint.header.model.clone()).map_err(unreadable)?;
     let before: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).map_err(unreadable)?;
     let context = arguments.steps.context.unwrap_or(trained.context);
     let config = arguments.model.config(Config { context, ..trained })?;
     let model = serde_json::to_value(&config).map_err(failure)?;
-    checkpoint.check_model(&model).map_err(failure)?;
+    checkpoint.check_model(&model, &Config::FREE).map_err(failure)?;
     if arguments.vocab.is_some_and(|vocab| vocab < config.vocabulary) {
         return Err(CliError::usage(
             format!("the checkpoint's vocabulary has {} entries", config.vocabulary),
             "leave --vocab out, or begin a new run with another --out",
         ));
     }
-    let options = options(arguments, &before)?;
+    let mut options = options(arguments, &before)?;
+    options.learner.schedule = schedule(arguments, &before, &options, checkpoint.header.step)?;
     let text = text(arguments, Some(&checkpoint.header.data))?;
-    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(failure)?;
+    let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone())
+        .map_err(|error| CliError::file("use the checkpoint", checkpoint.path(), error))?;
+    if tokenizer.vocabulary() > config.vocabulary {
+        let (found, expected) = (tokenizer.vocabulary(), config.vocabulary);
+        let reason = format!("its tokenizer has {found} entries, its model {expected}");
+        return Err(CliError::file("use the checkpoint", checkpoint.path(), reason));
+    }
     let data = data::read_or_make(&text, tokenizer, &data_folder(arguments)?).map_err(failure)?;
     if hex(&data.tokens.text_hash()) != checkpoint.header.data_hash {
         return Err(CliError::Failure(format!(
             "the checkpoint was trained on another text: expected {}, found {}, which is not the same\n  help: --data names \
              the text, unchanged",
-            checkpoint.header.data, data.name
+            printable(&checkpoint.header.data),
+            printable(&data.name)
         )));
     }
     data.check_context(options.context).map_err(failure)?;
@@ -124,16 +146,18 @@ fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
         context: arguments.steps.context.unwrap_or(128),
         evaluate_every: 100,
         evaluate_windows: 64,
-        save_every: 100,
+        save_every: None,
+        keep: Keep::default(),
         seed: 0,
     }
 }
 
 /// `base`, with everything that was said.
 fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
-    let Steps { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, seed, .. } =
+    let Steps { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, .. } =
         arguments.steps;
-    let Rates { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip } = arguments.rates;
+    let Steps { keep_last, keep_best, seed, .. } = arguments.steps;
+    let Rates { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip, .. } = arguments.rates;
     let mut options = *base;
     options.batch = batch.unwrap_or(options.batch);
     options.micro_batch = micro_batch.or(batch).unwrap_or(options.micro_batch).min(options.batch);
@@ -141,10 +165,11 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     options.steps = steps.unwrap_or(options.steps);
     options.evaluate_every = evaluate_every.unwrap_or(options.evaluate_every);
     options.evaluate_windows = evaluate_windows.unwrap_or(options.evaluate_windows);
-    options.save_every = save_every.unwrap_or(options.save_every);
+    options.save_every = save_every.or(options.save_every);
+    options.keep.last = keep_last.unwrap_or(options.keep.last);
+    options.keep.best = keep_best.unwrap_or(options.keep.best);
     options.seed = seed.unwrap_or(options.seed);
     let learner = &mut options.learner;
-    // A run that goes on for longer keeps the schedule that it began with.
     learner.schedule.peak = lr.unwrap_or(learner.schedule.peak);
     learner.schedule.floor = min_lr.unwrap_or(learner.schedule.floor);
     learner.schedule.warmup = warmup.unwrap_or(learner.schedule.warmup);
@@ -153,26 +178,40 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     learner.adamw.beta1 = beta1.unwrap_or(learner.adamw.beta1);
     learner.adamw.beta2 = beta2.unwrap_or(learner.adamw.beta2);
     learner.adamw.eps = eps.unwrap_or(learner.adamw.eps);
-    learner.clip = clip.map_or(learner.clip, |clip| (clip > 0.0).then_some(clip));
+    learner.clip = clip.map_or(learner.clip, |clip| (clip != 0.0).then_some(clip));
     check(&options)?;
     Ok(options)
 }
 
-/// What `--minutes` means.
-///
-/// # Errors
-/// A number that is none, or below 0.
-pub fn time_limit(minutes: f64) -> Result<Duration> {
-    if !(minutes.is_finite() && minutes >= 0.0) {
-        return Err(CliError::usage(
-            format!("--minutes is {minutes}"),
-            "a number from 0; without it, all steps are made",
-        ));
+/// The schedule of a run that goes on after `step`, which has been said where more or fewer steps than before could mean two.
+fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, step: u64) -> Result<Schedule> {
+    let (kept, steps) = (options.learner.schedule, options.steps);
+    let extended = Schedule { total: steps, ..kept };
+    match arguments.rates.schedule {
+        Some(SchedulePlan::Keep) => return Ok(kept),
+        Some(SchedulePlan::Extend) => return Ok(extended),
+        // What was decided before holds, and a level rate is the same in both.
+        None if steps == before.steps || kept.total == steps || kept.peak == kept.floor || steps <= step => {
+            return Ok(kept);
+        }
+        None => {}
     }
-    // More than a clock counts is no limit.
-    Ok(Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX))
+    let (next, total, floor) = (step + 1, kept.total, kept.floor);
+    let (rate_kept, rate_extended) = (kept.rate(next), extended.rate(next));
+    Err(CliError::usage(
+        format!(
+            "the learning rate falls to {floor:.3e} until step {total}, and --steps is {steps} now: what becomes of the rate has to be said"
+        ),
+        format!(
+            "--schedule keep goes on as the run began, with {rate_kept:.3e} in step {next} and {:.3e} in step {steps}; --schedule \
+             extend lets the rate fall until step {steps}, with {rate_extended:.3e} in step {next} and {:.3e} in step {steps}",
+            kept.rate(steps),
+            extended.rate(steps)
+        ),
+    ))
 }
 
+/// A checkpoint's numbers are looked at here too.
 fn check(options: &RunOptions) -> Result<()> {
     let AdamWOptions { beta1, beta2, eps } = options.learner.adamw;
     let Schedule { peak, floor, .. } = options.learner.schedule;
@@ -202,6 +241,10 @@ fn check(options: &RunOptions) -> Result<()> {
         }
     }
     let positive = |x: f64| x.is_finite() && x >= 0.0;
+    // None is no limit, and infinity is one too.
+    if let Some(clip) = options.learner.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
+        return Err(CliError::usage(format!("--clip is {clip}"), "a number above 0, or 0 for no limit"));
+    }
     let rest = [("--lr", peak), ("--min-lr", floor), ("--eps", eps), ("--weight-decay", options.learner.weight_decay)];
     match rest.iter().find(|(_, value)| !positive(*value)) {
         Some((name, value)) => Err(CliError::usage(format!("{name} is {value}"), "a number from 0")),

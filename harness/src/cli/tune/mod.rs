@@ -17,9 +17,9 @@ use tilewright::codegen::lang::Precision;
 
 use self::supervise::{Watch, is_stopped, supervise};
 use self::worker::{Answer, Problem};
+use super::numbers::seconds;
 use super::run::{Choice, device, open};
 use super::{CliError, Result, choose};
-use crate::leaderboard::seconds;
 use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use tilewright::autotune::{Journal, JournalEvent};
 use tilewright::terminal;
 
 use crate::cli::{CliError, Result};
+use crate::signals;
 
 /// How a worker is watched.
 pub struct Watch<'a> {
@@ -20,16 +22,17 @@ pub struct Watch<'a> {
     pub what: String,
 }
 
-/// Set by Ctrl-C.
+/// Set by signals that ask to stop.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// Runs workers until one ends well; gives the last line of its output.
 ///
 /// # Errors
-/// A worker that fails and not by a candidate's fault; Ctrl-C.
+/// A worker that fails and not by a candidate's fault; a signal that asks to stop.
 pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
-    // A second call finds the handler set.
-    let _ = ctrlc::set_handler(|| STOPPED.store(true, Ordering::Relaxed));
+    static LISTENING: Once = Once::new();
+    // Where nothing can listen, signals end the process, whose log is on disk all the same.
+    LISTENING.call_once(|| drop(signals::listen(|_| STOPPED.store(true, Ordering::Relaxed))));
     loop {
         let before = Journal::read(watch.log).len();
         let mut worker = start()
@@ -108,7 +111,7 @@ fn failure(watch: &Watch, messages: &str, status: ExitStatus) -> CliError {
     }
 }
 
-/// Whether somebody pressed Ctrl-C.
+/// Whether a signal asked to stop.
 pub fn is_stopped() -> bool {
     STOPPED.load(Ordering::Relaxed)
 }
@@ -140,7 +143,7 @@ fn wait(worker: &mut Child, watch: &Watch) -> Result<End> {
         if STOPPED.load(Ordering::Relaxed) {
             stop(worker);
             let message = format!("stopped while tuning {}: the same command goes on where it was", watch.what);
-            return Err(CliError::Failure(message));
+            return Err(CliError::Stopped(message));
         }
         std::thread::sleep(Duration::from_millis(20));
         // Events are few: reading all of them again costs nothing.

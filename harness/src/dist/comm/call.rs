@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytemuck::Pod;
 use half::{bf16, f16};
+use serde::Serialize;
 
 /// How all ranks' values become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,8 @@ pub enum Reduce {
 }
 
 /// Element types that travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Dtype {
     F32,
     F64,

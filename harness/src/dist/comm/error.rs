@@ -37,6 +37,14 @@ pub enum CommError {
     Carrier { rank: usize, call: String, message: String },
 }
 
+/// The ranks for which a line of [`CommError::TimedOut`] says that somebody waited.
+pub fn awaited(line: &str) -> Vec<usize> {
+    let waited = line.rsplit_once(" waited ").map(|(_, rest)| rest);
+    let names = waited.and_then(|rest| rest.split_once(" s for rank")).and_then(|(_, rest)| rest.split_once(" at "));
+    let numbers = names.map(|(names, _)| names.split(|c: char| !c.is_ascii_digit()));
+    numbers.into_iter().flatten().filter_map(|number| number.parse().ok()).collect()
+}
+
 /// The rank of which a line of [`CommError::Lost`] or [`CommError::Aborted`] says that it was to blame.
 pub fn blamed(line: &str) -> Option<usize> {
     let (_, rest) = line.split_once("rank ")?;
@@ -81,6 +89,11 @@ mod tests {
         assert_eq!(blamed(&line(lost.clone())), Some(12));
         assert_eq!(blamed(&format!("error: {}", line(aborted))), Some(3));
         let late = CommError::TimedOut { rank: 1, call: call(), missing: vec![2], after: Duration::from_secs(1) };
-        assert_eq!([blamed(&line(late)), blamed("the disk is full"), blamed("rank x has ended")], [None; 3]);
+        assert_eq!([blamed(&line(late.clone())), blamed("the disk is full"), blamed("rank x has ended")], [None; 3]);
+        assert_eq!(awaited(&format!("error: rank 0 gave up: {}", line(late))), [2]);
+        let several =
+            CommError::TimedOut { rank: 1, call: call(), missing: vec![2, 10, 3], after: Duration::from_millis(1500) };
+        assert_eq!(awaited(&line(several)), [2, 10, 3]);
+        assert!(awaited("rank 1 waited for rank 2").is_empty() && awaited(&line(lost)).is_empty());
     }
 }

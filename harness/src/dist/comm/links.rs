@@ -15,8 +15,10 @@ use super::sum::{Accumulator, SEGMENT, chunk};
 
 /// Why a link failed. The rank's own number and the operation are added above.
 pub(crate) enum LinkError {
-    /// These ranks did not come in time.
+    /// These ranks did not come in time. They may be waiting themselves: [`Links::call_roll`] finds out.
     Late(Vec<usize>),
+    /// As `Late`, where this rank's time is not up, but another one's is.
+    Called(Vec<usize>),
     /// A rank has ended.
     Gone(usize, String),
     /// A rank gave up and said why.
@@ -40,6 +42,12 @@ pub(crate) trait Links {
         receive: Option<(usize, &mut [u8])>,
         deadline: Deadline,
     ) -> Result<(), LinkError>;
+
+    /// Who is behind it, where `late` did not come in time (`Late`, of ranks that do not wait themselves), or what a rank says whose time
+    /// was up before (`Aborted`), if it is not this one's that `is_up`.
+    fn call_roll(&mut self, late: Vec<usize>, _is_up: bool) -> LinkError {
+        LinkError::Late(late)
+    }
 
     /// Tells every rank that can be told, without waiting long.
     fn give_up(&mut self, reason: &str);
@@ -80,10 +88,17 @@ impl<L: Links> OverLinks<L> {
     }
 
     /// The error of a link, with what this rank was doing.
-    pub fn explain(&self, call: &Call, deadline: Deadline, error: LinkError) -> CommError {
+    pub fn explain(&mut self, call: &Call, deadline: Deadline, error: LinkError) -> CommError {
         let (rank, call) = (self.links.rank(), call.to_string());
+        let error = match error {
+            LinkError::Late(late) => self.links.call_roll(late, true),
+            LinkError::Called(late) => self.links.call_roll(late, false),
+            other => other,
+        };
         match error {
-            LinkError::Late(missing) => CommError::TimedOut { rank, call, missing, after: deadline.patience },
+            LinkError::Late(missing) | LinkError::Called(missing) => {
+                CommError::TimedOut { rank, call, missing, after: deadline.patience }
+            }
             LinkError::Gone(peer, why) => CommError::Lost { rank, peer, call, why },
             LinkError::Aborted(by, reason) => CommError::Aborted { rank, by, call, reason },
             LinkError::Other(message) => CommError::Carrier { rank, call, message },
@@ -227,6 +242,8 @@ impl<L: Links> Carrier for OverLinks<L> {
         self.agree(seq, call, deadline)?;
         // SAFETY: links are used for host memory only, which is ours until the call is done.
         let data = unsafe { memory.host() };
+        // All ranks are here. From now on their time is up together, however long each has waited before.
+        let deadline = Deadline::after(deadline.patience);
         self.carry(call, data, deadline).map_err(|error| self.explain(call, deadline, error))?;
         Ok(None)
     }

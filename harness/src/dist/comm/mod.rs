@@ -16,7 +16,9 @@
 //!   (NCCL chooses its own order, the same for all ranks; sums that copy engines bring together are in rank order again.)
 //! - Ranks show each other what they call before any data moves. Where they disagree, all get an error that lists the
 //!   calls; nobody hangs.
-//! - Nothing waits longer than [`Options::timeout`] for another rank. A rank that ends is noticed at once.
+//! - Nothing waits longer than [`Options::timeout`] for another rank to come, and as long again for its data. A rank that ends is noticed at
+//!   once. Where a back end does not come back from a call in time, the [`watchdog`](super::watchdog) ends the process: so no handle is waited for
+//!   without end either, and none is said to be done while its memory may still be used.
 //! - After an error a communicator only returns that error.
 //!
 //! In reading order: [`call`] (what is called), [`carrier`] (what a back end owes), this page (queue and handles), [`sum`],
@@ -33,6 +35,7 @@ pub(crate) mod links;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+mod roll;
 mod sum;
 pub mod tcp;
 pub mod threads;
@@ -51,6 +54,8 @@ pub(crate) use carrier::Inbox;
 pub use carrier::Lap;
 use carrier::{Carrier, Compute, Deadline, Fence, Memory, Ready};
 use handle::Completion;
+
+use super::watchdog::{LAST_RESORT, guard};
 
 /// How patient ranks are with each other.
 #[derive(Clone, Copy, Debug)]
@@ -147,9 +152,21 @@ impl Communicator {
         let (made, whether) = channel();
         let trace = Arc::new(Mutex::new(None));
         let failed = Arc::new(OnceLock::new());
-        let progress = Progress { options, trace: trace.clone(), failed: failed.clone(), seq: 0 };
+        // MPI says who we are when it has started.
+        let who: Arc<str> = if world > 1 { format!("rank {rank}").into() } else { "this rank".into() };
+        let (trace_too, failed_too) = (trace.clone(), failed.clone());
+        let progress = Progress {
+            who: who.clone(),
+            options,
+            last_resort: LAST_RESORT,
+            trace: trace_too,
+            failed: failed_too,
+            seq: 0,
+        };
+        let begins = guard(options.start_timeout + LAST_RESORT, move || format!("{who}: the start of {name}"));
         let body = move || match make() {
             Ok(carrier) => {
+                drop(begins);
                 let _ = made.send(Ok(()));
                 progress.serve(carrier, &jobs);
             }
@@ -508,9 +525,16 @@ impl Drop for Communicator {
 /// How often a communicator looks after what is under way while nothing is called.
 const WATCH: Duration = Duration::from_secs(1);
 
+/// How long a back end may take to give up: kernels of a GPU end behind what it still computes.
+const GIVING_UP: Duration = Duration::from_secs(90);
+
 /// What the communicator's thread keeps.
 struct Progress {
+    /// This rank, for messages.
+    who: Arc<str>,
     options: Options,
+    /// How long a call may go on after it should have given up.
+    last_resort: Duration,
     trace: Arc<Mutex<Option<Vec<Record>>>>,
     failed: Arc<OnceLock<CommError>>,
     seq: u64,
@@ -524,9 +548,14 @@ impl Progress {
                 Ok(job) => job,
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    if self.failed.get().is_none()
-                        && let Err(error) = carrier.watch()
-                    {
+                    if self.failed.get().is_some() {
+                        continue;
+                    }
+                    let who = self.who.clone();
+                    let guarded = guard(self.last_resort, move || format!("{who}: a look at what is under way"));
+                    let watched = carrier.watch();
+                    drop(guarded);
+                    if let Err(error) = watched {
                         self.fail(&mut carrier, error);
                     }
                     continue;
@@ -542,6 +571,10 @@ impl Progress {
                     }
                     self.seq += 1;
                     let deadline = Deadline::after(self.options.timeout);
+                    let (who, Options { timeout, start_timeout }) = (self.who.clone(), self.options);
+                    // What is under way comes first.
+                    let limit = 2 * timeout + start_timeout + self.last_resort;
+                    let guarded = guard(limit, move || format!("{who}: making ready for collectives"));
                     let outcome = match beside {
                         Beside::Limit(multiprocessors) => carrier.limit(self.seq, multiprocessors, deadline),
                         Beside::Copies(on) => carrier.copies(self.seq, on, deadline),
@@ -549,6 +582,7 @@ impl Progress {
                             .inbox(self.seq, inbox, deadline)
                             .map(|at| exchanges.store(at.unwrap_or(0), Ordering::Release)),
                     };
+                    drop(guarded);
                     if let Err(error) = &outcome {
                         self.fail(&mut carrier, error.clone());
                     }
@@ -565,7 +599,11 @@ impl Progress {
                     let started = Instant::now();
                     let deadline = Deadline::after(self.options.timeout);
                     carrier.beside(beside);
+                    // For all to come, and for their data.
+                    let (who, limit) = (self.who.clone(), 2 * self.options.timeout + self.last_resort);
+                    let guarded = guard(limit, move || format!("{who}: {call}"));
                     let outcome = carrier.run(self.seq, &call, &mut memory, ready, deadline);
+                    drop(guarded);
                     match &outcome {
                         Ok(fence) => {
                             let (ended, fence) = (Instant::now(), fence.clone());
@@ -582,6 +620,8 @@ impl Progress {
     /// The error is known before the carrier gives up: on a GPU that lets go whoever waits for it, who then asks whether all is well.
     fn fail(&self, carrier: &mut impl Carrier, error: CommError) {
         let _ = self.failed.set(error.clone());
+        let (who, text) = (self.who.clone(), error.to_string());
+        let _guarded = guard(GIVING_UP + self.last_resort, move || format!("{text}\n{who}: giving up for it"));
         carrier.give_up(&error);
     }
 
@@ -590,5 +630,65 @@ impl Progress {
         if let Some(records) = trace.as_mut() {
             records.push(record);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A back end that does not come back.
+    struct Stuck;
+
+    impl Carrier for Stuck {
+        fn run(
+            &mut self,
+            _seq: u64,
+            _call: &Call,
+            _memory: &mut Memory,
+            _ready: Option<Ready>,
+            _deadline: Deadline,
+        ) -> Result<Option<Arc<dyn Fence>>> {
+            loop {
+                std::thread::park();
+            }
+        }
+
+        fn give_up(&mut self, _error: &CommError) {}
+    }
+
+    const CHILD: &str = "TILEWRIGHT_TEST_STUCK";
+
+    /// What the test below runs in a process of its own: waits for a collective that never ends.
+    #[test]
+    fn program_whose_collective_is_stuck() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        let (queue, jobs) = channel();
+        let options = Options { timeout: Duration::from_millis(50), start_timeout: Duration::from_millis(50) };
+        let (trace, failed) = (Arc::default(), Arc::default());
+        let progress =
+            Progress { who: "rank 3".into(), options, last_resort: Duration::from_millis(50), trace, failed, seq: 0 };
+        let thread = std::thread::spawn(move || progress.serve(Stuck, &jobs));
+        let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: 0, wire: None };
+        let memory = Memory { address: std::ptr::dangling_mut(), bytes: 0 };
+        let done = Arc::new(Completion::default());
+        let job = Job::Run { call, memory, beside: false, ready: None, called: Instant::now(), done: done.clone() };
+        assert!(queue.send(job).is_ok());
+        let outcome = Handle::new(done).wait();
+        drop(thread);
+        unreachable!("{outcome:?}");
+    }
+
+    #[test]
+    fn a_call_that_does_not_come_back_ends_the_process_and_is_named() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["dist::comm::tests::program_whose_collective_is_stuck", "--exact", "--nocapture"]);
+        let output = command.env(CHILD, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(crate::dist::watchdog::CODE), "{text}");
+        let line = "error: rank 3: all_reduce(sum) of 0 f32 did not come back within 0.15 s, and cannot be taken back";
+        assert!(text.contains(line), "{text}");
     }
 }

@@ -14,6 +14,7 @@ use super::call::HEADER_BYTES;
 use super::carrier::Deadline;
 use super::links::{LinkError, Links, OverLinks};
 use super::{CommError, Communicator, Options, Result};
+use crate::escape::printable_lines;
 
 const CALL: i32 = 1;
 const DATA: i32 = 2;
@@ -179,7 +180,7 @@ impl Mpi {
     /// Reads what ranks say that give up or leave.
     fn hear(&mut self, deadline: Deadline) -> Result<(), LinkError> {
         if let Some((from, bytes)) = self.probe(GAVE_UP) {
-            return Err(LinkError::Aborted(from, String::from_utf8_lossy(&bytes).into_owned()));
+            return Err(LinkError::Aborted(from, printable_lines(&bytes)));
         }
         while let Some((from, bytes)) = self.probe(LEFT).filter(|_| !deadline.is_over()) {
             let seq = bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);

@@ -1,7 +1,9 @@
 //! Links that are sockets, one between every two ranks.
 //!
-//! A message is 12 bytes of header (what it is, how long) and its payload. Sockets do not block: one thread sends to one rank while
+//! A message is 12 bytes of header (what it is, how long), its payload, and a byte that says that it is whole. Sockets do not block: one thread sends to one rank while
 //! it receives from another, and `poll` wakes it when either can go on.
+//!
+//! When time is up, ranks call the roll ([`roll`]): whoever waits says for whom, so that all name the one that does not answer.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -11,15 +13,24 @@ use std::time::{Duration, Instant};
 use super::call::HEADER_BYTES;
 use super::carrier::Deadline;
 use super::links::{LinkError, Links, OverLinks};
+use super::roll::{self, CUT_OFF, Standing, read_head, send_behind, write_head};
 use super::{Communicator, Options, Result};
+use crate::escape::printable_lines;
 
 /// What a message is.
-const CALL: u32 = 0x7743_0001;
-const DATA: u32 = 0x7743_0002;
-const GAVE_UP: u32 = 0x7743_0003;
-const HEAD: usize = 12;
+pub(super) const CALL: u32 = 0x7743_0001;
+pub(super) const DATA: u32 = 0x7743_0002;
+/// Without a trailer, as the next one.
+pub(super) const GAVE_UP: u32 = 0x7743_0003;
+pub(super) const LATE: u32 = 0x7743_0004;
+pub(super) const HEAD: usize = 12;
+/// Bytes behind a message: [`WHOLE`], or 0 if its sender failed, and its payload is nothing.
+pub(super) const TRAILER: usize = 1;
+const WHOLE: u8 = 1;
+/// How often a rank that waits for one looks whether others have something to say.
+const LOOK: Duration = Duration::from_secs(1);
 /// The longest reason for giving up that is read.
-const LONGEST_REASON: usize = 64 * 1024;
+const LONGEST_REASON: usize = 4096;
 /// How long telling the others that this rank gives up may take.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -35,6 +46,8 @@ pub(crate) struct Sockets {
     rank: usize,
     peers: Vec<Option<TcpStream>>,
     gave_up: bool,
+    /// Where the messages to and from each rank stand after a failure.
+    standing: Vec<Standing>,
     /// How long ranks look for each other's calls before they sleep.
     eager: Duration,
 }
@@ -45,7 +58,8 @@ impl Sockets {
             let set = socket.set_nodelay(true).and_then(|()| socket.set_nonblocking(true));
             set.map_err(|error| super::CommError::Setup(format!("cannot set up a socket: {error}")))?;
         }
-        Ok(Sockets { rank, peers, gave_up: false, eager: Duration::ZERO })
+        let standing = peers.iter().map(|_| Standing::default()).collect();
+        Ok(Sockets { rank, peers, gave_up: false, standing, eager: Duration::ZERO })
     }
 
     /// Looks for calls so long before it sleeps: for ranks that have cores to spare, and whose GPUs wait.
@@ -134,8 +148,7 @@ impl Sockets {
     fn pump_out(&self, out: &mut Outgoing) -> Result<(), LinkError> {
         let mut socket = self.socket(out.to)?;
         while !out.is_done() {
-            let (head, body) = out.rest();
-            let parts = [std::io::IoSlice::new(head), std::io::IoSlice::new(body)];
+            let parts = out.rest().map(std::io::IoSlice::new);
             match socket.write_vectored(&parts) {
                 Ok(n) => out.done += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -170,16 +183,22 @@ impl Sockets {
             if into.done == HEAD {
                 self.check_head(into)?;
             }
+            if into.is_done() && into.trailer[0] != WHOLE {
+                // Its sender failed in the middle: the next message says why.
+                into.done = 0;
+            }
         }
         Ok(())
     }
 
     /// Looks at the header of a message that has begun.
     fn check_head(&self, into: &Incoming) -> Result<(), LinkError> {
-        let kind = u32::from_le_bytes(into.head[..4].try_into().unwrap_or_default());
-        let length = u64::from_le_bytes(into.head[4..].try_into().unwrap_or_default()) as usize;
+        let (kind, length) = read_head(&into.head);
         if kind == GAVE_UP {
             return Err(LinkError::Aborted(into.from, self.reason(into.from, length)));
+        }
+        if kind == LATE {
+            return Err(LinkError::Called(vec![into.from]));
         }
         match kind == into.kind && length == into.body.len() {
             true => Ok(()),
@@ -205,7 +224,109 @@ impl Sockets {
                 Err(_) => break,
             }
         }
-        String::from_utf8_lossy(&text[..done]).into_owned()
+        printable_lines(&text[..done])
+    }
+}
+
+impl Sockets {
+    /// Receives all of `rest`, which loses what has come.
+    fn hear(&self, rest: &mut Vec<Incoming>, deadline: Deadline) -> Result<(), LinkError> {
+        let began = Instant::now();
+        loop {
+            let mut first_error = None;
+            for into in rest.iter_mut() {
+                if let Err(error) = self.pump_in(into) {
+                    // A reason says more than a closed connection, which may be its consequence, and than a rank whose time is up.
+                    match (&first_error, &error) {
+                        (None, _) | (Some(LinkError::Gone(..) | LinkError::Called(_)), LinkError::Aborted(..)) => {
+                            first_error = Some(error);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            rest.retain(|into| !into.is_done());
+            let missing: Vec<usize> = rest.iter().map(|into| into.from).collect();
+            match first_error {
+                // Another one waits in vain: whoever it is that it waits for, those who are missing here may know.
+                Some(LinkError::Called(_)) => return Err(LinkError::Called(missing)),
+                Some(error) => return Err(error),
+                None if missing.is_empty() => return Ok(()),
+                None if deadline.is_over() => return Err(LinkError::Late(missing)),
+                None if began.elapsed() < self.eager => std::hint::spin_loop(),
+                None => self.poll(&missing, None, deadline)?,
+            }
+        }
+    }
+
+    /// Sends and receives, and looks now and then whether somebody else has given up.
+    fn transfer(
+        &self,
+        out: &mut Option<Outgoing>,
+        into: &mut Option<Incoming>,
+        deadline: Deadline,
+    ) -> Result<(), LinkError> {
+        let mut looked = Instant::now();
+        loop {
+            let sent = out.as_mut().map_or(Ok(()), |out| self.pump_out(out));
+            let received = sent.and_then(|()| into.as_mut().map_or(Ok(()), |into| self.pump_in(into)));
+            let to = out.as_ref().filter(|out| !out.is_done()).map(|out| out.to);
+            let from = into.as_ref().filter(|into| !into.is_done()).map(|into| into.from);
+            let mut late: Vec<usize> = to.into_iter().chain(from).collect();
+            late.dedup();
+            match received {
+                Err(LinkError::Called(_)) => return Err(LinkError::Called(late)),
+                other => other?,
+            }
+            if late.is_empty() {
+                return Ok(());
+            }
+            if deadline.is_over() {
+                return Err(LinkError::Late(late));
+            }
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                match self.news(from) {
+                    Some(LinkError::Called(_)) => return Err(LinkError::Called(late)),
+                    Some(error) => return Err(error),
+                    None => {}
+                }
+            }
+            self.poll(from.as_slice(), to, deadline)?;
+        }
+    }
+
+    /// What a rank says that gives up or whose time is up, where that is the next thing on its socket. `except` is in the middle of a message.
+    fn news(&self, except: Option<usize>) -> Option<LinkError> {
+        (0..self.peers.len()).filter(|peer| Some(*peer) != except).find_map(|peer| {
+            let mut head = [0; HEAD];
+            let got = self.peers[peer].as_ref()?.peek(&mut head).ok()?;
+            let (kind, _) = read_head(&head);
+            match (got == HEAD, kind) {
+                (true, GAVE_UP) => self.pump_in(&mut Incoming::new(peer, CALL, &mut [])).err(),
+                (true, LATE) => Some(LinkError::Called(vec![peer])),
+                _ => None,
+            }
+        })
+    }
+
+    /// Remembers how far a message came that was on its way out at a failure.
+    fn note_sent(&mut self, out: &Outgoing) {
+        if out.done > 0
+            && let Some(standing) = self.standing.get_mut(out.to)
+        {
+            standing.unsent = out.left();
+        }
+    }
+
+    /// Remembers how far a message came that was on its way in at a failure.
+    fn note_received(&mut self, into: &Incoming) {
+        let Some(standing) = self.standing.get_mut(into.from).filter(|_| !into.is_done()) else { return };
+        let (kind, length) = read_head(&into.head);
+        standing.head = into.head;
+        standing.head_got = into.done.min(HEAD);
+        let trailer = if [LATE, GAVE_UP].contains(&kind) { 0 } else { TRAILER };
+        standing.unread = length.saturating_add(trailer).saturating_sub(into.done.saturating_sub(HEAD));
     }
 }
 
@@ -220,24 +341,22 @@ impl Links for Sockets {
 
     fn agree(&mut self, mine: &[u8; HEADER_BYTES], deadline: Deadline) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
         let mut headers = vec![*mine; self.world()];
-        let others = || (0..self.world()).filter(|&peer| peer != self.rank);
+        let others = |rank: usize, world: usize| (0..world).filter(move |&peer| peer != rank);
         // A peer that is gone for good may still have left a reason on its socket, or another rank may know more: read before saying so.
-        let mut unsent = None;
-        for to in others() {
+        for to in others(self.rank, self.world()) {
             let mut out = Outgoing::new(to, CALL, mine);
-            while !out.is_done() && unsent.is_none() {
+            let sent = loop {
                 match self.pump_out(&mut out) {
-                    Ok(()) if !out.is_done() => self.poll(&[], Some(to), deadline)?,
-                    Ok(()) => {}
-                    Err(error) => unsent = Some(error),
+                    Ok(()) if out.is_done() => break Ok(()),
+                    Ok(()) if deadline.is_over() => break Err(LinkError::Late(vec![to])),
+                    Ok(()) => self.poll(&[], Some(to), deadline)?,
+                    Err(error) => break Err(error),
                 }
-                if deadline.is_over() && !out.is_done() {
-                    return Err(LinkError::Late(vec![to]));
-                }
+            };
+            if sent.is_err() {
+                self.note_sent(&out);
+                return sent.map(|()| headers);
             }
-        }
-        if let Some(error) = unsent {
-            return Err(error);
         }
         let mut rest: Vec<Incoming> = headers
             .iter_mut()
@@ -245,35 +364,14 @@ impl Links for Sockets {
             .filter(|(from, _)| *from != self.rank)
             .map(|(from, h)| Incoming::new(from, CALL, h))
             .collect();
-        let began = Instant::now();
-        loop {
-            let mut first_error = None;
-            for into in &mut rest {
-                if let Err(error) = self.pump_in(into) {
-                    // A reason says more than a closed connection, which may be its consequence.
-                    match (&first_error, &error) {
-                        (None, _) | (Some(LinkError::Gone(..)), LinkError::Aborted(..)) => first_error = Some(error),
-                        _ => {}
-                    }
-                }
-            }
-            if let Some(error) = first_error {
+        match self.hear(&mut rest, deadline) {
+            Ok(()) => drop(rest),
+            Err(error) => {
+                rest.iter().for_each(|into| self.note_received(into));
                 return Err(error);
             }
-            rest.retain(|into| !into.is_done());
-            let missing: Vec<usize> = rest.iter().map(|into| into.from).collect();
-            if missing.is_empty() {
-                drop(rest);
-                return Ok(headers);
-            }
-            if deadline.is_over() {
-                return Err(LinkError::Late(missing));
-            }
-            match began.elapsed() < self.eager {
-                true => std::hint::spin_loop(),
-                false => self.poll(&missing, None, deadline)?,
-            }
         }
+        Ok(headers)
     }
 
     fn exchange(
@@ -284,25 +382,25 @@ impl Links for Sockets {
     ) -> Result<(), LinkError> {
         let mut out = send.map(|(to, bytes)| Outgoing::new(to, DATA, bytes));
         let mut into = receive.map(|(from, bytes)| Incoming::new(from, DATA, bytes));
-        loop {
-            if let Some(out) = &mut out {
-                self.pump_out(out)?;
-            }
-            if let Some(into) = &mut into {
-                self.pump_in(into)?;
-            }
-            let to = out.as_ref().filter(|out| !out.is_done()).map(|out| out.to);
-            let from = into.as_ref().filter(|into| !into.is_done()).map(|into| into.from);
-            if to.is_none() && from.is_none() {
-                return Ok(());
-            }
-            if deadline.is_over() {
-                let mut late: Vec<usize> = to.into_iter().chain(from).collect();
-                late.dedup();
-                return Err(LinkError::Late(late));
-            }
-            self.poll(from.as_slice(), to, deadline)?;
+        let outcome = self.transfer(&mut out, &mut into, deadline);
+        if outcome.is_err() {
+            out.iter().for_each(|out| self.note_sent(out));
+            into.iter().for_each(|into| self.note_received(into));
         }
+        outcome
+    }
+
+    fn call_roll(&mut self, late: Vec<usize>, is_up: bool) -> LinkError {
+        let behind = roll::call(&self.peers, &mut self.standing, &late);
+        // Whose time was up says so next.
+        let deadline = Deadline::after(if is_up { Duration::ZERO } else { LOOK });
+        while !deadline.is_over() {
+            if let Some(said @ LinkError::Aborted(..)) = self.news(None) {
+                return said;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        LinkError::Late(behind)
     }
 
     fn give_up(&mut self, reason: &str) {
@@ -310,13 +408,15 @@ impl Links for Sockets {
             return;
         }
         let reason = &reason.as_bytes()[..reason.len().min(LONGEST_REASON)];
-        for to in 0..self.peers.len() {
-            let mut out = Outgoing::new(to, GAVE_UP, reason);
-            let deadline = Deadline::after(FAREWELL);
-            while to != self.rank && !out.is_done() && !deadline.is_over() {
-                let sent =
-                    self.pump_out(&mut out).is_ok() && (out.is_done() || self.poll(&[], Some(to), deadline).is_ok());
-                if !sent {
+        let notice = [&write_head(GAVE_UP, reason.len()), reason].concat();
+        for to in (0..self.peers.len()).filter(|&to| to != self.rank) {
+            let (deadline, mut sent) = (Deadline::after(FAREWELL), 0);
+            // Behind what was under way, which ends as nothing.
+            let mut unsent = std::mem::take(&mut self.standing[to].unsent);
+            while unsent != CUT_OFF && sent < notice.len() && !deadline.is_over() {
+                let Ok(socket) = self.socket(to) else { break };
+                let going = send_behind(socket, &mut unsent, &notice, &mut sent).is_ok();
+                if !going || (sent < notice.len() && self.poll(&[], Some(to), deadline).is_err()) {
                     break;
                 }
             }
@@ -336,23 +436,27 @@ struct Outgoing<'a> {
     to: usize,
     head: [u8; HEAD],
     body: &'a [u8],
+    trailer: &'static [u8],
     done: usize,
 }
 
 impl<'a> Outgoing<'a> {
     fn new(to: usize, kind: u32, body: &'a [u8]) -> Outgoing<'a> {
-        let mut head = [0; HEAD];
-        head[..4].copy_from_slice(&kind.to_le_bytes());
-        head[4..].copy_from_slice(&(body.len() as u64).to_le_bytes());
-        Outgoing { to, head, body, done: 0 }
+        Outgoing { to, head: write_head(kind, body.len()), body, trailer: &[WHOLE; TRAILER], done: 0 }
     }
 
     fn is_done(&self) -> bool {
-        self.done == HEAD + self.body.len()
+        self.left() == 0
     }
 
-    fn rest(&self) -> (&[u8], &[u8]) {
-        (&self.head[self.done.min(HEAD)..], &self.body[self.done.saturating_sub(HEAD)..])
+    /// Bytes that have not been sent.
+    fn left(&self) -> usize {
+        HEAD + self.body.len() + self.trailer.len() - self.done
+    }
+
+    fn rest(&self) -> [&[u8]; 3] {
+        let behind = |from: usize, part: &'a [u8]| &part[self.done.saturating_sub(from).min(part.len())..];
+        [&self.head[self.done.min(HEAD)..], behind(HEAD, self.body), behind(HEAD + self.body.len(), self.trailer)]
     }
 }
 
@@ -362,22 +466,25 @@ struct Incoming<'a> {
     kind: u32,
     head: [u8; HEAD],
     body: &'a mut [u8],
+    trailer: [u8; TRAILER],
     done: usize,
 }
 
 impl<'a> Incoming<'a> {
     fn new(from: usize, kind: u32, body: &'a mut [u8]) -> Incoming<'a> {
-        Incoming { from, kind, head: [0; HEAD], body, done: 0 }
+        Incoming { from, kind, head: [0; HEAD], body, trailer: [0; TRAILER], done: 0 }
     }
 
     fn is_done(&self) -> bool {
-        self.done == HEAD + self.body.len()
+        self.done == HEAD + self.body.len() + TRAILER
     }
 
     fn rest(&mut self) -> &mut [u8] {
-        match self.done < HEAD {
-            true => &mut self.head[self.done..],
-            false => &mut self.body[self.done - HEAD..],
+        let end = HEAD + self.body.len();
+        match self.done {
+            done if done < HEAD => &mut self.head[done..],
+            done if done < end => &mut self.body[done - HEAD..],
+            done => &mut self.trailer[done - end..],
         }
     }
 }
@@ -464,5 +571,82 @@ mod tests {
         let (here, mut there) = pair();
         there.give_up("the disk is full");
         assert!(matches!(wait_for_end(&here), LinkError::Aborted(1, reason) if reason == "the disk is full"));
+    }
+
+    /// Sockets between every two of `world` ranks.
+    fn mesh(world: usize) -> Vec<Sockets> {
+        let mut all: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        for low in 0..world {
+            for high in low + 1..world {
+                all[high][low] = Some(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+                all[low][high] = Some(listener.accept().unwrap().0);
+            }
+        }
+        all.into_iter().enumerate().map(|(rank, peers)| Sockets::new(rank, peers).unwrap()).collect()
+    }
+
+    /// What the links say in the end, and tell the others.
+    fn ends(links: &mut Sockets, error: LinkError) -> String {
+        let error = match error {
+            LinkError::Late(late) => links.call_roll(late, true),
+            LinkError::Called(late) => links.call_roll(late, false),
+            other => other,
+        };
+        let text = match error {
+            LinkError::Late(ranks) => format!("waits for {ranks:?}"),
+            LinkError::Aborted(_, reason) => reason,
+            LinkError::Gone(..) | LinkError::Called(_) | LinkError::Other(_) => "something else".into(),
+        };
+        links.give_up(&text);
+        text
+    }
+
+    /// Rank 3 hangs in the middle of a message to rank 2, rank 2 in the middle of one to rank 1, and so on: each waits for another one.
+    #[test]
+    fn the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it() {
+        let hang = |first: usize| {
+            let mut all = mesh(4);
+            let hangs = all.pop().unwrap();
+            // A part of a message that never ends.
+            let mut out = Outgoing::new(2, DATA, &[1; 1000]);
+            out.body = &out.body[..10];
+            hangs.pump_out(&mut out).unwrap_or_default();
+            let texts: Vec<String> = std::thread::scope(|scope| {
+                let start = |(rank, mut links): (usize, Sockets)| {
+                    scope.spawn(move || {
+                        // Whose time is up first knows least.
+                        let limit = if rank == first { 200 } else { 20_000 };
+                        let deadline = Deadline::after(Duration::from_millis(limit));
+                        // More than what waits in the system, so that it is cut off: rank 1 does not read it.
+                        let (bytes, mut room) = (vec![1; if rank == 0 { 1 << 26 } else { 100 }], vec![0; 1000]);
+                        let to = rank.checked_sub(1).or(Some(1)).filter(|_| rank != 1).map(|to| (to, bytes.as_slice()));
+                        if rank == 1 {
+                            links.exchange(None, Some((2, &mut room[..100])), deadline).unwrap_or_default();
+                        }
+                        let error = links.exchange(to, Some((rank + 1, &mut room)), deadline);
+                        ends(&mut links, error.unwrap_err())
+                    })
+                };
+                let threads: Vec<_> = all.into_iter().enumerate().map(start).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(texts, ["waits for [3]"; 3], "rank {first} first");
+        };
+        std::thread::scope(|scope| (0..3).for_each(|first| drop(scope.spawn(move || hang(first)))));
+    }
+
+    /// What is left of a message whose sender failed is nobody's data.
+    #[test]
+    fn a_message_that_was_cut_off_is_not_taken_for_data() {
+        let (mut here, mut there) = pair();
+        let mut out = Outgoing::new(0, DATA, &[7; 1 << 12]);
+        out.body = &out.body[..100];
+        assert!(there.pump_out(&mut out).is_ok());
+        there.standing[0].unsent = (1 << 12) - 100;
+        there.give_up("the disk is full");
+        let mut room = [0; 1 << 12];
+        let outcome = here.exchange(None, Some((1, &mut room)), Deadline::after(Duration::from_secs(20)));
+        assert!(matches!(outcome, Err(LinkError::Aborted(1, reason)) if reason == "the disk is full"));
     }
 }

@@ -9,13 +9,15 @@
 //! reduce-scatter and an all-gather (Rajbhandari et al., "ZeRO", 2020, section 7.1).
 //!
 //! Elements are updated one by one, so that who does it does not change the result: in broadcast mode parameters are bit for bit those
-//! of an optimizer that is not shared out.
+//! of an optimizer that is not shared out, if the step's rate and scale are. ([`ShardedOptimizer::gradient_norm`] adds up in another order;
+//! who has the whole gradient takes [`norm_of`](crate::optim::judge::norm_of).)
 
 mod parts;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::Serialize;
 use tilewright::{Buffer, Device, View, ViewMut};
 
 use super::buckets::Bucket;
@@ -124,7 +126,8 @@ impl FlatOptimizer for AdamW {
 }
 
 /// How parameters are shared out, and how they come together again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Whole parameters by size; every rank broadcasts its own
     Broadcast,
@@ -474,6 +477,12 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         outcome.and(waited.map_err(Error::from))
     }
 
+    /// What this rank gives to the state of all: its own pieces, of those that every rank has the first rank's alone.
+    pub fn own_state(&self) -> impl Iterator<Item = &O> {
+        let gives = |part: usize| !matches!(self.parts[part], Part::Common { .. }) || self.comm.rank() == 0;
+        self.own.iter().filter(move |(part, _)| gives(*part)).map(|(_, own)| own)
+    }
+
     /// All ranks' state, the same on every rank.
     ///
     /// # Errors
@@ -506,15 +515,37 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
                 self.flat_len
             )));
         }
+        self.load_with(steps, |index, range, to| {
+            to.copy_from_slice(&flats[index][range]);
+            Ok(())
+        })
+    }
+
+    /// As [`ShardedOptimizer::load_state`], of state that is read piece by piece: `read` fills elements of what [`FlatOptimizer::STATE`] has at an
+    /// index, which are zeros before. `steps` are those of [`State`].
+    ///
+    /// # Errors
+    /// Those of `read`; no memory.
+    pub fn load_with<E: From<tilewright::Error>>(
+        &mut self,
+        steps: &[(Range<usize>, u64)],
+        mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut own = Vec::new();
         for (part, range) in std::mem::take(&mut self.own).into_iter().map(|(part, own)| (part, own.range())) {
             for (range, steps) in cut(&range, steps) {
-                let mut piece = O::new(&self.device, range.clone(), &self.options)?;
-                piece.restore(steps, |name, mut memory| {
+                let mut pieces = Vec::new();
+                for index in 0..O::STATE.len() {
+                    let mut piece = vec![0.0_f32; range.len()];
+                    read(index, range.clone(), &mut piece)?;
+                    pieces.push(piece);
+                }
+                let mut loaded = O::new(&self.device, range, &self.options)?;
+                loaded.restore(steps, |name, mut memory| {
                     let index = O::STATE.iter().position(|known| *known == name).unwrap_or(0);
-                    memory.copy_from_slice(&flats[index][range.clone()])
+                    memory.copy_from_slice(&pieces[index])
                 })?;
-                own.push((part, piece));
+                own.push((part, loaded));
             }
         }
         self.own = own;

@@ -12,9 +12,10 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::wall::{Fitted, fitted, release};
+use super::wall::release;
 use crate::cli::model_options::{ModelOptions, device_info, model_device, peak};
 use crate::cli::run::{Choice, device};
+use crate::cli::trial::{Fitted, fitted};
 use crate::cli::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Precision};
 use crate::report::{Machine, Outputs, Report};
@@ -55,7 +56,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     steps: u16,
     /// End warm-up, measured steps and steps in parts after so many seconds each, if there were three
-    #[arg(long, value_name = "SECONDS", value_parser = crate::leaderboard::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::cli::numbers::seconds)]
     seconds: Option<f64>,
     /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
     #[arg(long, value_parser = device)]

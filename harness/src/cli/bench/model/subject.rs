@@ -6,8 +6,9 @@ use candle_core::{Device, Tensor};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::super::wall::{Times, expect_memory};
+use super::super::wall::Times;
 use super::{Case, Mode};
+use crate::cli::trial::expect_memory;
 use crate::model::{Config, Kind, Replay, Transformer};
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::{Params, no_grad};

@@ -27,6 +27,7 @@ use super::super::{CommError, Result};
 use super::Guard;
 use super::shared::{self, HANDLE};
 use super::start::host_name;
+use crate::escape::printable_lines;
 
 /// A collective that copy engines carry.
 #[derive(Clone, Copy, Debug)]
@@ -148,7 +149,7 @@ impl Table<'_> {
             let length = usize::from(u16::from_le_bytes([place[1], place[2]])).min(ROOM - 3);
             let bytes = &place[3..3 + length];
             if place[0] == 0 {
-                troubles += &format!("\n  rank {rank}: {}", String::from_utf8_lossy(bytes));
+                troubles += &format!("\n  rank {rank}: {}", printable_lines(bytes));
             }
             shown.push(bytes.to_vec());
         }
@@ -195,7 +196,8 @@ fn find_functions() -> Result<(), String> {
 fn one_host(shown: &[Vec<u8>]) -> Result<()> {
     let name = |rank: usize| {
         let bytes = shown[rank].get(HANDLE..).unwrap_or_default();
-        String::from_utf8_lossy(bytes).trim_end_matches('\0').to_string()
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        printable_lines(&bytes[..end])
     };
     match (1..shown.len()).find(|&rank| name(rank) != name(0)) {
         None => Ok(()),

@@ -41,6 +41,8 @@ use super::links::OverLinks;
 use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
 use crate::dist::rank::Place;
+use crate::dist::rendezvous::Job;
+use crate::dist::watchdog::{LAST_RESORT, guard};
 use crate::ops::convert;
 use engines::{Engines, Work};
 use start::{Made, initialize, is_installed, limited, meet};
@@ -63,7 +65,13 @@ const BACKLOG: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// NCCL is not installed, two ranks have one GPU, and NCCL's own.
-pub fn connect(host: Communicator, place: &Place, compute: Arc<CudaStream>, options: Options) -> Result<Communicator> {
+pub fn connect(
+    host: Communicator,
+    place: &Place,
+    job: &Job,
+    compute: Arc<CudaStream>,
+    options: Options,
+) -> Result<Communicator> {
     let (rank, world) = (host.rank(), host.world());
     if !is_installed() {
         return Err(CommError::Setup(
@@ -77,7 +85,7 @@ pub fn connect(host: Communicator, place: &Place, compute: Arc<CudaStream>, opti
         id = made.internal.map(|byte| byte as u8);
     }
     host.broadcast(&mut id, 0)?;
-    let guard = meet(&host, place, &id, options)?;
+    let guard = meet(&host, place, job, &id, options)?;
     let stream = ComputeStream { stream: compute.clone(), rank };
     let make = move || Nccl::new(rank, world, id, guard, compute, options);
     let communicator = Communicator::with_carrier(rank, world, "nccl", options, Some(Box::new(stream)), make)?;
@@ -194,6 +202,7 @@ struct Span {
     compute: Arc<CudaStream>,
     rank: usize,
     call: Call,
+    patience: Duration,
 }
 
 impl Fence for Span {
@@ -202,6 +211,10 @@ impl Fence for Span {
     }
 
     fn synchronize(&self) -> Result<()> {
+        // It is given up before, and ends then.
+        let (rank, call) = (self.rank, self.call);
+        let limit = self.patience.saturating_add(BACKLOG + LAST_RESORT);
+        let _guarded = guard(limit, move || format!("rank {rank}: {call}, on the GPU"));
         self.end.synchronize().map_err(|error| driver(self.call, self.rank, error))
     }
 
@@ -512,13 +525,16 @@ impl Carrier for Nccl {
             let overlaps = |other: &&UnderWay| other.memory.start < memory.end && memory.start < other.memory.end;
             let spans: Vec<Arc<Span>> =
                 self.under_way.iter().filter(overlaps).map(|other| other.span.clone()).collect();
+            // It may connect to other ranks first.
+            let (what, limit) = (*call, deadline.patience.saturating_add(LAST_RESORT));
+            let _guarded = guard(limit, move || format!("rank {rank}: {what}, in NCCL"));
             let behind: Vec<&CudaEvent> =
                 ready.as_deref().into_iter().chain(spans.iter().map(|span| &span.end)).collect();
             self.queue(call, address, if ready.is_some() { &behind } else { &[] })?;
         }
         let end = self.stream.record_event(TIMED).map_err(failed)?;
-        let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call });
         let (since, patience) = (Instant::now(), deadline.patience);
+        let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call, patience });
         self.under_way.push_back(UnderWay { span: span.clone(), memory, since, patience });
         Ok(Some(span))
     }
@@ -582,6 +598,9 @@ impl Drop for Nccl {
         if self.comm.is_none() {
             return;
         }
+        let patience = self.under_way.iter().map(|under_way| under_way.patience).max().unwrap_or_default();
+        let (rank, limit) = (self.rank, patience.saturating_add(FAREWELL + BACKLOG + LAST_RESORT));
+        let _guarded = guard(limit, move || format!("rank {rank}: the end of NCCL"));
         // What is under way may be somebody's gradients.
         let well = loop {
             match self.look() {

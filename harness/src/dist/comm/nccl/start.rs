@@ -18,7 +18,9 @@ use super::super::tcp::Sockets;
 use super::super::{CommError, Communicator, Options, Result};
 use super::{EAGER, Guard, PAUSE, explain};
 use crate::dist::rank::Place;
-use crate::dist::rendezvous;
+use crate::dist::rendezvous::{self, Job};
+use crate::dist::watchdog::{LAST_RESORT, guard};
+use crate::escape::printable_lines;
 
 /// Whether NCCL is there. Candle's CUDA back end links CUDA's libraries, and NCCL with them: such a program does not start without it.
 pub fn is_installed() -> bool {
@@ -32,23 +34,24 @@ pub fn is_installed() -> bool {
 }
 
 /// Sockets for what ranks show each other: where rank 0 says, at a port of its own.
-pub fn meet(host: &Communicator, place: &Place, id: &[u8], options: Options) -> Result<Guard> {
+pub fn meet(host: &Communicator, place: &Place, job: &Job, id: &[u8], options: Options) -> Result<Guard> {
     let failed = |error| CommError::Setup(format!("no port for NCCL's ranks to meet: {error}"));
     let mut port = [0_u32];
-    if host.rank() == 0 {
-        let free = TcpListener::bind(("0.0.0.0", 0)).and_then(|free| free.local_addr()).map_err(failed)?;
-        port = [free.port().into()];
-    }
-    host.broadcast(&mut port, 0)?;
     let address = match host.back_end() {
         "mpi" => address_over(host)?,
         _ => place.master.0.clone(),
     };
+    if host.rank() == 0 {
+        let free = TcpListener::bind((address.as_str(), 0)).and_then(|free| free.local_addr()).map_err(failed)?;
+        port = [free.port().into()];
+    }
+    host.broadcast(&mut port, 0)?;
     // Made anew by rank 0 for every world, so that it tells jobs apart.
-    let job: String = id.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+    let word: String = id.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+    let job = Job { word, access: job.access.clone() };
     let (rank, world) = (host.rank(), host.world());
     let place = Place { rank, world, master: (address, port[0] as u16), ..place.clone() };
-    let sockets = rendezvous::sockets(&place, &job, options)?;
+    let sockets = rendezvous::sockets(&place, &job, "calls of GPUs", options)?;
     Ok(OverLinks::new(Sockets::new(rank, sockets)?.looking_for(EAGER)))
 }
 
@@ -70,7 +73,8 @@ fn address_over(host: &Communicator) -> Result<String> {
     if others.chunks(own.len()).all(|other| other == first) {
         return Ok("127.0.0.1".into());
     }
-    Ok(String::from_utf8_lossy(first).trim_end_matches('\0').to_string())
+    let end = first.iter().position(|byte| *byte == 0).unwrap_or(first.len());
+    Ok(printable_lines(&first[..end]))
 }
 
 /// NCCL's handle, for the thread that gets it.
@@ -168,19 +172,21 @@ pub fn limited(
 /// What NCCL itself would wait for without end if a rank does not come is made on a thread that can be left behind.
 fn patiently(
     rank: usize,
-    guard: &mut Guard,
+    others: &mut Guard,
     context: &Arc<CudaContext>,
     (patience, help): (Duration, &str),
     make: impl FnOnce() -> Result<Made, String> + Send + 'static,
 ) -> Result<sys::ncclComm_t> {
     let (tell, told) = channel();
+    let what = move || format!("rank {rank}: NCCL's call that connects it to the others");
+    let guarded = guard(patience.saturating_add(LAST_RESORT), what);
     let context = context.clone();
     let make = move || {
         let made = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| make());
         drop(tell.send(made));
     };
     let thread = std::thread::Builder::new().name(format!("NCCL {rank}")).spawn(make);
-    thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
+    let thread = thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
     let barrier = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
     let deadline = Deadline::after(patience);
     loop {
@@ -188,8 +194,8 @@ fn patiently(
             Ok(Ok(Made(comm))) => return Ok(comm),
             Ok(Err(why)) => CommError::Setup(format!("NCCL cannot connect rank {rank}: {why}\n  help: {help}")),
             Err(RecvTimeoutError::Disconnected) => CommError::Setup(PANICKED.into()),
-            Err(RecvTimeoutError::Timeout) => match guard.links().ended() {
-                Some(lost) => guard.explain(&barrier, deadline, lost),
+            Err(RecvTimeoutError::Timeout) => match others.links().ended() {
+                Some(lost) => others.explain(&barrier, deadline, lost),
                 None if deadline.is_over() => CommError::Setup(format!(
                     "NCCL did not connect rank {rank} within {}\n  help: NCCL_DEBUG=INFO says what it does; TILEWRIGHT_START_TIMEOUT=SECONDS waits longer",
                     seconds(&patience)
@@ -197,7 +203,11 @@ fn patiently(
                 None => continue,
             },
         };
-        guard.give_up(&error);
+        others.give_up(&error);
+        // It may still hang there, and would keep the process from ending in order.
+        if !thread.is_finished() {
+            guarded.leave();
+        }
         return Err(error);
     }
 }

@@ -1,0 +1,135 @@
+//! Fractions on the command line: every option that takes one is read by a parser of this file, so that none is NaN or infinite, or negative
+//! where that means nothing.
+
+use std::ops::RangeBounds;
+use std::time::Duration;
+
+/// The longest time that an option takes, in seconds: a thousand years.
+const LONGEST: f64 = 3.2e10;
+/// Seconds of a day.
+const DAY: f64 = 86400.0;
+/// The smallest number above 0.
+const ABOVE_0: f64 = f64::MIN_POSITIVE;
+
+fn number(word: &str, range: impl RangeBounds<f64>, expected: &str) -> Result<f64, String> {
+    let number = word.trim().parse::<f64>().ok().filter(|number| number.is_finite() && range.contains(number));
+    number.ok_or_else(|| format!("expected {expected}"))
+}
+
+/// Any that is finite.
+pub fn finite(word: &str) -> Result<f64, String> {
+    number(word, .., "a finite number")
+}
+
+/// From 0.
+pub fn not_negative(word: &str) -> Result<f64, String> {
+    number(word, 0.0.., "a number from 0")
+}
+
+/// Above 0.
+pub fn positive(word: &str) -> Result<f64, String> {
+    number(word, ABOVE_0.., "a number above 0")
+}
+
+/// From 0 to 1.
+pub fn part(word: &str) -> Result<f64, String> {
+    number(word, 0.0..=1.0, "a number from 0 to 1")
+}
+
+/// Above 0, at most 1.
+pub fn probability(word: &str) -> Result<f64, String> {
+    number(word, ABOVE_0..=1.0, "a probability above 0, at most 1")
+}
+
+/// From 0, and below 1: what is kept of a moving mean.
+pub fn decay(word: &str) -> Result<f64, String> {
+    number(word, 0.0..1.0, "a number from 0 to below 1")
+}
+
+/// Of a bucket, in megabytes (10⁶ bytes).
+pub fn bucket_mb(word: &str) -> Result<f64, String> {
+    number(word, 0.0..1e9, "a number of megabytes from 0 to below 10⁹")
+}
+
+/// Of what a collective sends, in megabytes (10⁶ bytes).
+pub fn size_mb(word: &str) -> Result<f64, String> {
+    number(word, ABOVE_0..=1e6, "a number of megabytes above 0, at most 10⁶")
+}
+
+/// From 0 to a day, in milliseconds.
+pub fn milliseconds(word: &str) -> Result<f64, String> {
+    number(word, 0.0..=1000.0 * DAY, "a number of milliseconds from 0, at most a day")
+}
+
+/// Above 0, at most a day, in seconds.
+pub fn seconds(word: &str) -> Result<f64, String> {
+    number(word, ABOVE_0..=DAY, "a number of seconds above 0, at most a day")
+}
+
+/// From 0, in seconds.
+pub fn wait(word: &str) -> Result<Duration, String> {
+    number(word, 0.0..=LONGEST, "a number of seconds from 0").map(Duration::from_secs_f64)
+}
+
+/// From 0, in minutes.
+pub fn minutes(word: &str) -> Result<Duration, String> {
+    let minutes = number(word, 0.0..=LONGEST / 60.0, "a number of minutes from 0")?;
+    Ok(Duration::from_secs_f64(60.0 * minutes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::TypeId;
+
+    use clap::error::ErrorKind;
+    use clap::{Command, CommandFactory};
+
+    use super::*;
+
+    /// Options for which numbers below 0 mean something.
+    const MAY_BE_NEGATIVE: [&str; 1] = ["--addend"];
+
+    /// The words that lead to every option that takes a fraction or a time, the option last.
+    fn options(command: &Command, words: &[String]) -> Vec<Vec<String>> {
+        let kinds = [TypeId::of::<f64>(), TypeId::of::<f32>(), TypeId::of::<Duration>()];
+        let takes_fraction = |arg: &&clap::Arg| kinds.iter().any(|kind| arg.get_value_parser().type_id() == *kind);
+        let name = |arg: &clap::Arg| format!("--{}", arg.get_long().expect("an option with a long name"));
+        let own = command.get_arguments().filter(takes_fraction).map(|arg| [words, &[name(arg)]].concat());
+        let below =
+            command.get_subcommands().flat_map(|sub| options(sub, &[words, &[sub.get_name().to_string()]].concat()));
+        own.chain(below).collect()
+    }
+
+    #[test]
+    fn no_option_takes_what_is_no_number_or_negative() {
+        let programs = [crate::cli::Arguments::command(), crate::leaderboard::Arguments::command()];
+        let mut seen = 0;
+        for program in &programs {
+            for words in options(program, &["program".to_string()]) {
+                seen += 1;
+                let (option, before) = words.split_last().unwrap();
+                for value in ["nan", "NaN", "-nan", "inf", "-inf", "infinity", "1e999", "-1", "", "x"] {
+                    if value == "-1" && MAY_BE_NEGATIVE.contains(&option.as_str()) {
+                        continue;
+                    }
+                    let line = before.iter().cloned().chain([format!("{option}={value}")]);
+                    let error =
+                        program.clone().try_get_matches_from(line).expect_err(&format!("{words:?} takes {value}"));
+                    let refused = [ErrorKind::ValueValidation, ErrorKind::InvalidValue].contains(&error.kind());
+                    assert!(refused && error.to_string().contains(option.as_str()), "{words:?} {value}: {error}");
+                }
+            }
+        }
+        assert!(seen > 40, "{seen} options were found");
+    }
+
+    #[test]
+    fn limits_are_where_they_are_said_to_be() {
+        assert_eq!((not_negative("0"), positive("1e-300"), decay("0.999")), (Ok(0.0), Ok(1e-300), Ok(0.999)));
+        assert!(positive("0").is_err() && decay("1").is_err() && part("1.01").is_err() && seconds("86401").is_err());
+        assert_eq!((wait("0.5"), minutes("0.5")), (Ok(Duration::from_millis(500)), Ok(Duration::from_secs(30))));
+        assert!(wait("4e10").is_err() && minutes("1e9").is_err());
+        // Clocks can count what is accepted.
+        assert!(std::time::Instant::now().checked_add(2 * minutes("5e8").unwrap()).is_some());
+    }
+}

@@ -1,0 +1,206 @@
+//! The processes of one rank: a group of its own, whose leader is the program that was asked for.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::guard::{self, Guard};
+use super::{End, LAST_LINES, PAUSE, Plan};
+use crate::dist::lifeline::{self, Held};
+use crate::dist::secret::Access;
+
+/// A rank that runs or has run.
+pub struct Rank {
+    pub number: usize,
+    leader: Child,
+    group: libc::pid_t,
+    lifeline: Held,
+    last: Arc<Mutex<VecDeque<String>>>,
+    readers: Vec<JoinHandle<()>>,
+    /// How its leader ended, and seconds since the start.
+    ended: Option<(ExitStatus, f64)>,
+    /// Nobody is left in its group.
+    empty: bool,
+    /// We ended it.
+    pub stopped: bool,
+}
+
+impl Rank {
+    /// Starts a rank. Its lines go to `out` and `err` with the rank before them.
+    ///
+    /// # Errors
+    /// The program is not there, or the system has no more processes, threads or descriptors; nothing is left of it then.
+    pub fn start(
+        plan: &Plan,
+        local: usize,
+        guard: &Guard,
+        out: impl Write + Send + 'static,
+        err: impl Write + Send + 'static,
+    ) -> io::Result<Rank> {
+        let number = plan.host * plan.processes + local;
+        let (lifeline, given, name) = lifeline::pair()?;
+        let mut command = Command::new(&plan.program);
+        command.args(&plan.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let variables = [
+            ("RANK", number.to_string()),
+            ("WORLD_SIZE", (plan.processes * plan.hosts).to_string()),
+            ("LOCAL_RANK", local.to_string()),
+            ("LOCAL_WORLD_SIZE", plan.processes.to_string()),
+            ("MASTER_ADDR", plan.master.0.clone()),
+            ("MASTER_PORT", plan.master.1.to_string()),
+            ("TILEWRIGHT_JOB", plan.job.clone()),
+            (lifeline::VARIABLE, name),
+        ];
+        command.envs(variables);
+        give_access(&mut command, &plan.access);
+        // A terminal's Ctrl-C reaches the launcher alone: it passes signals on.
+        command.process_group(0);
+        let (launcher, pipe, line) = (std::process::id() as libc::pid_t, guard.descriptor(), given.as_raw_fd());
+        // SAFETY: only calls that are safe between fork and exec.
+        unsafe { command.pre_exec(move || prepare(launcher, pipe, line)) };
+        let leader = command.spawn()?;
+        drop(given);
+        let group = leader.id() as libc::pid_t;
+        let last = Arc::new(Mutex::new(VecDeque::new()));
+        let (ended, empty, stopped, readers) = (None, false, false, Vec::new());
+        let mut rank = Rank { number, leader, group, lifeline, last, readers, ended, empty, stopped };
+        let read = rank.read(out, err);
+        if let Err(error) = read {
+            rank.kill();
+            return Err(error);
+        }
+        Ok(rank)
+    }
+
+    fn read(&mut self, out: impl Write + Send + 'static, err: impl Write + Send + 'static) -> io::Result<()> {
+        if let Some(stream) = self.leader.stdout.take() {
+            self.readers.push(forward(self.number, stream, out, self.last.clone())?);
+        }
+        if let Some(stream) = self.leader.stderr.take() {
+            self.readers.push(forward(self.number, stream, err, self.last.clone())?);
+        }
+        Ok(())
+    }
+
+    /// How the leader ended, where that is news. Looks whether anybody is left in its group.
+    ///
+    /// # Errors
+    /// The process is lost.
+    pub fn look(&mut self, began: Instant, guard: &mut Guard) -> io::Result<Option<ExitStatus>> {
+        let mut news = None;
+        if self.ended.is_none() {
+            news = self.leader.try_wait()?;
+            self.ended = news.map(|status| (status, began.elapsed().as_secs_f64()));
+        }
+        if self.ended.is_some() && !self.empty && !self.signal(0) {
+            self.empty = true;
+            guard.forget(self.group);
+        }
+        Ok(news)
+    }
+
+    /// Whether its leader has ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Whether nothing is left of it.
+    pub fn is_gone(&self) -> bool {
+        self.ended.is_some() && self.empty
+    }
+
+    pub fn is_saving(&mut self) -> bool {
+        self.lifeline.is_saving()
+    }
+
+    /// Sends a signal to all of its processes; whether there are any.
+    pub fn signal(&self, signal: i32) -> bool {
+        if self.empty {
+            return false;
+        }
+        // SAFETY: the group is our child's. It has members, or its leader has not been waited for, or has been a moment ago: its number
+        // is still its own.
+        unsafe { libc::kill(-self.group, signal) == 0 }
+    }
+
+    /// Ends it at once.
+    pub fn kill(&mut self) {
+        self.signal(libc::SIGKILL);
+        let _ = self.leader.wait();
+    }
+
+    /// How it ended, after a short wait for its last lines: what left its group may hold its output open.
+    pub fn end(self) -> Option<End> {
+        let patience = Instant::now() + Duration::from_secs(1);
+        while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < patience {
+            std::thread::sleep(PAUSE);
+        }
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        let (status, after) = self.ended?;
+        Some(End { rank: self.number, status, after, last, stopped: self.stopped })
+    }
+}
+
+/// Says who may take part, in variables that only processes of our user can read.
+fn give_access(command: &mut Command, access: &Access) {
+    for name in ["TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE", "TILEWRIGHT_UNAUTHENTICATED"] {
+        command.env_remove(name);
+    }
+    match access {
+        Access::Secret(secret) => drop(command.env("TILEWRIGHT_SECRET", secret.text())),
+        Access::Anybody => drop(command.env("TILEWRIGHT_UNAUTHENTICATED", "1")),
+        Access::Loopback => {}
+    }
+}
+
+/// Makes a process a rank, between fork and exec.
+#[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "only Linux has parent-death signals"))]
+fn prepare(launcher: libc::pid_t, guard: i32, line: i32) -> io::Result<()> {
+    // SAFETY: calls that are safe between fork and exec.
+    unsafe {
+        #[cfg(target_os = "linux")]
+        {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid() != launcher {
+                libc::_exit(1);
+            }
+        }
+        guard::announce(guard);
+        // We ignore it ourselves; their program decides for itself.
+        libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
+        // Theirs stays open.
+        match libc::fcntl(line, libc::F_SETFD, 0) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Copies lines with the rank before them.
+fn forward(
+    rank: usize,
+    stream: impl Read + Send + 'static,
+    mut to: impl Write + Send + 'static,
+    last: Arc<Mutex<VecDeque<String>>>,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().spawn(move || {
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        while stream.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_string();
+            line.clear();
+            // Nobody reads us any more: the ranks go on all the same.
+            let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes()).and_then(|()| to.flush());
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.len() == LAST_LINES {
+                last.pop_front();
+            }
+            last.push_back(text);
+        }
+    })
+}

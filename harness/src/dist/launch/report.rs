@@ -1,0 +1,150 @@
+//! How ranks ended, in words.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use crate::cli::STOPPED;
+use crate::dist::comm::error::{awaited, blamed};
+use crate::signals;
+
+/// Failures within this time belong together, in seconds.
+const TOGETHER: f64 = 1.0;
+
+/// How one rank ended.
+#[derive(Clone, Debug)]
+pub struct End {
+    pub rank: usize,
+    pub status: ExitStatus,
+    /// Seconds since the start.
+    pub after: f64,
+    /// What it said last, at most [`super::LAST_LINES`] lines.
+    pub last: Vec<String>,
+    /// Whether it was we who ended it, when it did not end in time.
+    pub stopped: bool,
+}
+
+impl End {
+    /// `exit code 1`, `signal 9 (SIGKILL)`.
+    pub fn how(&self) -> String {
+        match (self.status.code(), self.status.signal()) {
+            (Some(0), _) => "in order".into(),
+            (Some(code), _) => format!("with exit code {code}"),
+            (None, Some(signal)) => match signals::name(signal) {
+                name if name.starts_with("SIG") => format!("by signal {signal} ({name})"),
+                _ => format!("by signal {signal}"),
+            },
+            (None, None) => "in an unknown way".into(),
+        }
+    }
+
+    /// Whether it ended since a signal asked it to, with its state saved.
+    pub fn has_saved(&self) -> bool {
+        self.status.code() == Some(STOPPED.into())
+    }
+
+    /// Whether one of these signals ended it.
+    fn is_by(&self, signals: &[i32]) -> bool {
+        self.status.signal().is_some_and(|signal| signals.contains(&signal))
+    }
+}
+
+/// The rank that hung until we ended it, with a line of a rank that waited for it in vain.
+fn hung(ends: &[End]) -> Option<(&End, &String)> {
+    ends.iter().filter(|end| end.stopped).find_map(|end| {
+        let others = ends.iter().filter(|other| other.rank != end.rank);
+        others.flat_map(|other| &other.last).find(|line| awaited(line).contains(&end.rank)).map(|line| (end, line))
+    })
+}
+
+/// What to tell about ranks of which one failed; `None` when all ended in order, after a signal that asked them to, or by one of
+/// `forwarded`, which the launcher passed on.
+pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
+    let fails = |end: &&End| !end.status.success() && !end.has_saved() && !end.stopped && !end.is_by(forwarded);
+    let failures: Vec<&End> = ends.iter().filter(fails).collect();
+    let seen = failures.first()?;
+    let together = || failures.iter().filter(|end| end.after < seen.after + TOGETHER);
+    // Whoever was killed did not end because of another rank, even if that one was seen first; nor did who names no other that failed.
+    let killed = together().find(|end| end.status.signal().is_some());
+    let names = |end: &End, other: &End| end.last.iter().any(|line| blamed(line) == Some(other.rank));
+    let alone = together().find(|end| !failures.iter().any(|other| other.rank != end.rank && names(end, other)));
+    let hung = hung(ends).filter(|_| killed.is_none());
+    let first = hung.map(|(end, _)| end).or(killed.or(alone).copied()).unwrap_or(seen);
+    let mut text = match hung {
+        Some((_, line)) => format!(
+            "rank {} hung, and ended {}, which the launcher sent after {:.1} s; another rank said: {}",
+            first.rank,
+            first.how(),
+            first.after,
+            line.strip_prefix("error: ").unwrap_or(line)
+        ),
+        None => format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after),
+    };
+    match first.last.is_empty() {
+        true if hung.is_some() => text += "; it said nothing",
+        true => text += ", and said nothing",
+        false => {
+            text += "; its last lines:";
+            for line in &first.last {
+                text += &format!("\n  | {line}");
+            }
+        }
+    }
+    let others: Vec<&End> = ends.iter().filter(|end| end.rank != first.rank).collect();
+    if !others.is_empty() {
+        text += &format!("\n{}", each(&others));
+    }
+    Some(text)
+}
+
+/// A line for each rank.
+pub fn each(ends: &[&End]) -> String {
+    let line = |end: &&End| {
+        let cause = if end.stopped { ", which the launcher sent" } else { "" };
+        format!("rank {} ended {}{cause} after {:.1} s", end.rank, end.how(), end.after)
+    };
+    ends.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(rank: usize, code: i32, after: f64, last: &str) -> End {
+        let status = std::process::ExitStatus::from_raw(if code > 0 { code << 8 } else { -code });
+        End { rank, status, after, last: vec!["working".into(), last.to_string()], stopped: false }
+    }
+
+    fn first(ends: &[End]) -> String {
+        let text = report(ends, &[]).unwrap();
+        text.split(" failed first").next().unwrap().to_string()
+    }
+
+    #[test]
+    fn the_rank_that_failed_first_is_the_one_that_others_name() {
+        let lost = "rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
+        // A process closes its connections a moment before it is seen to have ended.
+        assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");
+        let told = "rank 0 gave up: rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
+        assert_eq!(first(&[end(1, 3, 1.0, told), end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");
+        // Killed, whatever it said last; and long before the others.
+        assert_eq!(first(&[end(0, 3, 1.0, "no"), end(2, -9, 1.01, lost)]), "rank 2");
+        assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 7, 9.0, "the disk is full")]), "rank 0");
+        // Each names the other: who was seen first.
+        let other = "rank 0 has ended, seen by rank 2 at barrier: its connection is closed";
+        assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 3, 1.0, other)]), "rank 0");
+        assert!(report(&[end(0, 0, 1.0, "done")], &[]).is_none());
+        // A rank that hangs fails last, when it is ended.
+        let waited = "error: rank 0 waited 300 s for rank 2 at barrier";
+        let hung = End { stopped: true, ..end(2, -9, 9.0, "step 7") };
+        let ends = [end(0, 1, 1.0, waited), end(1, 1, 1.0, &format!("error: rank 0 gave up: {waited}")), hung];
+        let text = report(&ends, &[]).unwrap();
+        assert!(text.starts_with("rank 2 hung, and ended by signal 9 (SIGKILL)"), "{text}");
+        assert!(
+            text.contains("another rank said: rank 0 waited 300 s for rank 2") && text.contains("| step 7"),
+            "{text}"
+        );
+        // Neither ranks that were asked to stop and have saved nor those that the signal itself ended have failed.
+        let asked = [end(0, 75, 1.0, "stopped"), end(1, -15, 1.0, "working")];
+        assert!(report(&asked, &[15]).is_none() && report(&asked, &[2]).is_some());
+    }
+}

@@ -1,0 +1,151 @@
+//! The socket between a rank and the launcher that started it.
+//!
+//! The rank holds one end and the launcher the other, so that the rank sees the launcher end, however it ends, and ends itself at once.
+//! The rank says when it begins and ends to save its state: a launcher that has to end its ranks waits longer for that. Programs that do not
+//! know of it inherit the socket and pass it on; those that close it are ended by the launcher's guard all the same ([`super::launch`]).
+
+use std::io::Read;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::thread;
+
+/// Says which descriptor is the socket, and its inode: `7:12345`. The number alone could be another file by now.
+pub const VARIABLE: &str = "TILEWRIGHT_LIFELINE";
+
+const BEGINS: u8 = b'+';
+const ENDS: u8 = b'-';
+
+static LIFELINE: OnceLock<Option<UnixStream>> = OnceLock::new();
+
+/// Ends this process when the launcher does, if one started it. For the beginning of a program, before it opens files.
+pub fn attach() {
+    let line = LIFELINE.get_or_init(|| std::env::var(VARIABLE).ok().and_then(|value| inherited(&value)));
+    let Some(mut reading) = line.as_ref().and_then(|line| line.try_clone().ok()) else { return };
+    let watch = move || {
+        // Launchers send nothing.
+        while reading.read(&mut [0_u8; 16]).is_ok_and(|n| n > 0) {}
+        // SAFETY: ends this process. Nobody is left to tell, and the guard ends what else the launcher started.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    };
+    // Without a thread for it, the guard has to do.
+    let _ = thread::Builder::new().name("lifeline".into()).spawn(watch);
+}
+
+/// The socket that `value` names, if it is there.
+fn inherited(value: &str) -> Option<UnixStream> {
+    let (descriptor, inode) = value.split_once(':')?;
+    let descriptor: i32 = descriptor.parse().ok().filter(|number| *number > 2)?;
+    // SAFETY: asks what the number is; the handle is neither used nor closed unless it is the launcher's socket, which nobody else in
+    // this process knows of.
+    let socket = unsafe { ManuallyDrop::new(UnixStream::from_raw_fd(descriptor)) };
+    (inode_of(&socket)? == inode.parse::<u64>().ok()?).then(|| ManuallyDrop::into_inner(socket))
+}
+
+fn inode_of(socket: &UnixStream) -> Option<u64> {
+    let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the call fills what it is given when it returns 0.
+    unsafe { (libc::fstat(socket.as_raw_fd(), found.as_mut_ptr()) == 0).then(|| found.assume_init().st_ino) }
+}
+
+/// Tells the launcher, if there is one, that this rank saves its state until the handle is dropped.
+pub fn saving() -> Saving {
+    say(BEGINS);
+    Saving(())
+}
+
+/// A rank that saves its state.
+#[must_use]
+pub struct Saving(());
+
+impl Drop for Saving {
+    fn drop(&mut self) {
+        say(ENDS);
+    }
+}
+
+fn say(word: u8) {
+    if let Some(Some(line)) = LIFELINE.get() {
+        // Without waiting: a launcher that is stopped (SIGSTOP) reads nothing, and training goes on.
+        // SAFETY: the byte lives through the call.
+        unsafe { libc::send(line.as_raw_fd(), (&raw const word).cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    }
+}
+
+/// The launcher's end.
+pub struct Held {
+    socket: UnixStream,
+    saving: usize,
+}
+
+/// Both ends of a new line, and what the rank's environment says of its end.
+///
+/// # Errors
+/// The system has no more descriptors.
+pub fn pair() -> std::io::Result<(Held, UnixStream, String)> {
+    let (held, given) = UnixStream::pair()?;
+    held.set_nonblocking(true)?;
+    let inode = inode_of(&given).unwrap_or_default();
+    let name = format!("{}:{inode}", given.as_raw_fd());
+    Ok((Held { socket: held, saving: 0 }, given, name))
+}
+
+impl Held {
+    /// Whether the rank saves its state now; does not wait.
+    pub fn is_saving(&mut self) -> bool {
+        let mut words = [0_u8; 64];
+        while let Ok(count @ 1..) = self.socket.read(&mut words) {
+            for word in &words[..count] {
+                match *word {
+                    BEGINS => self.saving += 1,
+                    ENDS => self.saving = self.saving.saturating_sub(1),
+                    _ => {}
+                }
+            }
+        }
+        self.saving > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn launchers_hear_who_saves() {
+        let (mut held, mut given, _) = pair().unwrap();
+        assert!(!held.is_saving());
+        given.write_all(b"+").unwrap();
+        assert!(held.is_saving() && held.is_saving());
+        given.write_all(b"-+-").unwrap();
+        assert!(!held.is_saving());
+        given.write_all(b"+").unwrap();
+        drop(given);
+        assert!(held.is_saving());
+    }
+
+    #[test]
+    fn only_the_socket_itself_is_taken() {
+        let (_held, given, name) = pair().unwrap();
+        let (descriptor, inode) = name.split_once(':').unwrap();
+        let inode: u64 = inode.parse().unwrap();
+        let other = std::fs::File::open("/dev/null").unwrap();
+        for wrong in [
+            "",
+            ":",
+            "x:1",
+            &format!("1:{inode}"),
+            &format!("{}:{inode}", other.as_raw_fd()),
+            &format!("{descriptor}:{}", inode + 1),
+        ] {
+            assert!(inherited(wrong).is_none(), "{wrong}");
+        }
+        // Closed by whom it was given to, as by its program.
+        let taken = inherited(&name).unwrap();
+        assert_eq!(taken.as_raw_fd(), given.as_raw_fd());
+        std::mem::forget(given);
+    }
+}

@@ -1,0 +1,223 @@
+//! Lets ranks in, and nobody else: all that connect are served side by side by one thread that never waits for one of them.
+//!
+//! A greeting has [`GREETING`] as a whole, however its bytes come. At most [`MOST_PENDING`] are under way; one more takes the place of
+//! the oldest. A rank whose greeting was dropped for others' sake connects again.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use super::super::comm::carrier::Deadline;
+use super::super::comm::{CommError, Result};
+use super::greeting::{HELLO, Next, Own, Server, Visitor, Why, is_pause, welcome};
+use super::setup;
+
+/// How long a greeting may take.
+pub const GREETING: Duration = Duration::from_secs(5);
+/// Greetings that are under way at once.
+const MOST_PENDING: usize = 128;
+/// Connections that are accepted before greetings are looked at again.
+const AT_ONCE: usize = 32;
+
+/// A connection whose other end has not proved anything yet.
+struct Pending {
+    socket: TcpStream,
+    ip: IpAddr,
+    until: Deadline,
+    state: Server,
+    message: [u8; HELLO],
+    got: usize,
+}
+
+/// Whoever was let in.
+pub struct Arrival {
+    pub socket: TcpStream,
+    pub ip: IpAddr,
+    pub visitor: Visitor,
+}
+
+/// What happened at the gate.
+pub enum Event {
+    Arrived(Arrival),
+    /// The connection of somebody who had arrived is closed.
+    Ended(usize),
+    /// Time is over.
+    Over,
+}
+
+/// Who was turned away, for whoever waits in vain.
+#[derive(Default)]
+struct TurnedAway {
+    count: usize,
+    last: Option<(IpAddr, Why)>,
+}
+
+pub struct Gate<'a> {
+    listeners: &'a [TcpListener],
+    own: &'a Own,
+    pending: VecDeque<Pending>,
+    turned_away: TurnedAway,
+}
+
+impl<'a> Gate<'a> {
+    /// # Errors
+    /// The system's.
+    pub fn new(listeners: &'a [TcpListener], own: &'a Own) -> Result<Gate<'a>> {
+        for listener in listeners {
+            let set = listener.set_nonblocking(true);
+            set.map_err(|error| CommError::Setup(format!("cannot listen for ranks: {error}")))?;
+        }
+        Ok(Gate { listeners, own, pending: VecDeque::new(), turned_away: TurnedAway::default() })
+    }
+
+    /// Waits for the next rank that proves itself, while it looks after those that are `here`.
+    ///
+    /// # Errors
+    /// The system cannot accept connections.
+    pub fn next(&mut self, here: &[&TcpStream], deadline: Deadline) -> Result<Event> {
+        loop {
+            if deadline.is_over() {
+                return Ok(Event::Over);
+            }
+            let ready = self.poll(here, deadline)?;
+            if let Some(ended) = here.iter().zip(&ready.here).position(|(socket, ready)| *ready && is_closed(socket)) {
+                return Ok(Event::Ended(ended));
+            }
+            for at in (0..self.pending.len()).rev() {
+                if ready.pending[at]
+                    && let Some(arrival) = self.serve(at)?
+                {
+                    return Ok(Event::Arrived(arrival));
+                }
+            }
+            while self.pending.front().is_some_and(|oldest| oldest.until.is_over()) {
+                self.turn_away(0, Why::Silent);
+            }
+            for (listener, ready) in self.listeners.iter().zip(ready.listeners) {
+                if ready {
+                    self.accept(listener)?;
+                }
+            }
+        }
+    }
+
+    /// What to tell of those that were turned away: nothing, or a line.
+    pub fn turned_away(&self) -> String {
+        let TurnedAway { count, last: Some((ip, why)) } = &self.turned_away else { return String::new() };
+        let connections =
+            if *count == 1 { "1 connection was".to_string() } else { format!("{count} connections were") };
+        format!("\n  {connections} turned away; the last one, from {ip}: {}", why.of_visitor())
+    }
+
+    fn poll(&self, here: &[&TcpStream], deadline: Deadline) -> Result<Ready> {
+        let descriptors = self.listeners.iter().map(AsRawFd::as_raw_fd);
+        let descriptors = descriptors.chain(self.pending.iter().map(|pending| pending.socket.as_raw_fd()));
+        let descriptors = descriptors.chain(here.iter().map(|socket| socket.as_raw_fd()));
+        let mut waits: Vec<libc::pollfd> =
+            descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+        let first = self.pending.front().map_or(Duration::from_secs(1), |oldest| oldest.until.left());
+        let patience = first.min(deadline.left()).as_millis().clamp(1, 1000) as libc::c_int;
+        // SAFETY: the array lives through the call, and its length is given.
+        let outcome = unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, patience) };
+        let error = std::io::Error::last_os_error();
+        if outcome < 0 && error.kind() != ErrorKind::Interrupted {
+            return setup(format!("cannot wait for ranks: {error}"));
+        }
+        let mut ready = waits.iter().map(|wait| outcome > 0 && wait.revents != 0);
+        let mut take = |n: usize| ready.by_ref().take(n).collect();
+        Ok(Ready { listeners: take(self.listeners.len()), pending: take(self.pending.len()), here: take(here.len()) })
+    }
+
+    fn accept(&mut self, listener: &TcpListener) -> Result<()> {
+        for _ in 0..AT_ONCE {
+            let (socket, address) = match listener.accept() {
+                Ok(connection) => connection,
+                Err(error) if is_pause(&error) => return Ok(()),
+                // Gone before it was accepted.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                // Descriptors may have run out: whoever waits longest makes room.
+                Err(_) if !self.pending.is_empty() => {
+                    self.turn_away(0, Why::Silent);
+                    return Ok(());
+                }
+                Err(error) => return setup(format!("cannot accept a rank's connection: {error}")),
+            };
+            if socket.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.pending.len() == MOST_PENDING {
+                self.turn_away(0, Why::Silent);
+            }
+            let until = Deadline::after(GREETING);
+            let (state, message) = (Server::Hello, [0; HELLO]);
+            self.pending.push_back(Pending { socket, ip: address.ip(), until, state, message, got: 0 });
+        }
+        Ok(())
+    }
+
+    /// Closes a connection.
+    fn turn_away(&mut self, at: usize, why: Why) {
+        let Some(pending) = self.pending.remove(at) else { return };
+        self.turned_away.count += 1;
+        self.turned_away.last = Some((pending.ip, why));
+    }
+
+    /// Reads what has come of a greeting, and goes on with it.
+    fn serve(&mut self, at: usize) -> Result<Option<Arrival>> {
+        let pending = &mut self.pending[at];
+        while pending.got < pending.state.due() {
+            match pending.socket.read(&mut pending.message[pending.got..pending.state.due()]) {
+                Ok(n) if n > 0 => pending.got += n,
+                Err(error) if is_pause(&error) => return Ok(None),
+                _ => {
+                    // Whoever heard our proof and leaves has another secret.
+                    let why = if matches!(pending.state, Server::Answer { .. }) { Why::NoProof } else { Why::Silent };
+                    self.turn_away(at, why);
+                    return Ok(None);
+                }
+            }
+        }
+        let next = pending.state.take(self.own, &pending.message[..pending.got]);
+        let next = next.map_err(|error| CommError::Setup(format!("no random numbers to greet ranks with: {error}")))?;
+        // A fresh connection has room for these few bytes; who leaves none is not worth waiting for.
+        let told = |mut socket: &TcpStream, bytes: &[u8]| socket.write(bytes).is_ok_and(|n| n == bytes.len());
+        match next {
+            Next::Send(bytes, state) if told(&pending.socket, &bytes) => {
+                (pending.state, pending.got) = (state, 0);
+                Ok(None)
+            }
+            Next::Send(..) => {
+                self.turn_away(at, Why::Silent);
+                Ok(None)
+            }
+            Next::Refuse(bytes, why) => {
+                let _ = told(&pending.socket, &bytes);
+                self.turn_away(at, why);
+                Ok(None)
+            }
+            Next::Arrived(visitor) => {
+                let Some(Pending { socket, ip, .. }) = self.pending.remove(at) else { return Ok(None) };
+                // Whoever is not told connects again.
+                let stays = told(&socket, welcome());
+                Ok(stays.then_some(Arrival { socket, ip, visitor }))
+            }
+        }
+    }
+}
+
+/// What can be read.
+struct Ready {
+    listeners: Vec<bool>,
+    pending: Vec<bool>,
+    here: Vec<bool>,
+}
+
+/// Whether a rank that has nothing to say now has ended.
+fn is_closed(socket: &TcpStream) -> bool {
+    match socket.peek(&mut [0]) {
+        Ok(_) => true,
+        Err(error) => !is_pause(&error),
+    }
+}

@@ -1,0 +1,352 @@
+//! How processes that were started apart find each other: at rank 0's address.
+//!
+//! Every rank but 0 connects to rank 0, and both prove that they are of the same job ([`greeting`]); it says where it listens itself. When
+//! all are there, rank 0 sends everybody the list; rank i then connects to ranks 1 to i − 1, in the same way. In the end there is a socket
+//! between every two ranks. Whoever finds something wrong tells those whom it can tell, so that all ranks name the same reason.
+//!
+//! What always holds:
+//! - All of it ends within [`Options::start_timeout`], and a moment for telling each other.
+//! - Only a rank that has proved itself can make the rendezvous fail, or take a rank's place. Whoever else connects is turned away, costs
+//!   the ranks no time ([`gate`]), and a rank that meets somebody else at the address of another one tries again until time is over.
+//! - Without a secret ([`Access`]) a proof is worth nothing; ranks listen and connect on the loopback interface only then, unless
+//!   somebody said that anybody may come.
+//! - Rank 0 listens at the address that it was given, the others at the one from which they reach rank 0.
+
+mod gate;
+mod greeting;
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use super::comm::carrier::Deadline;
+use super::comm::error::{ranks, seconds};
+use super::comm::{CommError, Communicator, Options, Result, tcp};
+use super::rank::Place;
+use super::secret::{Access, Secret};
+use super::watchdog::{LAST_RESORT, guard};
+use crate::escape::{printable, printable_lines};
+use gate::{Arrival, Event, GREETING, Gate};
+use greeting::{Own, Why, greet, read_by, write_by};
+
+/// How long a rank waits before it tries to connect again.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long one attempt to connect may take, of several addresses of one name.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long telling one rank how the rendezvous ended may take.
+const TELLING: Duration = Duration::from_secs(2);
+/// The longest reason for a failure that is read.
+const LONGEST_REASON: usize = 4096;
+/// The most bytes of one rank in the list of all.
+const LONGEST_LINE: usize = 64;
+
+/// What the ranks of a job have in common, and others do not.
+#[derive(Clone, Debug, Default)]
+pub struct Job {
+    /// Tells apart jobs that meet by accident.
+    pub word: String,
+    /// Keeps out who does not belong to it.
+    pub access: Access,
+}
+
+impl Job {
+    /// Of ranks that are started by this process.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn fresh(word: &str) -> Result<Job> {
+        let secret = Secret::fresh().map_err(|error| CommError::Setup(format!("cannot make a secret: {error}")))?;
+        Ok(Job { word: word.to_string(), access: Access::Secret(secret) })
+    }
+}
+
+/// A communicator over sockets between the processes of a job.
+///
+/// # Errors
+/// The port is in use, ranks are missing after [`Options::start_timeout`], two say that they are the same one, or they do not agree
+/// how many they are; an address that others reach, without a secret.
+pub fn connect(place: &Place, job: &Job, options: Options) -> Result<Communicator> {
+    tcp::over_sockets(place.rank, sockets(place, job, "ranks", options)?, options)
+}
+
+/// The sockets themselves, by rank; none for this rank. `purpose` tells apart several meetings of one job.
+///
+/// # Errors
+/// As [`connect`].
+pub(crate) fn sockets(place: &Place, job: &Job, purpose: &str, options: Options) -> Result<Vec<Option<TcpStream>>> {
+    let deadline = Deadline::after(options.start_timeout);
+    let own = Own::new(place, job, purpose);
+    // A name server may not answer.
+    let (rank, (name, port)) = (place.rank, place.master.clone());
+    let limit = options.start_timeout.saturating_add(LAST_RESORT);
+    let _guarded = guard(limit, move || format!("rank {rank}: the meeting of the ranks at {name}:{port}"));
+    match (place.world, place.rank) {
+        (1, _) => Ok(vec![None]),
+        (_, 0) => host(place, job, &own, deadline),
+        _ => join(place, job, &own, deadline),
+    }
+}
+
+fn setup<T>(message: impl Into<String>) -> Result<T> {
+    Err(CommError::Setup(message.into()))
+}
+
+/// Fails for an address that other hosts reach, where nobody has to prove anything.
+fn check_access(job: &Job, ip: IpAddr) -> Result<()> {
+    match job.access {
+        Access::Loopback if !ip.to_canonical().is_loopback() => setup(format!(
+            "the ranks were to meet at {ip}, which others reach too, and this job has no secret\n  help: give all ranks the same random TILEWRIGHT_SECRET (`head -c 32 /dev/urandom | base64` makes one), or TILEWRIGHT_SECRET_FILE, which names a file of mode 0600 that has it; TILEWRIGHT_UNAUTHENTICATED=1 does without, on a network that only the job's hosts reach"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Where rank 0 listens: at all addresses of this host that the name has, and nowhere else.
+fn listen(place: &Place, job: &Job) -> Result<Vec<TcpListener>> {
+    let (name, port) = &place.master;
+    let addresses: Vec<SocketAddr> = match (name.as_str(), *port).to_socket_addrs() {
+        Ok(addresses) => addresses.collect(),
+        Err(error) => {
+            return setup(format!(
+                "MASTER_ADDR is `{name}`, which has no address on the host of rank 0: {error}\n  help: it has to name that host"
+            ));
+        }
+    };
+    addresses.iter().try_for_each(|address| check_access(job, address.ip()))?;
+    if place.local_world < place.world && addresses.iter().all(|address| address.ip().to_canonical().is_loopback()) {
+        let ip = addresses.first().map_or_else(|| name.clone(), |address| address.ip().to_string());
+        return setup(format!(
+            "MASTER_ADDR is `{name}`, which is {ip} on the host of rank 0: {} of {} ranks are on other hosts, which cannot reach it there\n  help: set MASTER_ADDR to an address of this host that they reach, the same for all ranks",
+            place.world - place.local_world,
+            place.world
+        ));
+    }
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    let mut absent = None;
+    for address in addresses {
+        let here = |listener: &TcpListener| listener.local_addr().is_ok_and(|at| at == address);
+        if listeners.iter().any(here) {
+            continue;
+        }
+        match TcpListener::bind(address) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                return setup(format!(
+                    "port {port} on {name}, where the ranks were to meet, is in use by another program\n  help: set MASTER_PORT to a free port, the same for all ranks"
+                ));
+            }
+            Err(error) => absent = Some((address, error)),
+        }
+    }
+    match absent {
+        Some((address, error)) if listeners.is_empty() => setup(format!(
+            "rank 0 cannot listen at {address}, which MASTER_ADDR names: {error}\n  help: MASTER_ADDR has to be an address of the host on which rank 0 runs, as that host itself knows it (in a container: of the container, or use the host's network)"
+        )),
+        _ => Ok(listeners),
+    }
+}
+
+/// Rank 0's part.
+fn host(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<Option<TcpStream>>> {
+    let listeners = listen(place, job)?;
+    let mut arrivals: Vec<Arrival> = Vec::new();
+    let outcome = gather(&listeners, place, own, deadline, &mut arrivals);
+    let mut message = match &outcome {
+        Ok(()) => vec![b'y'],
+        Err(_) => vec![b'n'],
+    };
+    let mut text = String::new();
+    match &outcome {
+        Ok(()) => {
+            arrivals.sort_by_key(|arrival| arrival.visitor.rank);
+            arrivals.iter().for_each(|arrival| text += &format!("{} {}\n", arrival.ip, arrival.visitor.port));
+        }
+        Err(error) => text = error.to_string(),
+    }
+    message.extend((text.len() as u32).to_le_bytes());
+    message.extend(text.into_bytes());
+    for Arrival { socket, .. } in &mut arrivals {
+        // Whoever cannot be told finds out by itself.
+        let _ = socket.set_nonblocking(false).and_then(|()| write_by(socket, &message, Deadline::after(TELLING)));
+    }
+    outcome?;
+    Ok(std::iter::once(None).chain(arrivals.into_iter().map(|arrival| Some(arrival.socket))).collect())
+}
+
+/// Lets ranks in until all are there.
+fn gather(
+    listeners: &[TcpListener],
+    place: &Place,
+    own: &Own,
+    deadline: Deadline,
+    arrivals: &mut Vec<Arrival>,
+) -> Result<()> {
+    let mut gate = Gate::new(listeners, own)?;
+    while arrivals.len() + 1 < place.world {
+        let here: Vec<&TcpStream> = arrivals.iter().map(|arrival| &arrival.socket).collect();
+        let arrival = match gate.next(&here, deadline)? {
+            Event::Arrived(arrival) => arrival,
+            Event::Ended(at) => {
+                return setup(format!("rank {} has ended before all ranks had come", arrivals[at].visitor.rank));
+            }
+            Event::Over => {
+                let is_here = |rank: &usize| arrivals.iter().any(|arrival| arrival.visitor.rank == *rank);
+                let missing: Vec<usize> = (1..place.world).filter(|rank| !is_here(rank)).collect();
+                let (host, port) = &place.master;
+                return setup(format!(
+                    "{} of {} did not come to {host}:{port} within {}{}\n  help: see why they did not start; TILEWRIGHT_START_TIMEOUT=SECONDS waits longer",
+                    ranks(&missing),
+                    place.world,
+                    seconds(&deadline.patience),
+                    gate.turned_away()
+                ));
+            }
+        };
+        let visitor = arrival.visitor;
+        let taken = visitor.rank == 0 || arrivals.iter().any(|other| other.visitor.rank == visitor.rank);
+        // It hears of the error too.
+        arrivals.push(arrival);
+        if visitor.world != place.world {
+            return setup(format!(
+                "rank {} counts {} ranks, rank 0 counts {}",
+                visitor.rank, visitor.world, place.world
+            ));
+        }
+        if taken || visitor.rank >= place.world {
+            return setup(format!("two processes say that they are rank {}", visitor.rank));
+        }
+    }
+    Ok(())
+}
+
+/// Everybody else's part.
+fn join(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<Option<TcpStream>>> {
+    let (name, port) = &place.master;
+    let (rank, world) = (place.rank, place.world);
+    let broken = |what: &str, error: std::io::Error| CommError::Setup(format!("rank {rank}: {what}: {error}"));
+    let help = "rank 0 has to run there; MASTER_ADDR and MASTER_PORT have to be the same for all ranks";
+    let mut listener = None;
+    let mut socket = reach((name, *port), job, deadline, help, |socket, brief| {
+        // Where others of the job reach us: at the address from which we reach rank 0.
+        if listener.is_none() {
+            let ip = socket.local_addr().map(|address| address.ip());
+            listener = ip.and_then(|ip| TcpListener::bind((ip, 0))).ok();
+        }
+        let port =
+            listener.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
+        greet(socket, own, 0, port, brief, deadline)
+    })?;
+    let Some(listener) = listener else { return setup(format!("rank {rank} has no port where other ranks reach it")) };
+    let list = roster(&mut socket, place, deadline)?;
+    let master = socket.peer_addr().map_err(|error| broken("rank 0 is gone", error))?.ip();
+    let mut peers: Vec<Option<TcpStream>> = (0..world).map(|_| None).collect();
+    peers[0] = Some(socket);
+    for (index, line) in list.lines().enumerate().take(rank - 1) {
+        let to = index + 1;
+        let address = line.split_once(' ').and_then(|(ip, port)| Some((ip.parse().ok()?, port.parse().ok()?)));
+        let Some((ip, port)): Option<(IpAddr, u16)> = address else {
+            return setup(format!("rank 0 sent an address that makes no sense: `{}`", printable(line)));
+        };
+        // What rank 0 sees on its own host is where we see rank 0.
+        let ip = if ip.to_canonical().is_loopback() { master } else { ip };
+        let peer =
+            reach((&ip.to_string(), port), job, deadline, "all ranks have to reach each other", |socket, brief| {
+                greet(socket, own, to, 0, brief, deadline)
+            });
+        let peer = peer.map_err(|error| CommError::Setup(format!("rank {rank} cannot reach rank {to}: {error}")))?;
+        peers[to] = Some(peer);
+    }
+    let listeners = [listener];
+    let mut gate = Gate::new(&listeners, own)?;
+    while let Some(missing) = (rank + 1..world).find(|&rank| peers[rank].is_none()) {
+        match gate.next(&[], deadline)? {
+            Event::Arrived(Arrival { socket, visitor, .. }) => {
+                if visitor.rank <= rank || visitor.rank >= world || peers[visitor.rank].is_some() {
+                    return setup(format!("two processes say that they are rank {}", visitor.rank));
+                }
+                peers[visitor.rank] = Some(socket);
+            }
+            Event::Ended(_) => {}
+            Event::Over => {
+                return setup(format!(
+                    "rank {missing} did not connect to rank {rank} within {}{}",
+                    seconds(&deadline.patience),
+                    gate.turned_away()
+                ));
+            }
+        }
+    }
+    Ok(peers)
+}
+
+/// What rank 0 says when all have come, or when it gives up.
+fn roster(socket: &mut TcpStream, place: &Place, deadline: Deadline) -> Result<String> {
+    let (name, port) = &place.master;
+    // Rank 0 gives up first, and says why.
+    let deadline = Deadline::after(deadline.left() + GREETING);
+    let gone = |error: std::io::Error| match error.kind() {
+        ErrorKind::TimedOut => {
+            CommError::Setup(format!("rank 0 at {name}:{port} does not answer rank {} any more", place.rank))
+        }
+        _ => CommError::Setup(format!("rank 0 at {name}:{port} ended before all ranks had come")),
+    };
+    let mut head = [0; 5];
+    read_by(socket, &mut head, deadline).map_err(gone)?;
+    let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+    let (is_list, most) = match head[0] {
+        b'y' => (true, LONGEST_LINE * place.world),
+        _ => (false, LONGEST_REASON),
+    };
+    let mut text = vec![0; length.min(most)];
+    read_by(socket, &mut text, deadline).map_err(gone)?;
+    match is_list {
+        true => Ok(String::from_utf8_lossy(&text).into_owned()),
+        false => setup(printable_lines(&text)),
+    }
+}
+
+/// Connects to where a rank listens, or will soon, and greets it. Whoever else listens there may be gone soon: it is tried until time is
+/// over.
+fn reach(
+    (host, port): (&str, u16),
+    job: &Job,
+    deadline: Deadline,
+    help: &str,
+    mut greets: impl FnMut(&mut TcpStream, Deadline) -> Result<(), Why>,
+) -> Result<TcpStream> {
+    let mut last = String::from("it has no address");
+    let mut met: Option<Why> = None;
+    loop {
+        let addresses = (host, port).to_socket_addrs();
+        if let Err(error) = &addresses {
+            last = error.to_string();
+        }
+        for address in addresses.into_iter().flatten() {
+            check_access(job, address.ip())?;
+            let mut socket = match TcpStream::connect_timeout(&address, deadline.left().clamp(PAUSE, CONNECT)) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    last = error.to_string();
+                    continue;
+                }
+            };
+            let brief = Deadline::after(GREETING.min(deadline.left().max(PAUSE)));
+            match greets(&mut socket, brief) {
+                Ok(()) => return Ok(socket),
+                // Somebody who says who he is says more than somebody who is silent.
+                Err(Why::Silent) if met.is_some() => {}
+                Err(why) => met = Some(why),
+            }
+        }
+        if deadline.is_over() {
+            let after = seconds(&deadline.patience);
+            return match met {
+                Some(why) => {
+                    setup(format!("no rank of this job answers at {host}:{port} after {after}: {}", why.of_listener()))
+                }
+                None => setup(format!("nobody answers at {host}:{port} after {after} ({last})\n  help: {help}")),
+            };
+        }
+        std::thread::sleep(PAUSE);
+    }
+}

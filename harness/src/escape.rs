@@ -1,0 +1,79 @@
+//! Text that came from a file, from another program or over a network, made fit for a message.
+
+use std::fmt::Write;
+
+/// Most characters that are shown of one text, about.
+const MOST: usize = 2000;
+
+/// `text` with control characters, line ends among them, and characters that reorder or hide others written as escapes
+/// (`\u{1b}`), and cut after 2000 characters. A terminal shows the result as one line, and obeys nothing in it.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::new();
+    for (i, c) in text.chars().enumerate() {
+        if i == MOST {
+            let _ = write!(shown, "... ({} bytes)", text.len());
+            break;
+        }
+        push(&mut shown, c);
+    }
+    shown
+}
+
+/// As [`printable`], of a message that may be of several lines, and of bytes that may be no UTF-8: those are escapes too (`\xff`).
+pub fn printable_lines(bytes: &[u8]) -> String {
+    let mut shown = String::new();
+    let mut count = 0;
+    for chunk in bytes.utf8_chunks() {
+        let invalid = chunk.invalid().iter().map(|byte| Err(*byte));
+        for piece in chunk.valid().chars().map(Ok).chain(invalid) {
+            if count == MOST {
+                let _ = write!(shown, "... ({} bytes)", bytes.len());
+                return shown;
+            }
+            count += 1;
+            match piece {
+                Ok('\n') => shown.push('\n'),
+                Ok(c) => push(&mut shown, c),
+                Err(byte) => drop(write!(shown, "\\x{byte:02x}")),
+            }
+        }
+    }
+    shown
+}
+
+fn push(shown: &mut String, c: char) {
+    match c.is_control() || is_invisible(c) {
+        true => shown.extend(c.escape_unicode()),
+        false => shown.push(c),
+    }
+}
+
+/// Line and paragraph separators, marks and overrides of direction, joiners, the byte order mark, and tags.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_a_message_moves_the_cursor() {
+        assert_eq!(printable("blocks.0.norm é 語"), "blocks.0.norm é 語");
+        assert_eq!(printable("a\u{1b}[2Jb\r\nc\u{202e}d\u{9b}"), r"a\u{1b}[2Jb\u{d}\u{a}c\u{202e}d\u{9b}");
+        let long = printable(&"x".repeat(100_000));
+        assert!(long.len() < 2100 && long.ends_with("(100000 bytes)"), "{long}");
+    }
+
+    #[test]
+    fn messages_from_a_network_keep_their_lines_and_nothing_else() {
+        let message = "rank 3: größer als „2“\n  help: it's `--lr`";
+        assert_eq!(printable_lines(message.as_bytes()), message);
+        assert_eq!(printable_lines(b"\x1b]0;owned\x07\x1b[2J\rx\t"), r"\u{1b}]0;owned\u{7}\u{1b}[2J\u{d}x\u{9}");
+        assert_eq!(printable_lines("\u{202e}a\u{9b}1m\u{200b}".as_bytes()), r"\u{202e}a\u{9b}1m\u{200b}");
+        assert_eq!(printable_lines(b"a\xff\xfeb"), r"a\xff\xfeb");
+        let long = printable_lines(&vec![0xff; 1 << 20]);
+        assert!(long.len() < 8100 && long.ends_with("(1048576 bytes)"), "{}", long.len());
+    }
+}

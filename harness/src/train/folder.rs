@@ -1,0 +1,189 @@
+//! The folder of a run: who writes into it.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::{Error, Result};
+
+/// The file whose lock is that of the folder.
+pub const LOCK: &str = "run.lock";
+/// Most bytes of it that are shown.
+const MOST: u64 = 300;
+
+/// A run's folder, locked: nobody else can lock it as long as this lives, in this process or another one. The lock ends with the process,
+/// however that ends; what it leaves is the file, which says who had the lock.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    /// None on a file system without locks.
+    lock: Option<File>,
+    /// Whether the folder was not there before.
+    made: bool,
+}
+
+impl RunFolder {
+    /// Makes the folder if it is not there, locks it, and removes what killed writers left in it.
+    ///
+    /// # Errors
+    /// Another run that has the lock, with its process and host; what the file system says.
+    pub fn lock(path: &Path) -> Result<RunFolder> {
+        let made = !path.exists();
+        fs::create_dir_all(path).map_err(Error::file("make", path))?;
+        let place = path.join(LOCK);
+        let lock = loop {
+            let mut options = OpenOptions::new();
+            // Not through a link: what it says of us is written over what was there.
+            options
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+            let opened = options.open(&place);
+            let file = opened.map_err(Error::file("lock", &place))?;
+            let kind = file.metadata().map_err(Error::file("lock", &place))?.file_type();
+            if !kind.is_file() {
+                return Err(Error::file("lock", &place)(crate::files::no_file(kind)));
+            }
+            match file.try_lock() {
+                // Whoever had the lock removes the file when it is done.
+                Ok(()) if !is_at(&file, &place) => continue,
+                Ok(()) => break Some(file),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::Locked { folder: path.to_path_buf(), holder: holder(&place) });
+                }
+                Err(TryLockError::Error(error)) => {
+                    tracing::warn!(
+                        "{} cannot be locked ({error}): a second run with the same --out goes unnoticed",
+                        path.display()
+                    );
+                    break None;
+                }
+            }
+        };
+        let mut folder = RunFolder { path: path.to_path_buf(), lock, made };
+        if let Some(file) = &mut folder.lock {
+            // First, as they may be what a full disk is full of.
+            if let Err(error) = crate::files::remove_leftovers(path) {
+                tracing::warn!("temporary files of runs that were killed stay in {}: {error}", path.display());
+            }
+            say_who(file).map_err(Error::file("write", &place))?;
+        }
+        Ok(folder)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        let place = self.path.join(LOCK);
+        if self.lock.as_ref().is_some_and(|file| is_at(file, &place)) {
+            // Before the lock ends: whoever opened the file already sees that it is gone.
+            let _ = fs::remove_file(place);
+        }
+        if self.made {
+            // Where nothing came of the run. A folder with files in it stays.
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+/// Whether the file at `path` is this one.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(own), Ok(there)) => (own.dev(), own.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+fn say_who(file: &mut File) -> std::io::Result<()> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    file.set_len(0)?;
+    file.write_all(format!("process {} on host {}", std::process::id(), host.trim()).as_bytes())
+}
+
+/// Who has the lock, as the file says.
+fn holder(place: &Path) -> String {
+    let mut text = Vec::new();
+    let read = File::open(place).and_then(|file| file.take(MOST).read_to_end(&mut text));
+    match read {
+        Ok(len) if len > 0 => String::from_utf8_lossy(&text).into_owned(),
+        _ => "a process that does not say which".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_one_run_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("made/on demand");
+        let first = RunFolder::lock(&path).unwrap();
+        let message = RunFolder::lock(&path).unwrap_err().to_string();
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        for part in
+            ["another run", "on demand", &format!("process {} on host {}", std::process::id(), host.trim()), "--out"]
+        {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+        drop(first);
+        assert!(!path.exists(), "nothing is left");
+        fs::create_dir(&path).unwrap();
+        // The file of a run that was killed is there, and nobody has its lock.
+        fs::write(path.join(LOCK), "process 1 on host \u{1b}[2J").unwrap();
+        let second = RunFolder::lock(&path).unwrap();
+        fs::write(path.join(LOCK), "process 1 on host \u{1b}[2J").unwrap();
+        let message = RunFolder::lock(&path).unwrap_err().to_string();
+        assert!(message.contains(r"\u{1b}[2J") && !message.contains('\u{1b}'), "{message}");
+        drop(second);
+        RunFolder::lock(&path).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_lock_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = dir.path().join("other");
+        fs::write(&other, "somebody's").unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join(LOCK)).unwrap();
+        let message = RunFolder::lock(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("cannot lock") && message.contains(LOCK), "{message}");
+        assert_eq!(fs::read(&other).unwrap(), b"somebody's");
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_the_lock_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join(LOCK);
+        let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+        // SAFETY: the name is a string that ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let message = RunFolder::lock(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("it is a pipe, expected a file"), "{message}");
+        assert!(pipe.exists());
+    }
+
+    #[test]
+    fn many_threads_take_turns() {
+        let dir = tempfile::tempdir().unwrap();
+        let inside = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        if let Ok(_folder) = RunFolder::lock(dir.path()) {
+                            assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                            inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

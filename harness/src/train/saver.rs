@@ -1,0 +1,233 @@
+//! Checkpoints that are written while training goes on.
+//!
+//! A save copies the state to host memory, which training waits for, and a thread writes it: into a temporary file, onto the disk, under
+//! its name, then the folder. Where every rank has a part of the optimizer's state, each writes its own; when all have, the first rank gives the
+//! checkpoint its name. An error comes with the next step.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::checkpoint::{Header, Staged, part_name};
+use super::keep::{self, Keep};
+use super::run::CHECKPOINT;
+use super::{Error, Result, Team};
+use crate::dist::lifeline;
+use crate::files::{self, Prepared};
+
+/// Where nobody says how often, a checkpoint is due every so many steps,
+pub const USUAL: u64 = 100;
+/// unless saves would take more than one part in this many of the time.
+const SHARE: u32 = 20;
+
+/// What a rank writes of a checkpoint.
+pub struct Files {
+    pub header: Header,
+    /// The checkpoint itself, of the rank that leads.
+    pub checkpoint: Option<Staged>,
+    /// This rank's moments, where they are in files of their own, and the rank.
+    pub part: Option<(Staged, usize)>,
+}
+
+/// Writes a run's checkpoints, one at a time.
+pub struct Saver {
+    folder: PathBuf,
+    pub(super) keep: Keep,
+    /// Step of the newest checkpoint that is on the disk.
+    last: Option<u64>,
+    running: Option<Running>,
+    /// When the last save began, and how long it took with its copy to host memory.
+    began: Option<Instant>,
+    took: Duration,
+    /// Held by tests while nothing is to be written.
+    #[cfg(test)]
+    pub gate: Arc<std::sync::Mutex<()>>,
+}
+
+struct Running {
+    header: Header,
+    began: Instant,
+    thread: Option<JoinHandle<Outcome>>,
+    outcome: Option<Outcome>,
+}
+
+/// What the first rank commits when all are done, if that is not done yet; and when the files were on the disk.
+type Outcome = (io::Result<Option<Prepared>>, Instant);
+
+impl Saver {
+    /// For a run in `folder` that goes on from the checkpoint of step `last`.
+    pub fn new(folder: PathBuf, keep: Keep, last: Option<u64>) -> Saver {
+        Saver {
+            folder,
+            keep,
+            last,
+            running: None,
+            began: None,
+            took: Duration::ZERO,
+            #[cfg(test)]
+            gate: Default::default(),
+        }
+    }
+
+    /// Whether files are being written.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Whether another save now would leave enough of the time to training.
+    pub fn is_cheap(&self, now: Instant) -> bool {
+        !self.is_running() && self.began.is_none_or(|began| now.saturating_duration_since(began) >= self.took * SHARE)
+    }
+
+    /// Fails unless the file system has room for checkpoints of `each` bytes: for as many as will be there at a time, of a run that makes
+    /// `saves` of them at most.
+    ///
+    /// # Errors
+    /// What is needed, and what there is.
+    pub fn expect_room_for(&self, each: u64, saves: u64) -> Result<()> {
+        let most = if self.keep.last == 0 { saves } else { self.keep.last.saturating_add(self.keep.best) as u64 };
+        // One more, while it is written and the older ones are there.
+        let count = most.saturating_add(1).min(saves.max(1)).saturating_sub(keep::count(&self.folder) as u64).max(1);
+        let what = if count == 1 { "a checkpoint takes".to_string() } else { format!("{count} checkpoints take") };
+        self.expect_room(&what, count.saturating_mul(each))
+    }
+
+    fn expect_room(&self, what: &str, needed: u64) -> Result<()> {
+        match files::free_bytes(&self.folder) {
+            Ok(free) if free < needed => Err(self.error(io::Error::new(
+                io::ErrorKind::StorageFull,
+                format!("{what} {}, and its file system has {} left", size(needed), size(free)),
+            ))),
+            // A file system that does not say is asked by writing.
+            _ => Ok(()),
+        }
+    }
+
+    fn error(&self, source: io::Error) -> Error {
+        Error::Save { path: self.folder.join(CHECKPOINT), source, last: self.last }
+    }
+
+    /// Starts to write files. The save before is settled.
+    ///
+    /// # Errors
+    /// Too little room on the disk; where the system has no threads, as [`Saver::settle`].
+    pub fn start(&mut self, files: Files, began: Instant) -> Result<()> {
+        let Files { header, checkpoint, part } = files;
+        let bytes = checkpoint.iter().chain(part.iter().map(|(part, _)| part)).map(Staged::bytes).sum::<u64>();
+        self.expect_room("a checkpoint takes", bytes)?;
+        let (folder, keep, newest) = (self.folder.clone(), self.keep, header.clone());
+        #[cfg(test)]
+        let gate = self.gate.clone();
+        let write = move || -> io::Result<Option<Prepared>> {
+            // A launcher that has to end us waits for it.
+            let _saving = lifeline::saving();
+            #[cfg(test)]
+            let _open = gate.lock();
+            checkpoint.iter().chain(part.iter().map(|(part, _)| part)).try_for_each(Staged::check_finite)?;
+            if let (Some((part, rank)), Some(parts)) = (&part, &newest.parts) {
+                files::replace(&folder.join(part_name(newest.step, parts, *rank)), |file| part.write(file))?;
+            }
+            let Some(checkpoint) = &checkpoint else { return Ok(None) };
+            let prepared = files::prepare(&folder.join(CHECKPOINT), |file| checkpoint.write(file))?;
+            match newest.parts {
+                // Others may not be done.
+                Some(_) => Ok(Some(prepared)),
+                None => keep::commit(&folder, prepared, &newest, keep).map(|()| None),
+            }
+        };
+        let write = Arc::new(move || (write(), Instant::now()));
+        let written = write.clone();
+        self.began = Some(began);
+        let (thread, outcome) = match std::thread::Builder::new().name("save".to_string()).spawn(move || written()) {
+            Ok(thread) => (Some(thread), None),
+            // A system without threads.
+            Err(_) => (None, Some(write())),
+        };
+        self.running = Some(Running { header, began, thread, outcome });
+        Ok(())
+    }
+
+    /// Ends the save that is under way, if this rank and all others are done with it; with `wait`, when they are. Ranks whose moments are
+    /// in files of their own all call it together.
+    ///
+    /// # Errors
+    /// What the file system said to this rank: no newer checkpoint is on the disk than before. Those of communication.
+    pub fn settle(&mut self, team: Option<&Team>, wait: bool) -> Result<()> {
+        let Some(running) = &mut self.running else { return Ok(()) };
+        if let Some(thread) = running.thread.take_if(|thread| wait || thread.is_finished()) {
+            let ended = |_| (Err(io::Error::other("the thread that writes it has ended")), Instant::now());
+            running.outcome = Some(thread.join().unwrap_or_else(ended));
+        }
+        let failed = matches!(&running.outcome, Some((Err(_), _)));
+        if let (Some(team), Some(parts), false) = (team, &running.header.parts, failed) {
+            let done = team.sum(f64::from(u8::from(running.outcome.is_some())))?;
+            if done < parts.world as f64 {
+                return Ok(());
+            }
+        }
+        if running.outcome.is_none() {
+            return Ok(());
+        }
+        let Some(Running { header, began, outcome: Some((outcome, ended)), .. }) = self.running.take() else {
+            return Ok(());
+        };
+        self.took = ended.saturating_duration_since(began);
+        let committed = outcome.and_then(|prepared| match prepared {
+            Some(prepared) => keep::commit(&self.folder, prepared, &header, self.keep),
+            None => Ok(()),
+        });
+        committed.map_err(|error| self.error(error))?;
+        self.last = Some(header.step);
+        Ok(())
+    }
+}
+
+impl Drop for Saver {
+    /// Files that are being written are written to their end.
+    fn drop(&mut self) {
+        if let Some(thread) = self.running.take().and_then(|running| running.thread) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Bytes in words: `1.25 GiB`.
+fn size(bytes: u64) -> String {
+    match bytes as f64 {
+        bytes if bytes < 1024.0 * 1024.0 => format!("{:.1} KiB", bytes / 1024.0),
+        bytes if bytes < 1024.0 * 1024.0 * 1024.0 => format!("{:.1} MiB", bytes / 1024.0 / 1024.0),
+        bytes => format!("{:.2} GiB", bytes / 1024.0 / 1024.0 / 1024.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saves_take_at_most_a_twentieth_of_the_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut saver = Saver::new(dir.path().to_path_buf(), Keep::default(), None);
+        let began = Instant::now();
+        assert!(saver.is_cheap(began), "the first one is due");
+        (saver.began, saver.took) = (Some(began), Duration::from_secs(3));
+        assert!(!saver.is_cheap(began + Duration::from_secs(59)));
+        assert!(saver.is_cheap(began + Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn a_file_system_without_room_is_told_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let saver = Saver::new(dir.path().to_path_buf(), Keep::default(), Some(7));
+        saver.expect_room_for(1000, 50).unwrap();
+        let message = saver.expect_room_for(1 << 60, 50).unwrap_err().to_string();
+        for part in ["4 checkpoints take 4294967296.00 GiB", "GiB left", "no room", "of step 7, is still whole"] {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+        // One save needs room for one.
+        let message = saver.expect_room_for(1 << 60, 1).unwrap_err().to_string();
+        assert!(message.contains("a checkpoint takes 1073741824.00 GiB"), "{message}");
+    }
+}

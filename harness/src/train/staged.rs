@@ -1,0 +1,159 @@
+//! A checkpoint's files in host memory, on their way to the disk.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::ops::Range;
+
+use rayon::prelude::*;
+use tilewright::View;
+
+use super::checkpoint::{FIRST, Header, PART_FORMAT, PartHeader, Parts, SECOND};
+use super::{Error, Learner, Result};
+use crate::ops::memory::Read;
+use crate::params::Params;
+use crate::tensor_file;
+
+/// A file of a checkpoint in host memory: training can go on while it is written.
+pub struct Staged {
+    metadata: BTreeMap<&'static str, String>,
+    flats: Vec<Vec<f32>>,
+    tensors: Vec<Tensor>,
+}
+
+/// A tensor: elements of one of the flats.
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+    flat: usize,
+    range: Range<usize>,
+}
+
+impl Staged {
+    /// The checkpoint itself: without moments, where `header` says that they are in other files.
+    ///
+    /// # Errors
+    /// No host memory for it; errors of the device.
+    pub fn checkpoint(header: &Header, tokenizer: &str, learner: &Learner) -> Result<Staged> {
+        let params = learner.params();
+        let text = serde_json::to_string(header).map_err(candle_core::Error::wrap)?;
+        let metadata = BTreeMap::from([
+            ("tilewright", text),
+            ("tokenizer", tokenizer.to_string()),
+            ("tokenizer_blake3", tensor_file::checksum(tokenizer.as_bytes())),
+        ]);
+        let mut staged = Staged { metadata, flats: Vec::new(), tensors: Vec::new() };
+        let values = Read::<f32>::new(params.values())?;
+        staged.push("", params, 0, values.view()?)?;
+        if header.parts.is_none() {
+            staged.push_moments(learner)?;
+        }
+        Ok(staged)
+    }
+
+    /// This rank's part of a checkpoint: its moments.
+    ///
+    /// # Errors
+    /// As [`Staged::checkpoint`].
+    pub fn part(step: u64, parts: &Parts, rank: usize, learner: &Learner) -> Result<Staged> {
+        let header = PartHeader { format: PART_FORMAT.to_string(), step, parts: parts.clone(), rank };
+        let text = serde_json::to_string(&header).map_err(candle_core::Error::wrap)?;
+        let metadata = BTreeMap::from([("tilewright", text)]);
+        let mut staged = Staged { metadata, flats: Vec::new(), tensors: Vec::new() };
+        staged.push_moments(learner)?;
+        Ok(staged)
+    }
+
+    fn push_moments(&mut self, learner: &Learner) -> Result<()> {
+        for moments in learner.moments() {
+            let start = moments.range.start;
+            self.push(FIRST, learner.params(), start, moments.first)?;
+            self.push(SECOND, learner.params(), start, moments.second)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a piece of a flat tensor, which begins at element `start`: what it has of each parameter is a tensor.
+    fn push(&mut self, prefix: &str, params: &Params, start: usize, piece: View<'_, f32>) -> Result<()> {
+        let (flat, all) = (self.flats.len(), start..start + piece.len());
+        expect_memory(piece.len())?;
+        self.flats.push(piece.to_vec()?);
+        for param in params.iter() {
+            let whole = param.range();
+            let range = whole.start.max(all.start)..whole.end.min(all.end);
+            if range.is_empty() && !(whole.is_empty() && start == 0) {
+                continue;
+            }
+            let (name, shape) = match range == whole {
+                true => (format!("{prefix}{}", param.name()), param.shape().to_vec()),
+                false => {
+                    let (a, b) = (range.start - whole.start, range.end - whole.start);
+                    (format!("{prefix}{}[{a}..{b}]", param.name()), vec![range.len()])
+                }
+            };
+            self.tensors.push(Tensor { name, shape, flat, range: range.start - start..range.end - start });
+        }
+        Ok(())
+    }
+
+    /// Fails where an element is NaN or infinite: such a checkpoint is not to take the place of one that is not.
+    ///
+    /// # Errors
+    /// Names the first such tensor.
+    pub fn check_finite(&self) -> io::Result<()> {
+        let values = |tensor: &Tensor| &self.flats[tensor.flat][tensor.range.clone()];
+        let wrong = self.tensors.par_iter().find_first(|tensor| values(tensor).iter().any(|value| !value.is_finite()));
+        match wrong {
+            None => Ok(()),
+            Some(tensor) => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "`{}` is not finite after this step: a lower --lr, a longer --warmup or --clip 1 keep training stable",
+                    tensor.name
+                ),
+            )),
+        }
+    }
+
+    /// Bytes of the file: of the header, about.
+    pub fn bytes(&self) -> u64 {
+        let text: usize = self.metadata.values().map(String::len).sum();
+        let names: usize = self.tensors.iter().map(|tensor| 200 + 2 * tensor.name.len()).sum();
+        let elements: usize = self.tensors.iter().map(|tensor| tensor.range.len()).sum();
+        (2 * text + names + size_of::<f32>() * elements) as u64
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// Those of `file`.
+    pub fn write(&self, file: &mut dyn Write) -> io::Result<()> {
+        let entries = self.tensors.iter().map(|Tensor { name, shape, flat, range }| tensor_file::Entry {
+            name: name.clone(),
+            shape: shape.clone(),
+            values: &self.flats[*flat][range.clone()],
+        });
+        tensor_file::write(file, &self.metadata, &entries.collect::<Vec<_>>())
+    }
+}
+
+/// Fails unless the host has memory for a copy of so many elements.
+///
+/// # Errors
+/// What is needed, and what there is.
+pub fn expect_memory(elements: usize) -> Result<()> {
+    tilewright::expect_host_memory(size_of::<f32>() as f64 * elements as f64).map_err(Error::SaveMemory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_does_not_fit_is_refused_with_what_it_is_for() {
+        expect_memory(1000).unwrap();
+        let message = expect_memory(1 << 60).unwrap_err().to_string();
+        for part in ["out of memory", "4.3e9 GiB", "copied to host memory before it is written"] {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+    }
+}

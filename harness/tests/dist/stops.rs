@@ -1,0 +1,390 @@
+//! Signals, launchers that end, and outputs that nobody reads: what a run survives, and what is left of it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libc::{SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
+use tilewright_harness::dist::lifeline;
+use tilewright_harness::signals::{self, Heard};
+
+/// Far longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Exit code of what was stopped by a signal, with its state saved.
+const STOPPED: i32 = 75;
+/// A variable that processes of one test have with the test's folder in it.
+const MARK: &str = "TILEWRIGHT_TEST_MARK";
+
+/// A folder with a text to learn from.
+fn place() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("text"), "one fish two fish red fish blue fish. ".repeat(400)).unwrap();
+    folder
+}
+
+fn program() -> std::ffi::OsString {
+    std::env::var_os("TILEWRIGHT_TEST_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_tilewright").into())
+}
+
+/// `tilewright` with these words, in `folder`.
+fn tilewright(folder: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.args(words).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("TILEWRIGHT_DEVICE", "cpu").env("TILEWRIGHT_CACHE", folder.join("cache")).env(MARK, folder);
+    command.env("TILEWRIGHT_COMM_TIMEOUT", "100");
+    for name in
+        ["MASTER_ADDR", "MASTER_PORT", "TILEWRIGHT_COMM", "TILEWRIGHT_JOB", "RANK", "WORLD_SIZE", "TILEWRIGHT_LOG"]
+    {
+        command.env_remove(name);
+    }
+    command
+}
+
+const TRAIN: &str = "train --data text --layers 1 --width 16 --hidden 16 --heads 1 --vocab 300 --context 16 --evaluate-every 0 \
+    --evaluate-windows 6 --save-every 0 --lr 0.003 --min-lr 0.003 --warmup 0 --out run";
+
+/// The words of a training of one rank, or of several under `launch` with these options.
+fn words(launch: Option<&str>, train: &str) -> Vec<String> {
+    let batch = if train.contains("--batch") { "" } else { "--batch 12" };
+    let start = launch.map(|options| format!("launch {options} -- tilewright ")).unwrap_or_default();
+    format!("{start}{TRAIN} {batch} {train}").split_whitespace().map(str::to_string).collect()
+}
+
+fn train(folder: &Path, launch: Option<&str>, more: &str) -> Command {
+    let words = words(launch, more);
+    tilewright(folder, &words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn send(child: &Child, signal: i32) {
+    // SAFETY: a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// Waits until `what` holds.
+#[track_caller]
+fn wait_for(why: &str, mut what: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !what() {
+        assert!(began.elapsed() < PATIENCE, "{why}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn steps(folder: &Path) -> usize {
+    let log = std::fs::read_to_string(folder.join("run/log.jsonl")).unwrap_or_default();
+    log.lines().filter(|line| line.contains("\"what\":\"step\"")).count()
+}
+
+/// Waits until a run has made so many steps.
+#[track_caller]
+fn wait_for_steps(child: &mut Child, folder: &Path, count: usize) {
+    wait_for("steps are made", || {
+        if steps(folder) >= count {
+            return true;
+        }
+        if let Some(status) = child.try_wait().unwrap() {
+            let mut said = String::new();
+            child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
+            panic!("it ended ({status}): {said}");
+        }
+        false
+    });
+}
+
+/// Processes that have the mark of a test's folder.
+fn marked(folder: &Path) -> Vec<i32> {
+    let mark = format!("{MARK}={}", folder.display());
+    let is_marked = |pid: &str| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+        environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()).then(|| pid.parse().ok())?
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| is_marked(entry.file_name().to_str()?)).collect()
+}
+
+#[track_caller]
+fn nothing_is_left(folder: &Path) {
+    wait_for("processes are left", || marked(folder).is_empty());
+}
+
+#[test]
+fn signals_end_training_with_its_state_saved() {
+    for (signal, name) in [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP"), (SIGUSR1, "SIGUSR1")] {
+        let folder = place();
+        let path = folder.path();
+        let mut child = train(path, None, "--steps 1000000").spawn().unwrap();
+        wait_for_steps(&mut child, path, 3);
+        send(&child, signal);
+        let ended = child.wait_with_output().unwrap();
+        let said = text(&ended);
+        assert_eq!(ended.status.code(), Some(STOPPED), "{said}");
+        let made = steps(path);
+        assert!(said.contains(&format!("stopped by {name} after step {made}, with the state saved")), "{said}");
+        assert!(path.join("run/loss.svg").exists());
+        if signal != SIGTERM {
+            continue;
+        }
+        // It goes on as if nothing had been.
+        let more = format!("--steps {}", made + 2);
+        let resumed = train(path, None, &format!("--resume {more}")).output().unwrap();
+        assert!(resumed.status.success(), "{}", text(&resumed));
+        let (whole, other) = (place(), path.join("run/checkpoint.safetensors"));
+        assert!(train(whole.path(), None, &more).output().unwrap().status.success());
+        let tensors = |path: &Path| {
+            let bytes = std::fs::read(path).unwrap();
+            let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            bytes[8 + header..].to_vec()
+        };
+        assert!(tensors(&other) == tensors(&whole.path().join("run/checkpoint.safetensors")), "{name}: other bits");
+    }
+}
+
+/// As under nohup, and for jobs that a shell starts in the background.
+#[test]
+fn signals_that_were_ignored_stay_ignored() {
+    for launch in [None, Some("--nproc 2")] {
+        let folder = place();
+        let path = folder.path();
+        let mut command = train(path, launch, "--steps 1000000");
+        // SAFETY: signal is safe to call between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(SIGHUP, libc::SIG_IGN);
+                libc::signal(SIGINT, libc::SIG_IGN);
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().unwrap();
+        wait_for_steps(&mut child, path, 2);
+        for signal in [SIGHUP, SIGINT, SIGHUP] {
+            let made = steps(path);
+            send(&child, signal);
+            wait_for_steps(&mut child, path, made + 5);
+        }
+        send(&child, SIGTERM);
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(STOPPED), "{}", text(&ended));
+        assert!(text(&ended).contains("stopped by SIGTERM"), "{}", text(&ended));
+    }
+}
+
+/// A step that takes minutes: so many micro-batches.
+const LONG_STEP: &str = "--steps 5 --batch 600000 --micro-batch 4";
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    for launch in [None, Some("--nproc 2")] {
+        let folder = place();
+        let mut child = train(folder.path(), launch, LONG_STEP).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("knows nothing") {
+            line.clear();
+            assert!(out.read_line(&mut line).unwrap() > 0, "it ended early");
+        }
+        send(&child, SIGTERM);
+        let mut err = BufReader::new(child.stderr.take().unwrap());
+        line.clear();
+        while !line.contains("stopping after this step") {
+            line.clear();
+            assert!(err.read_line(&mut line).unwrap() > 0, "it ended at the first signal");
+        }
+        let began = Instant::now();
+        // One that comes together with the first is part of it, however long that takes here.
+        while child.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < PATIENCE, "a second signal ends nothing");
+            std::thread::sleep(signals::TOGETHER);
+            send(&child, SIGTERM);
+        }
+        assert_eq!(child.wait().unwrap().signal(), Some(SIGTERM));
+        nothing_is_left(folder.path());
+    }
+}
+
+#[test]
+fn launch_passes_signals_on_and_waits_for_the_state() {
+    for (signal, name, group) in [(SIGINT, "SIGINT", true), (SIGUSR1, "SIGUSR1", false)] {
+        let folder = place();
+        let path = folder.path();
+        let mut command = train(path, Some("--nproc 3"), "--steps 1000000 --shard zero1");
+        command.process_group(0);
+        let mut child = command.spawn().unwrap();
+        wait_for_steps(&mut child, path, 3);
+        // As a terminal does, and as a scheduler does.
+        let to = if group { -(child.id() as i32) } else { child.id() as i32 };
+        // SAFETY: a child that has not been waited for, and its group.
+        assert_eq!(unsafe { libc::kill(to, signal) }, 0);
+        let ended = child.wait_with_output().unwrap();
+        let said = text(&ended);
+        assert_eq!(ended.status.code(), Some(STOPPED), "{said}");
+        assert!(said.contains(&format!("{name} was passed on to all ranks")), "{said}");
+        let made = steps(path);
+        for rank in 0..3 {
+            assert!(said.contains(&format!("[rank {rank}] stopped by {name} after step {made},")), "{said}");
+        }
+        nothing_is_left(path);
+        let resumed = train(path, Some("--nproc 2"), &format!("--resume --steps {}", made + 1)).output().unwrap();
+        assert!(text(&resumed).contains(&format!("going on after step {made}")), "{}", text(&resumed));
+        assert!(resumed.status.success());
+    }
+}
+
+/// A shell that wraps a rank ends by the signal; the rank inside still has its time.
+#[test]
+fn launch_waits_for_ranks_inside_of_shells() {
+    let folder = place();
+    let path = folder.path();
+    let inside = format!("{} {}; true", program().to_string_lossy(), words(None, "--steps 1000000").join(" "));
+    let mut child = tilewright(path, &["launch", "--nproc", "2", "--", "sh", "-c", &inside]).spawn().unwrap();
+    wait_for_steps(&mut child, path, 3);
+    send(&child, SIGTERM);
+    let ended = child.wait_with_output().unwrap();
+    assert!(text(&ended).contains("[rank 1] stopped by SIGTERM after step"), "{}", text(&ended));
+    assert!(path.join("run/checkpoint.safetensors").exists());
+    nothing_is_left(path);
+}
+
+/// What a rank of [`launched`] does: this test alone, with the variable set.
+#[test]
+fn program_of_a_rank_that_stops() {
+    let Ok(what) = std::env::var("TILEWRIGHT_TEST_STOPS") else { return };
+    lifeline::attach();
+    let (sender, heard) = std::sync::mpsc::channel();
+    signals::listen(move |meaning| sender.send(meaning).unwrap()).unwrap();
+    let ready = std::env::var("TILEWRIGHT_TEST_READY").unwrap();
+    std::fs::write(format!("{ready}-{}", std::env::var("RANK").unwrap()), "ready").unwrap();
+    assert!(matches!(heard.recv().unwrap(), Heard::Stop(SIGTERM)));
+    match what.as_str() {
+        "deaf" => wait_for("nothing ends it", || false),
+        _ => {
+            let saving = lifeline::saving();
+            // Far longer than the time to stop, and no more than the time to save.
+            let time = if what == "save" { Duration::from_secs(2) } else { PATIENCE };
+            std::thread::sleep(time);
+            drop(saving);
+            println!("saved");
+            std::process::exit(STOPPED);
+        }
+    }
+}
+
+/// Two ranks that are told to stop, and how that ended.
+fn launched(what: &str, options: &[&str]) -> Output {
+    let folder = place();
+    let own = std::env::current_exe().unwrap();
+    let test = ["--", own.to_str().unwrap(), "stops::program_of_a_rank_that_stops", "--exact", "--nocapture"];
+    let words = [&["launch", "--nproc", "2", "--grace", "0.2"], options, &test].concat();
+    let mut command = tilewright(folder.path(), &words);
+    let ready = folder.path().join("ready");
+    command.env("TILEWRIGHT_TEST_STOPS", what).env("TILEWRIGHT_TEST_READY", &ready);
+    let mut child = command.spawn().unwrap();
+    wait_for("ranks are ready", || {
+        assert!(child.try_wait().unwrap().is_none(), "the launcher ended");
+        (0..2).all(|rank| folder.path().join(format!("ready-{rank}")).exists())
+    });
+    send(&child, SIGTERM);
+    let ended = child.wait_with_output().unwrap();
+    nothing_is_left(folder.path());
+    ended
+}
+
+#[test]
+fn launch_waits_longer_for_ranks_that_save_up_to_a_limit() {
+    let ended = launched("save", &["--stop-timeout", "0.5", "--save-timeout", "100"]);
+    assert_eq!(ended.status.code(), Some(STOPPED), "{}", text(&ended));
+    assert_eq!(text(&ended).matches("] saved\n").count(), 2, "{}", text(&ended));
+    for (what, options) in [
+        ("deaf", ["--stop-timeout", "0.5", "--save-timeout", "100"]),
+        ("save for ever", ["--stop-timeout", "0.2", "--save-timeout", "1"]),
+    ] {
+        let ended = launched(what, &options);
+        assert_eq!(ended.status.signal(), Some(SIGTERM), "{}", text(&ended));
+        for rank in 0..2 {
+            let line = format!("rank {rank} ended by signal 9 (SIGKILL), which the launcher sent");
+            assert!(text(&ended).contains(&line), "{}", text(&ended));
+        }
+    }
+}
+
+/// Programs that know nothing of launchers, which start others and wait for them.
+const NEST: &str = "sleep 1000 & sh -c 'sleep 1000; true'; true";
+
+#[test]
+fn nothing_outlives_a_launcher_that_is_killed() {
+    for group in [false, true] {
+        let folder = place();
+        let path = folder.path();
+        let mut command = tilewright(path, &["launch", "--nproc", "2", "--", "sh", "-c", NEST]);
+        let mut child = command.process_group(0).spawn().unwrap();
+        // Launcher, guard, and of each rank two shells and two sleepers.
+        wait_for("all run", || marked(path).len() >= 9);
+        let to = if group { -(child.id() as i32) } else { child.id() as i32 };
+        // SAFETY: a child that has not been waited for, and its group.
+        assert_eq!(unsafe { libc::kill(to, SIGKILL) }, 0);
+        child.wait().unwrap();
+        nothing_is_left(path);
+    }
+}
+
+#[test]
+fn nothing_outlives_a_launcher_whose_ranks_have_ended() {
+    let folder = place();
+    let ended =
+        tilewright(folder.path(), &["launch", "--nproc", "2", "--", "sh", "-c", "sleep 1000 & true"]).output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended));
+    assert_eq!(marked(folder.path()), [] as [i32; 0]);
+}
+
+/// A rank ends with its launcher, also where the guard has been killed.
+#[test]
+fn ranks_see_their_launcher_end() {
+    let folder = place();
+    let path = folder.path();
+    let inside = format!("{} {}; true", program().to_string_lossy(), words(None, "--steps 1000000").join(" "));
+    let mut child = tilewright(path, &["launch", "--nproc", "1", "--", "sh", "-c", &inside]).spawn().unwrap();
+    wait_for_steps(&mut child, path, 1);
+    let commands = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let guards: Vec<i32> = marked(path).into_iter().filter(|pid| commands(pid).contains("launch-guard")).collect();
+    assert_eq!(guards.len(), 1);
+    for pid in [guards[0], child.id() as i32] {
+        // SAFETY: processes of this test: the guard's parent has not waited for it, and the launcher is our child.
+        assert_eq!(unsafe { libc::kill(pid, SIGKILL) }, 0);
+    }
+    child.wait().unwrap();
+    nothing_is_left(path);
+}
+
+#[test]
+fn outputs_that_nobody_reads_never_end_training() {
+    for launch in [None, Some("--nproc 2")] {
+        for closed in ["out", "err", "both"] {
+            let folder = place();
+            let mut command = train(folder.path(), launch, "--steps 4");
+            // Both go into one pipe, as with 2>&1, or one of them.
+            let (reader, writer) = std::io::pipe().unwrap();
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            match closed {
+                "out" => command.stdout(writer),
+                "err" => command.stderr(writer),
+                _ => command.stdout(writer.try_clone().unwrap()).stderr(writer),
+            };
+            // Much is said to whoever goes away.
+            command.env("TILEWRIGHT_LOG", "debug");
+            let mut child = command.spawn().unwrap();
+            drop(command);
+            let mut reader = BufReader::new(reader);
+            let mut line = String::new();
+            assert!(reader.read_line(&mut line).unwrap() > 0);
+            drop(reader);
+            assert_eq!(child.wait().unwrap().code(), Some(0), "{launch:?} {closed}");
+            assert_eq!(steps(folder.path()), 4, "{launch:?} {closed}");
+            assert!(folder.path().join("run/checkpoint.safetensors").exists(), "{launch:?} {closed}");
+        }
+    }
+}

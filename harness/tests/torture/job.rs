@@ -1,0 +1,208 @@
+//! Jobs of training: how they are started, waited for, and what is left of them.
+
+use std::fs::{self, File};
+use std::io::{self, PipeReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::draw::{Form, SAVE_EVERY, STEPS};
+use crate::spy;
+
+/// All processes of a run have it, with the run's folder: it says too that this program is `tilewright`.
+pub const MARK: &str = "TORTURE_MARK";
+/// In which a job has to end: far longer than it takes.
+pub const LIMIT: Duration = Duration::from_secs(150);
+
+/// Where a run is tortured.
+pub struct Place {
+    pub folder: PathBuf,
+    /// Of kernels, for all runs.
+    pub cache: PathBuf,
+}
+
+/// What a rank looks for, with its number.
+pub struct Moment {
+    pub rank: usize,
+    pub words: String,
+}
+
+/// Processes of one training.
+pub struct Job {
+    pub children: Vec<Child>,
+    /// Where the ranks meet.
+    pub port: u16,
+    /// The ends of pipes that nobody reads, where the output goes there.
+    pub readers: Vec<PipeReader>,
+    log: PathBuf,
+}
+
+impl Place {
+    /// Of the run.
+    pub fn run(&self) -> PathBuf {
+        self.folder.join("run")
+    }
+
+    /// Starts to train, or goes on where there is a checkpoint.
+    pub fn start(&self, form: Form, moment: Option<&Moment>, piped: bool, more: &str) -> io::Result<Job> {
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let resume = if self.run().join("checkpoint.safetensors").exists() { "--resume" } else { "" };
+        let shard = form.shard.map(|mode| format!("--shard {mode}")).unwrap_or_default();
+        let train = format!(
+            "train --data {} --out run --layers 1 --width 32 --hidden 64 --heads 2 --context 32 --vocab 300 --batch 12 --lr 0.003 \
+             --steps {STEPS} --save-every {SAVE_EVERY} --evaluate-every 8 --evaluate-windows 6 {shard} {resume} {more}",
+            self.cache.join("text").display()
+        );
+        let own = std::env::current_exe()?;
+        let log = self.folder.join("output");
+        let mut job = Job { children: Vec::new(), port, readers: Vec::new(), log };
+        let mut start = |words: String, variables: &[(&str, String)]| -> io::Result<()> {
+            let mut command = self.command(&own, &words);
+            command.envs(variables.iter().map(|(name, value)| (*name, value)));
+            if let Some(Moment { rank, words }) = moment {
+                command.env(spy::MOMENT, words).env(spy::RANK, rank.to_string());
+            }
+            if piped {
+                let (reader, writer) = io::pipe()?;
+                command.stdout(writer.try_clone()?).stderr(writer);
+                job.readers.push(reader);
+            } else {
+                let file = File::options().create(true).append(true).open(&job.log)?;
+                command.stdout(file.try_clone()?).stderr(file);
+            }
+            job.children.push(command.spawn()?);
+            Ok(())
+        };
+        let ranks = form.ranks;
+        match form.launch {
+            true => start(format!("launch --nproc {ranks} --master-port {port} -- {} {train}", own.display()), &[])?,
+            false if ranks == 1 => start(train, &[])?,
+            false => {
+                for rank in 0..ranks {
+                    let numbers =
+                        [("RANK", rank), ("WORLD_SIZE", ranks), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", ranks)];
+                    let mut variables: Vec<(&str, String)> =
+                        numbers.iter().map(|(name, number)| (*name, number.to_string())).collect();
+                    variables.extend([("MASTER_ADDR", "127.0.0.1".into()), ("MASTER_PORT", port.to_string())]);
+                    start(train.clone(), &variables)?;
+                }
+            }
+        }
+        Ok(job)
+    }
+
+    fn command(&self, own: &Path, words: &str) -> Command {
+        let mut command = Command::new(own);
+        command.args(words.split_whitespace()).current_dir(&self.folder).stdin(Stdio::null());
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            let of_ranks = ["RANK", "WORLD", "LOCAL_", "MASTER_", "TILEWRIGHT_", "OMPI_", "PMI_", "SLURM_", "TORTURE_"];
+            if of_ranks.iter().any(|begin| name.starts_with(begin)) {
+                command.env_remove(name);
+            }
+        }
+        command.env("TILEWRIGHT_DEVICE", "cpu").env("TILEWRIGHT_CACHE", &self.cache).env(MARK, &self.folder);
+        command
+            .env("TILEWRIGHT_COMM_TIMEOUT", "60")
+            .env("TILEWRIGHT_START_TIMEOUT", "30")
+            .env("RAYON_NUM_THREADS", "2");
+        // SAFETY: signal is safe to call between fork and exec. Whoever started us may ignore some of them.
+        unsafe {
+            command.pre_exec(|| {
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                Ok(())
+            });
+        }
+        command
+    }
+
+    /// Processes of this run.
+    pub fn processes(&self) -> Vec<i32> {
+        let mark = format!("{MARK}={}", self.folder.display());
+        let is_marked = |pid: &str| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+            environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()).then(|| pid.parse().ok())?
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(|entry| is_marked(entry.file_name().to_str()?)).collect()
+    }
+
+    /// Ends what is left of a run that failed.
+    pub fn clear(&self) {
+        for pid in self.processes() {
+            send(pid, libc::SIGKILL);
+        }
+    }
+
+    /// Waits until the moment has come: the process that is stopped.
+    pub fn wait_for_hit(&self, job: &mut Job, stops: bool) -> Result<i32, String> {
+        let place = self.folder.join(spy::HIT);
+        let began = Instant::now();
+        loop {
+            if let Some(pid) = fs::read_to_string(&place).ok().and_then(|text| text.parse().ok()) {
+                let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+                let state = state.rsplit(')').next().unwrap_or_default().trim_start().chars().next();
+                if !stops || state == Some('T') {
+                    return Ok(pid);
+                }
+            } else if job.has_ended() {
+                return Err(format!("it ended before its moment came\n{}", job.output()));
+            }
+            if began.elapsed() > LIMIT {
+                return Err(format!("its moment did not come\n{}", job.output()));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Fails where processes are left.
+    pub fn expect_no_processes(&self) -> Result<(), String> {
+        let began = Instant::now();
+        while !self.processes().is_empty() {
+            if began.elapsed() > Duration::from_secs(20) {
+                return Err(format!("processes are left: {:?}", self.processes()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+}
+
+impl Job {
+    fn has_ended(&mut self) -> bool {
+        self.children.iter_mut().all(|child| matches!(child.try_wait(), Ok(Some(_))))
+    }
+
+    /// How its processes ended.
+    pub fn wait(&mut self) -> Result<Vec<ExitStatus>, String> {
+        let began = Instant::now();
+        while !self.has_ended() {
+            if began.elapsed() > LIMIT {
+                return Err(format!("it did not end within {LIMIT:?}\n{}", self.output()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(self.children.iter_mut().filter_map(|child| child.wait().ok()).collect())
+    }
+
+    /// What was said until now, by this job and those before it.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+}
+
+/// How a process ended: `0`, `SIGKILL`.
+pub fn how(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => tilewright_harness::signals::name(signal),
+        None => status.code().unwrap_or(-1).to_string(),
+    }
+}
+
+pub fn send(pid: i32, signal: i32) {
+    // SAFETY: a process with the mark of a run of ours.
+    unsafe { libc::kill(pid, signal) };
+}

@@ -1,0 +1,78 @@
+//! Torture: trainings that are hit at a moment by a fault, both drawn from a seed, and go on to their end, which has to be that of a
+//! training that nothing hit.
+//!
+//! `make torture` makes 200 of them, `cargo test` eleven, one for each fault. `-- --seed S --runs N --first I` makes others; a run depends on the seed and its number
+//! alone, as far as its moment does: parts of a step are met by watching, within some microseconds.
+//!
+//! This program is also `tilewright` itself, with a look at what a rank does ([`spy`]).
+
+mod draw;
+mod job;
+mod spy;
+mod state;
+mod torture;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use draw::{Drawn, Fault, Phase};
+
+fn main() -> ExitCode {
+    if std::env::var_os(job::MARK).is_some() {
+        spy::start();
+        return tilewright_harness::cli::main();
+    }
+    let (mut seed, mut runs, mut first) = (1, 11, 0);
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let number = match word.as_str() {
+            "--seed" => &mut seed,
+            "--runs" => &mut runs,
+            "--first" => &mut first,
+            // The list of tests, of which there are none; options of tests.
+            "--list" => return ExitCode::SUCCESS,
+            word if word.starts_with('-') => continue,
+            // The name of a test.
+            filter if "torture".contains(filter) => continue,
+            _ => return ExitCode::SUCCESS,
+        };
+        *number = words.next().and_then(|word| word.parse().ok()).expect("a number");
+    }
+    match torture(seed, first..first + runs) {
+        0 => ExitCode::SUCCESS,
+        failures => {
+            println!("torture: {failures} of {runs} runs failed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The number of runs that failed.
+fn torture(seed: u64, runs: std::ops::Range<u64>) -> usize {
+    let mut torture = torture::Torture::new();
+    let (mut phases, mut faults) = (BTreeMap::<Phase, u64>::new(), BTreeMap::<Fault, u64>::new());
+    let mut failures = 0;
+    for number in runs {
+        let drawn = Drawn::new(seed, number);
+        let began = Instant::now();
+        let outcome = torture.run(&drawn);
+        *phases.entry(drawn.phase).or_default() += 1;
+        *faults.entry(drawn.fault).or_default() += 1;
+        match outcome {
+            Ok(how) => println!("{drawn}: {how} ({:.1} s)", began.elapsed().as_secs_f64()),
+            Err(error) => {
+                failures += 1;
+                println!("{drawn}: FAILED: {error}\n  again: make torture SEED={seed} FIRST={number} RUNS=1");
+            }
+        }
+    }
+    let counts = |name: &str, counts: Vec<(&str, u64)>| {
+        let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        println!("{name}: {}", counts.join(", "));
+    };
+    counts("hit in", phases.iter().map(|(phase, count)| (phase.name(), *count)).collect());
+    counts("hit by", faults.iter().map(|(fault, count)| (fault.name(), *count)).collect());
+    println!("{}", torture.summary());
+    failures
+}

@@ -1,0 +1,212 @@
+//! How much memory the host can still give, and what happens to allocations that are more.
+//!
+//! Linux promises more memory than it has, and ends a process (not always the one at fault) when it is used. So large allocations are
+//! compared with what there is before they are made: MemAvailable and free swap, what the limits of the process's control groups leave,
+//! and what its limit on address space (`ulimit -v`) leaves. Where the system does not say, everything fits.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::{Error, Result};
+
+/// Allocations from here on are compared with what there is: asking takes less time than their first use.
+const LARGE: usize = 32 << 20;
+
+/// What allocations have to leave.
+static RESERVE: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on, large allocations are refused that would leave less than `bytes`.
+pub fn reserve_host_memory(bytes: usize) {
+    RESERVE.store(bytes, Ordering::Relaxed);
+}
+
+/// Fails unless the system can give `bytes` bytes of host memory now.
+///
+/// # Errors
+/// Both numbers.
+pub fn expect_host_memory(bytes: f64) -> Result<()> {
+    match available_bytes() {
+        Some(available) if bytes > available => Err(Error::HostMemoryShort { needed: bytes, available }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the system has so many times `bytes` to give: far from any limit.
+pub fn is_plenty(bytes: f64, times: f64) -> bool {
+    available_bytes().is_none_or(|available| times * bytes < available)
+}
+
+pub(super) fn available_bytes() -> Option<f64> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let text = read("/proc/meminfo")?;
+    let free = kib_line(&text, "MemAvailable:")?.saturating_add(kib_line(&text, "SwapFree:").unwrap_or(0));
+    let group = read("/proc/self/cgroup").and_then(|groups| left_of_groups(Path::new("/sys/fs/cgroup"), &groups));
+    let left = [address_space_left(), group].into_iter().flatten().fold(free, u64::min);
+    Some(left as f64)
+}
+
+/// The line `NAME N kB` of a file of Linux's `/proc`, in bytes.
+pub(super) fn kib_line(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What `RLIMIT_AS` leaves; `None` without a limit.
+fn address_space_left() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    let limit: u64 = line.split_whitespace().next()?.parse().ok()?;
+    let used = kib_line(&std::fs::read_to_string("/proc/self/status").ok()?, "VmSize:")?;
+    Some(limit.saturating_sub(used))
+}
+
+/// Names of one version's files.
+struct Names {
+    limit: &'static str,
+    usage: &'static str,
+    /// What the kernel takes back when memory is short.
+    reclaimable: &'static str,
+}
+
+const V1: Names =
+    Names { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", reclaimable: "total_inactive_file " };
+const V2: Names = Names { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file " };
+
+/// What the limits of this process's control groups leave, those above them included. `groups` is `/proc/self/cgroup`: a line
+/// `N:controllers:path` for each hierarchy of version 1, `0::path` for version 2.
+fn left_of_groups(root: &Path, groups: &str) -> Option<u64> {
+    let lines = groups.lines().filter_map(|line| {
+        let mut words = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (words.next()?, words.next()?);
+        let (root, names) = match controllers {
+            "" => (root.to_path_buf(), V2),
+            list if list.split(',').any(|name| name == "memory") => (root.join("memory"), V1),
+            _ => return None,
+        };
+        let own = Path::new(path.trim_start_matches('/'));
+        // Inside of a container the path may be the host's, which is not there; the root then is the container's own.
+        own.ancestors().filter_map(|group| left_of_group(&root.join(group), &names)).min()
+    });
+    lines.min()
+}
+
+fn left_of_group(folder: &Path, names: &Names) -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+    // `max` where there is no limit.
+    let limit: u64 = read(names.limit)?.trim().parse().ok()?;
+    let usage: u64 = read(names.usage)?.trim().parse().ok()?;
+    let stat = read("memory.stat").unwrap_or_default();
+    let line = stat.lines().find_map(|line| line.strip_prefix(names.reclaimable));
+    let reclaimable = line.and_then(|number| number.trim().parse().ok()).unwrap_or(0);
+    Some(limit.saturating_sub(usage.saturating_sub(reclaimable)))
+}
+
+thread_local! {
+    /// This thread makes an error of an allocation that fails.
+    static HANDLED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs an allocation whose failure is an error of the caller's.
+pub(super) fn handled<R>(allocate: impl FnOnce() -> R) -> R {
+    let before = HANDLED.replace(true);
+    let result = allocate();
+    HANDLED.set(before);
+    result
+}
+
+/// Whether an allocation of so many bytes may be tried. Where it may not, and nobody makes an error of it, the process ends with exit code 1
+/// and a message: what fails otherwise aborts it, or has it killed when the memory is used.
+pub(crate) fn may_allocate(bytes: usize) -> bool {
+    if bytes < LARGE {
+        return true;
+    }
+    match available_bytes() {
+        Some(available) if bytes.saturating_add(RESERVE.load(Ordering::Relaxed)) as f64 > available => {
+            refuse(bytes, Some(available));
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Ends the process for want of `bytes`, unless the caller makes an error of it.
+#[cold]
+pub(crate) fn refuse(bytes: usize, available: Option<f64>) {
+    if HANDLED.try_with(Cell::get).unwrap_or(false) {
+        return;
+    }
+    // What fails meanwhile does not come here again.
+    HANDLED.set(true);
+    let available = available.or_else(available_bytes).unwrap_or(0.0);
+    // There may be no memory for the words either: they are put together on the stack.
+    let mut text = [0_u8; 320];
+    let mut rest = &mut text[..];
+    let (bytes, available) = (gib(bytes as f64), gib(available));
+    let words = format_args!(
+        "error: out of memory on the CPU: {bytes:.3} GiB more are needed at once, {available:.3} GiB are available"
+    );
+    let _ = write_to(&mut rest, words);
+    let _ = write_to(&mut rest, format_args!("\n  help: smaller sizes or fewer of them at a time need less\n"));
+    let len = 320 - rest.len();
+    // SAFETY: the bytes live through the call; then the process ends, without anything that may want memory.
+    unsafe {
+        libc::write(2, text.as_ptr().cast(), len);
+        libc::_exit(1);
+    }
+}
+
+fn gib(bytes: f64) -> f64 {
+    bytes / (1_u64 << 30) as f64
+}
+
+fn write_to(to: &mut &mut [u8], words: std::fmt::Arguments<'_>) -> std::io::Result<()> {
+    std::io::Write::write_fmt(to, words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_there_is_is_refused_with_both_numbers() {
+        expect_host_memory(1e6).unwrap();
+        if available_bytes().is_some() {
+            let message = expect_host_memory(1e18).unwrap_err().to_string();
+            assert!(message.starts_with("out of memory on the CPU: about 9.3e8 GiB"), "{message}");
+            assert!(expect_host_memory(f64::INFINITY).is_err());
+            assert!(is_plenty(1e3, 8.0) && !is_plenty(1e17, 8.0));
+        }
+    }
+
+    #[test]
+    fn lines_of_proc_are_bytes() {
+        let text = "MemTotal:       24 kB\nMemAvailable:   3 kB\nHugePages_Total:       0\n";
+        assert_eq!(
+            ["MemTotal:", "MemAvailable:", "SwapFree:"].map(|name| kib_line(text, name)),
+            [Some(24576), Some(3072), None]
+        );
+    }
+
+    #[test]
+    fn control_groups_leave_what_the_tightest_of_them_does() {
+        let root = tempfile::tempdir().unwrap();
+        let group = |path: &str, files: &[(&str, &str)]| {
+            let folder = root.path().join(path);
+            std::fs::create_dir_all(&folder).unwrap();
+            files.iter().for_each(|(name, text)| std::fs::write(folder.join(name), text).unwrap());
+        };
+        assert_eq!(left_of_groups(root.path(), "0::/a/b\n"), None);
+        group(
+            "a",
+            &[("memory.max", "1000\n"), ("memory.current", "700\n"), ("memory.stat", "anon 9\ninactive_file 100\n")],
+        );
+        group("a/b", &[("memory.max", "max\n"), ("memory.current", "5\n")]);
+        assert_eq!(left_of_groups(root.path(), "3:cpu,cpuacct:/\n0::/a/b\n"), Some(400));
+        group("a/b", &[("memory.max", "90\n")]);
+        assert_eq!(left_of_groups(root.path(), "0::/a/b\n"), Some(85));
+        // Version 1, in a container that does not see its own path.
+        group("memory", &[("memory.limit_in_bytes", "50\n"), ("memory.usage_in_bytes", "60\n")]);
+        assert_eq!(left_of_groups(root.path(), "4:memory:/docker/1\n0::/\n"), Some(0));
+    }
+}
