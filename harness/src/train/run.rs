@@ -259,9 +259,6 @@ impl<'a> Run<'a> {
             self.evaluate(observer)?;
         }
         self.save()?;
-        if self.log.is_some() {
-            self.draw()?;
-        }
         Ok(ending)
     }
 
@@ -570,7 +567,14 @@ impl<'a> Run<'a> {
         files::replace(&path, |file| file.write_all(&bytes)).map_err(Error::file("write", &path))
     }
 
-    fn draw(&self) -> Result<()> {
+    /// Draws the log's losses, where this rank leads.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn draw(&self) -> Result<()> {
+        if self.log.is_none() {
+            return Ok(());
+        }
         let svg = log::curve(&log::read(&self.folder.join(LOG))?).to_svg();
         let path = self.folder.join(CURVE);
         files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(Error::file("write", &path))

@@ -132,7 +132,8 @@ fn the_loss_falls_and_the_model_writes_what_it_read() {
     let data = data(&dir.path().join("data"));
     let model = Bigrams::new(data.tokenizer.vocabulary());
     let folder = dir.path().join("run");
-    let (ending, heard) = go(&mut Run::begin(&model, &data, options(60), &folder, None).unwrap());
+    let mut run = Run::begin(&model, &data, options(60), &folder, None).unwrap();
+    let (ending, heard) = go(&mut run);
     assert_eq!((ending, heard.losses.len()), (Ending::Done, 60));
     let uniform = (data.tokenizer.vocabulary() as f64).ln();
     assert!((heard.losses[0] - uniform).abs() < 1e-3, "{} for {uniform}", heard.losses[0]);
@@ -146,6 +147,7 @@ fn the_loss_falls_and_the_model_writes_what_it_read() {
         let loss = serde_json::to_string(loss).unwrap();
         assert!(line.contains(&format!("\"loss\":{loss},")), "{line} has all digits of {loss}");
     }
+    run.draw().unwrap();
     assert!(std::fs::read_to_string(folder.join(CURVE)).unwrap().contains("</svg>"));
 
     let prompt = data.tokenizer.encode(" the").unwrap();

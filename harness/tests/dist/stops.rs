@@ -114,6 +114,23 @@ fn nothing_is_left(folder: &Path) {
 }
 
 #[test]
+fn a_curve_that_cannot_be_drawn_does_not_hide_that_the_state_is_saved() {
+    let folder = place();
+    let path = folder.path();
+    let mut child = train(path, None, "--steps 1000000").spawn().unwrap();
+    wait_for_steps(&mut child, path, 1);
+    std::fs::create_dir(path.join("run/loss.svg")).unwrap();
+    send(&child, SIGTERM);
+    let ended = child.wait_with_output().unwrap();
+    let said = text(&ended);
+    assert_eq!(ended.status.code(), Some(STOPPED), "{said}");
+    assert!(said.contains("loss.svg") && !said.contains("wrote run/loss.svg"), "{said}");
+    let resumed = train(path, None, &format!("--resume --steps {}", steps(path) + 1)).output().unwrap();
+    assert_eq!(resumed.status.code(), Some(1), "{}", text(&resumed));
+    assert!(text(&resumed).contains("loss.svg"), "{}", text(&resumed));
+}
+
+#[test]
 fn signals_end_training_with_its_state_saved() {
     for (signal, name) in [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP"), (SIGUSR1, "SIGUSR1")] {
         let folder = place();

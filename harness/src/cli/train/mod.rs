@@ -216,7 +216,9 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
     let ending = ending.map_err(fail)?;
     let step = run.learner().step();
     writeln!(out, "step {step}: {}", progress.summary())?;
-    for file in [CHECKPOINT, LOG, CURVE] {
+    // It can be drawn again: a run that was stopped has what it takes to go on.
+    let drawn = run.draw().map_err(fail);
+    for file in [CHECKPOINT, LOG, CURVE].iter().take(if drawn.is_ok() { 3 } else { 2 }) {
         writeln!(out, "wrote {}", arguments.out.join(file).display())?;
     }
     match ending {
@@ -228,12 +230,13 @@ fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out:
                 0 => String::new(),
                 signal => format!(" by {}", signals::name(signal)),
             };
+            let undrawn = drawn.err().map_or_else(String::new, |error| format!("{error}\n"));
             return Err(CliError::Stopped(format!(
-                "stopped{by} after step {step}, with the state saved; --resume goes on"
+                "{undrawn}stopped{by} after step {step}, with the state saved; --resume goes on"
             )));
         }
     }
-    Ok(())
+    drawn
 }
 
 /// Fails where the CPU has no memory for a step, or the host none for a batch of tokens.

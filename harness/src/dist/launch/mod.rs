@@ -189,13 +189,15 @@ impl Clock {
     /// The signal to send now.
     fn due(&mut self, now: Instant, saving: bool) -> Option<i32> {
         let (since, allowed) = self.ending?;
-        let allowed = if saving && self.waits_for_saving { allowed.max(self.patience.save) } else { allowed };
+        let saving = saving && self.waits_for_saving;
+        let allowed = if saving { allowed.max(self.patience.save) } else { allowed };
         match self.terminated {
             None if now >= since + allowed => {
                 self.terminated = Some(now);
                 Some(libc::SIGTERM)
             }
-            Some(at) if !self.killed && now >= at + self.patience.grace => {
+            // Some save because of the SIGTERM.
+            Some(at) if !self.killed && now >= at + self.patience.grace && !(saving && now < since + allowed) => {
                 self.killed = true;
                 Some(libc::SIGKILL)
             }
@@ -226,8 +228,9 @@ mod tests {
         assert_eq!(clock.due(at(1005), true), None, "a checkpoint is finished");
         assert_eq!(clock.due(at(1005), false), Some(libc::SIGTERM));
         assert_eq!(clock.due(at(1009), false), None);
-        assert_eq!(clock.due(at(1010), true), Some(libc::SIGKILL));
-        assert_eq!(clock.due(at(1011), true), None);
+        assert_eq!(clock.due(at(1010), true), None, "what SIGTERM made it save is finished");
+        assert_eq!(clock.due(at(1011), false), Some(libc::SIGKILL));
+        assert_eq!(clock.due(at(1012), true), None);
     }
 
     #[test]
