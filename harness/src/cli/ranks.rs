@@ -11,7 +11,7 @@ use crate::dist::comm::{Communicator, Dtype};
 use crate::dist::ddp::{DdpOptions, Form, NCCL_CTAS};
 use crate::dist::rank::Environment;
 use crate::dist::sharded::Mode;
-use crate::train::TeamOptions;
+use crate::train::{RankSettings, TeamOptions};
 
 /// How ranks work together. They are started by `tilewright launch`, torchrun, mpirun or srun.
 #[derive(Args, Clone, Debug, Default)]
@@ -23,7 +23,7 @@ pub struct RankOptions {
     /// Most megabytes (10⁶ bytes) of a bucket; 25, between GPUs more for large models
     #[arg(long, value_name = "MB", value_parser = bucket_mb)]
     pub bucket_mb: Option<f64>,
-    /// Round gradients to this type on their way: bf16 or f16. Sums are f32
+    /// Round gradients to this type on their way: bf16 or f16, or f32 for as they are. Sums are f32
     #[arg(long, value_name = "TYPE", value_parser = wire)]
     pub wire: Option<Dtype>,
     /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 24, and 0 is NCCL's own choice
@@ -38,7 +38,28 @@ pub struct RankOptions {
     pub leave_sms: Option<LeaveSms>,
     /// Give each rank a part of the optimizer's state only
     #[arg(long, value_enum, value_name = "MODE")]
-    pub shard: Option<Mode>,
+    pub shard: Option<Share>,
+}
+
+/// A value of `--shard`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Share {
+    /// Every rank has all of it
+    None,
+    /// Whole parameters by size; every rank broadcasts its own
+    Broadcast,
+    /// A share of every bucket; gradients are reduce-scattered, parameters all-gathered
+    Zero1,
+}
+
+impl Share {
+    fn mode(self) -> Option<Mode> {
+        match self {
+            Share::None => None,
+            Share::Broadcast => Some(Mode::Broadcast),
+            Share::Zero1 => Some(Mode::Zero1),
+        }
+    }
 }
 
 /// Bytes of a bucket of so many megabytes.
@@ -51,7 +72,8 @@ pub fn wire(word: &str) -> Result<Dtype, String> {
     match word {
         "bf16" => Ok(Dtype::Bf16),
         "f16" => Ok(Dtype::F16),
-        _ => Err("expected bf16 or f16".into()),
+        "f32" => Ok(Dtype::F32),
+        _ => Err("expected bf16, f16 or f32".into()),
     }
 }
 
@@ -68,29 +90,34 @@ pub fn leave_sms(word: &str) -> Result<LeaveSms, String> {
 }
 
 impl RankOptions {
-    /// What a [`dist::ddp::Ddp`] does.
-    pub fn ddp_options(&self) -> DdpOptions {
-        let bucket_bytes = self.bucket_mb.map(bytes_of);
-        let form = self.ddp.unwrap_or(Form::Bucketed);
-        let nccl_ctas = self.nccl_ctas.unwrap_or(NCCL_CTAS);
-        let leave_sms = self.leave_sms.and_then(|leave| leave.0);
-        let (wire, copies) = (self.wire, self.copy_engines);
-        DdpOptions { form, bucket_bytes, wire, nccl_ctas, copies, leave_sms, ..DdpOptions::default() }
+    /// How ranks work together: what was said, and else what was before.
+    pub fn team_of(&self, comm: Arc<Communicator>, before: Option<RankSettings>) -> TeamOptions {
+        let usual = DdpOptions::default();
+        let usual = RankSettings { form: usual.form, bucket_bytes: None, wire: None, shard: None };
+        let before = before.unwrap_or(usual);
+        let ddp = DdpOptions {
+            form: self.ddp.unwrap_or(before.form),
+            bucket_bytes: self.bucket_mb.map(bytes_of).or(before.bucket_bytes),
+            wire: self.wire.map_or(before.wire, |wire| (wire != Dtype::F32).then_some(wire)),
+            nccl_ctas: self.nccl_ctas.unwrap_or(NCCL_CTAS),
+            copies: self.copy_engines,
+            leave_sms: self.leave_sms.and_then(|leave| leave.0),
+            ..DdpOptions::default()
+        };
+        TeamOptions { comm, ddp, shard: self.shard.map_or(before.shard, Share::mode) }
     }
 
     /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.
     ///
     /// # Errors
     /// Ranks that do not find each other.
-    pub fn team(&self, device: &candle_core::Device) -> Result<Option<TeamOptions>> {
+    pub fn connect(&self, device: &candle_core::Device) -> Result<Option<Arc<Communicator>>> {
         let environment = Environment::get().map_err(|error| CliError::Failure(error.to_string()))?;
         if environment.place.is_none() && self.ddp.is_none() && self.shard.is_none() {
             return Ok(None);
         }
-        let ddp = self.ddp_options();
-        let comm: Communicator =
-            dist::connect_for(&environment, device).map_err(|error| CliError::Failure(error.to_string()))?;
-        Ok(Some(TeamOptions { comm: Arc::new(comm), ddp, shard: self.shard }))
+        let comm = dist::connect_for(&environment, device).map_err(|error| CliError::Failure(error.to_string()))?;
+        Ok(Some(Arc::new(comm)))
     }
 }
 

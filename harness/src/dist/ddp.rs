@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Tensor};
 use half::bf16;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tilewright::kernels::FloatElement;
 use tilewright::kernels::rank_sum::{self, Ranks};
 use tilewright::{Device as KernelDevice, View, ViewMut};
@@ -46,7 +46,7 @@ use crate::ops::{leave_multiprocessors, memory};
 use crate::params::{ParamId, Params, ReadyHook};
 
 /// How gradients get to the other ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
     /// One all-reduce for each parameter, after backward

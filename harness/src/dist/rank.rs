@@ -213,6 +213,16 @@ fn place(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
             started_by: names.by,
         }));
     }
+    // Whoever forgot one of two would train alone. Of srun's there is one outside of steps too.
+    for Names { rank, world, .. } in LAUNCHERS.iter().filter(|names| names.by != "srun") {
+        let set = |name: &str| lookup(name).is_some();
+        if set(rank) != set(world) {
+            let (there, missing) = if set(rank) { (rank, world) } else { (world, rank) };
+            return Err(CommError::Setup(format!(
+                "{there} is set and {missing} is not: a rank has both, a process that is alone has neither"
+            )));
+        }
+    }
     Ok(None)
 }
 
@@ -317,7 +327,18 @@ mod tests {
         assert_eq!(environment(&[]).unwrap().place, None);
         // A batch script outside of srun.
         assert_eq!(environment(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]).unwrap().place, None);
-        assert_eq!(environment(&[("RANK", ""), ("WORLD_SIZE", "2")]).unwrap().place, None);
+        assert_eq!(environment(&[("RANK", ""), ("WORLD_SIZE", "")]).unwrap().place, None);
+    }
+
+    #[test]
+    fn half_of_a_rank_is_an_error() {
+        let error = |variables: &[_]| environment(variables).unwrap_err().to_string();
+        assert!(error(&[("RANK", "1")]).starts_with("RANK is set and WORLD_SIZE is not"));
+        assert!(error(&[("WORLD_SIZE", "2"), ("RANK", "")]).starts_with("WORLD_SIZE is set and RANK is not"));
+        assert!(error(&[("PMI_SIZE", "2")]).starts_with("PMI_SIZE is set and PMI_RANK is not"));
+        // What another launcher left behind does no harm.
+        let inside = [("WORLD_SIZE", "8"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        assert_eq!(environment(&inside).unwrap().place.unwrap().world, 2);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use super::staged::Staged;
-use super::{Error, Learner, LossScale, Result};
+use super::{Error, Learner, LossScale, RankSettings, Result};
 use crate::data::SamplerState;
 use crate::escape::printable;
 use crate::ops::memory;
@@ -64,6 +64,9 @@ pub struct Header {
     /// The files that have the moments, where they are not in the checkpoint itself.
     #[serde(default)]
     pub parts: Option<Parts>,
+    /// How ranks shared the work, if there ever were several.
+    #[serde(default)]
+    pub ranks: Option<RankSettings>,
 }
 
 /// The files of an optimizer's state that ranks wrote.
@@ -125,6 +128,7 @@ impl Header {
             data_hash: hex(&data.1),
             validation: None,
             parts: None,
+            ranks: None,
         }
     }
 

@@ -37,5 +37,5 @@ pub use model::LanguageModel;
 pub use peak::peak;
 pub use run::{Ending, Observer, Run, RunOptions};
 pub use scale::LossScale;
-pub use team::{Team, TeamOptions, team_gradient_dtype};
+pub use team::{RankSettings, Team, TeamOptions, team_gradient_dtype};
 pub use whole::{Found, Queued, WholeStep};

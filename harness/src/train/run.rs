@@ -19,7 +19,7 @@ use super::saver::{self, Files, Saver};
 use super::staged::expect_memory;
 use super::team::Vote;
 use super::whole::{Queued, WholeStep};
-use super::{Error, LanguageModel, Learner, LearnerOptions, Result, RunFolder, Team, TeamOptions};
+use super::{Error, LanguageModel, Learner, LearnerOptions, RankSettings, Result, RunFolder, Team, TeamOptions};
 use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
 use crate::dist::{self, lifeline};
 use crate::files;
@@ -97,6 +97,8 @@ pub struct Run<'a> {
     /// Of the rank that leads.
     log: Option<Log>,
     team: Option<Team>,
+    /// For checkpoints.
+    ranks: Option<RankSettings>,
     /// Peak rate of the device in FLOP/s, where it is known.
     pub peak: Option<f64>,
     /// Ends the run when it is over.
@@ -152,8 +154,9 @@ impl<'a> Run<'a> {
             super::agree::check(team, model.hyperparameters(), &options, data, from)?;
         }
         data.check_context(options.context)?;
-        let ranks = team.map_or(1, |team| team.comm.world());
-        let micro_batches = (options.batch / ranks).div_ceil(options.micro_batch.max(1));
+        let ranks = team.map(TeamOptions::settings).or_else(|| from.and_then(|checkpoint| checkpoint.header.ranks));
+        let world = team.map_or(1, |team| team.comm.world());
+        let micro_batches = (options.batch / world).div_ceil(options.micro_batch.max(1));
         let (team, mut learner) = match team {
             None => {
                 model.params().keep_grads(gradient_dtype(model.params(), micro_batches))?;
@@ -180,6 +183,7 @@ impl<'a> Run<'a> {
             check_folder(team, folder)?;
         }
         let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;
+        let evaluated = from.and_then(|checkpoint| Some((checkpoint.header.step, checkpoint.header.validation?)));
         let folder = folder.to_path_buf();
         let whole = WholeStep::new(&learner);
         let (finished, peak, time_limit) = (None, None, None);
@@ -194,9 +198,10 @@ impl<'a> Run<'a> {
             folder,
             _lock: lock,
             saver,
-            evaluated: None,
+            evaluated,
             log,
             team,
+            ranks,
             peak,
             time_limit,
         })
@@ -231,12 +236,17 @@ impl<'a> Run<'a> {
         let mut on_their_way = VecDeque::new();
         let RunOptions { steps, evaluate_every, save_every, .. } = self.options;
         let save_every = save_every.unwrap_or(saver::USUAL);
+        let due = |every: u64, step: u64| every > 0 && step > 0 && step.is_multiple_of(every) && step < steps;
+        let begun = self.learner.step();
+        // Whoever was stopped after this step did not wait for it.
+        if due(evaluate_every, begun) && self.evaluated.is_none() {
+            self.evaluate(observer)?;
+        }
         while ending == Ending::Done && self.learner.step() < steps {
             on_their_way.push_back(self.queue()?);
             let step = self.learner.step();
-            let due = |every: u64| every > 0 && step.is_multiple_of(every) && step < steps;
             // Whoever looks at the state waits for it.
-            let looks = due(evaluate_every) || due(save_every) || step >= steps;
+            let looks = due(evaluate_every, step) || due(save_every, step) || step >= steps;
             let mut ahead = if looks { 0 } else { self.whole.ahead(&self.learner) };
             while on_their_way.len() > ahead
                 && let Some(queued) = on_their_way.pop_front()
@@ -247,13 +257,17 @@ impl<'a> Run<'a> {
                     (ending, ahead) = (end, 0);
                 }
             }
-            if ending == Ending::Done && due(evaluate_every) {
+            if ending == Ending::Done && due(evaluate_every, step) {
                 self.evaluate(observer)?;
             }
             self.saver.settle(self.team.as_ref(), false)?;
-            if ending == Ending::Done && due(save_every) && self.is_cheap()? {
+            if ending == Ending::Done && due(save_every, step) && self.is_cheap()? {
                 self.start_save()?;
             }
+        }
+        if self.learner.step() >= steps {
+            // Nothing is left to go on with.
+            ending = Ending::Done;
         }
         if ending != Ending::Stopped {
             self.evaluate(observer)?;
@@ -531,7 +545,7 @@ impl<'a> Run<'a> {
         let data = (self.data.name.as_str(), self.data.tokens.text_hash());
         let header = Header::new(self.model.hyperparameters(), training, &self.learner, sampler, data);
         let validation = self.evaluated.filter(|(step, _)| *step == header.step).map(|(_, loss)| loss);
-        Header { validation, ..header }
+        Header { validation, ranks: self.ranks, ..header }
     }
 
     /// Writes the state to a file of its own.

@@ -209,21 +209,38 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
         let model = Bigrams::new(vocabulary);
         go(&mut Run::begin(&model, &data, options(20), &dir.path().join("a"), None).unwrap()).1
     };
-    let folder = dir.path().join("b");
-    let stop = std::sync::Arc::new(AtomicBool::new(false));
-    let mut heard = Heard { stop_after: Some((7, stop.clone())), ..Heard::default() };
-    let model = Bigrams::new(vocabulary);
-    let ending = Run::begin(&model, &data, options(20), &folder, None).unwrap().go(&stop, &mut heard).unwrap();
-    assert_eq!((ending, heard.losses.len()), (Ending::Stopped, 7));
+    // After step 10 the whole run was evaluated.
+    for steps in [7, 10] {
+        let folder = dir.path().join(steps.to_string());
+        let (ending, heard) = stopped_after(steps, &data, &folder);
+        assert_eq!((ending, heard.losses.len()), (Ending::Stopped, steps));
 
-    let model = Bigrams::new(vocabulary);
-    let checkpoint = Checkpoint::open(&folder.join(CHECKPOINT)).unwrap();
-    checkpoint.check_model(&model.hyperparameters(), &[]).unwrap();
-    let again: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).unwrap();
-    assert_eq!(again, options(20));
-    let (_, rest) = go(&mut Run::begin(&model, &data, again, &folder, Some(&checkpoint)).unwrap());
-    assert_eq!([heard.losses, rest.losses].concat(), whole.losses);
-    assert_eq!(rest.evaluations, whole.evaluations);
+        let model = Bigrams::new(vocabulary);
+        let checkpoint = Checkpoint::open(&folder.join(CHECKPOINT)).unwrap();
+        checkpoint.check_model(&model.hyperparameters(), &[]).unwrap();
+        let again: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).unwrap();
+        assert_eq!(again, options(20));
+        let (_, rest) = go(&mut Run::begin(&model, &data, again, &folder, Some(&checkpoint)).unwrap());
+        assert_eq!([heard.losses, rest.losses].concat(), whole.losses);
+        assert_eq!([heard.evaluations, rest.evaluations].concat(), whole.evaluations);
+    }
+}
+
+/// A run of 20 steps that is told to stop after so many.
+fn stopped_after(steps: usize, data: &Dataset, folder: &Path) -> (Ending, Heard<'static>) {
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let mut heard = Heard { stop_after: Some((steps, stop.clone())), ..Heard::default() };
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let ending = Run::begin(&model, data, options(20), folder, None).unwrap().go(&stop, &mut heard).unwrap();
+    (ending, heard)
+}
+
+#[test]
+fn a_run_that_is_told_to_stop_in_its_last_step_is_done() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ending, heard) = stopped_after(20, &data(&dir.path().join("data")), &dir.path().join("run"));
+    assert_eq!(ending, Ending::Done);
+    assert_eq!(heard.evaluations.last().map(|(step, _)| *step), Some(20));
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::DType;
+use serde::{Deserialize, Serialize};
 
 use super::{Learner, LearnerOptions, Result, Update, gradient_dtype};
 use crate::data::Shard;
 use crate::dist::comm::{Communicator, Dtype, Reduce};
-use crate::dist::ddp::{Ddp, DdpOptions, Exchange, Synchronized};
+use crate::dist::ddp::{Ddp, DdpOptions, Exchange, Form, Synchronized};
 use crate::dist::error::Error;
 use crate::dist::sharded::{Mode, ShardedOptimizer};
 use crate::ops::memory::kernel_device;
@@ -20,6 +21,22 @@ pub struct TeamOptions {
     pub ddp: DdpOptions,
     /// Whether each rank has a part of the optimizer's state only.
     pub shard: Option<Mode>,
+}
+
+/// What of [`TeamOptions`] a checkpoint remembers: how ranks share the work, not what depends on the machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankSettings {
+    pub form: Form,
+    pub bucket_bytes: Option<usize>,
+    pub wire: Option<Dtype>,
+    pub shard: Option<Mode>,
+}
+
+impl TeamOptions {
+    pub fn settings(&self) -> RankSettings {
+        let DdpOptions { form, bucket_bytes, wire, .. } = self.ddp;
+        RankSettings { form, bucket_bytes, wire, shard: self.shard }
+    }
 }
 
 /// The type in which a rank keeps its gradients: bf16 where they are rounded to it on their way anyway, and are made in it

@@ -43,13 +43,14 @@ fn tilewright(folder: &Path, words: &[&str]) -> Command {
 }
 
 const TRAIN: &str = "train --data text --layers 1 --width 16 --hidden 16 --heads 1 --vocab 300 --context 16 --evaluate-every 0 \
-    --evaluate-windows 6 --save-every 0 --lr 0.003 --min-lr 0.003 --warmup 0 --out run";
+    --evaluate-windows 6 --save-every 0 --lr 0.003 --min-lr 0.003 --warmup 0";
 
 /// The words of a training of one rank, or of several under `launch` with these options.
 fn words(launch: Option<&str>, train: &str) -> Vec<String> {
     let batch = if train.contains("--batch") { "" } else { "--batch 12" };
     let start = launch.map(|options| format!("launch {options} -- tilewright ")).unwrap_or_default();
-    format!("{start}{TRAIN} {batch} {train}").split_whitespace().map(str::to_string).collect()
+    let out = if train.contains("--out") { "" } else { "--out run" };
+    format!("{start}{TRAIN} {batch} {out} {train}").split_whitespace().map(str::to_string).collect()
 }
 
 fn train(folder: &Path, launch: Option<&str>, more: &str) -> Command {
@@ -160,6 +161,37 @@ fn signals_end_training_with_its_state_saved() {
         };
         assert!(tensors(&other) == tensors(&whole.path().join("run/checkpoint.safetensors")), "{name}: other bits");
     }
+}
+
+#[test]
+fn resuming_remembers_how_ranks_share_the_work() {
+    let folder = place();
+    let path = folder.path();
+    let ranks = Some("--nproc 2");
+    let run = |out: &str, more: &str| {
+        let ran = train(path, ranks, &format!("--out {out} {more}")).output().unwrap();
+        assert!(ran.status.success(), "{}", text(&ran));
+        text(&ran)
+    };
+    // The header says how the run was started, too.
+    let weights = |out: &str| {
+        let bytes = std::fs::read(path.join(out).join("checkpoint.safetensors")).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[8 + header..].to_vec()
+    };
+    let how = "--ddp flat --wire bf16";
+    run("whole", &format!("{how} --steps 6"));
+    run("parts", &format!("{how} --steps 3"));
+    let said = run("parts", "--resume --steps 6");
+    assert!(said.contains("gradients flat"), "{said}");
+    assert!(weights("parts") == weights("whole"), "other bits");
+    // What was said of ranks can be taken back.
+    let said = run("parts", "--resume --steps 7 --ddp naive --wire f32 --shard zero1");
+    assert!(said.contains("gradients naive, optimizer state ZeRO-1"), "{said}");
+    let said = run("parts", "--resume --steps 8");
+    assert!(said.contains("gradients naive, optimizer state ZeRO-1"), "{said}");
+    let said = run("parts", "--resume --steps 9 --shard none");
+    assert!(said.contains("optimizer state whole"), "{said}");
 }
 
 /// As under nohup, and for jobs that a shell starts in the background.

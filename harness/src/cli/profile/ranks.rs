@@ -7,17 +7,16 @@ use tilewright::trace::{Recording, Trace, thread_number};
 
 use super::{Arguments, described, options, tables_of};
 use crate::cli::bench::world::{Carrier, each_world, failed};
+use crate::cli::ranks::Share;
 use crate::cli::step::{Step, Work};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::Communicator;
 use crate::dist::ddp::Form;
 use crate::dist::rank::Environment;
-use crate::dist::sharded::Mode;
 use crate::model::Config;
 use crate::profile::ranks::{self, RankProfile};
 use crate::profile::{Profile, STEP, chrome, flame, outermost};
 use crate::report::Report;
-use crate::train::TeamOptions;
 
 /// What there is to write.
 pub struct Found {
@@ -61,8 +60,7 @@ struct Shared {
 
 fn one_rank(arguments: &Arguments, config: &Config, comm: &Arc<Communicator>, shared: &Shared) -> Result<Found> {
     let device = arguments.step.device()?;
-    let ddp = arguments.how.ddp_options();
-    let team = TeamOptions { comm: comm.clone(), ddp, shard: arguments.how.shard };
+    let team = arguments.how.team_of(comm.clone(), None);
     let mut step = Step::new(&arguments.step, config, &device, arguments.work, Some(&team))?;
     for _ in 0..arguments.warmup {
         step.run()?;
@@ -113,9 +111,9 @@ fn found(
     let profile = Profile::new(trace);
     let form = arguments.how.ddp.unwrap_or(Form::Bucketed).name();
     let state = match arguments.how.shard {
-        None => "whole",
-        Some(Mode::Broadcast) => "shared out, broadcast",
-        Some(Mode::Zero1) => "shared out, ZeRO-1",
+        None | Some(Share::None) => "whole",
+        Some(Share::Broadcast) => "shared out, broadcast",
+        Some(Share::Zero1) => "shared out, ZeRO-1",
     };
     let how = format!("{} ranks over {}, gradients {form}, optimizer state {state}", comm.world(), comm.back_end());
     let title = format!("Profile of {}, {how}", described(config, arguments.step.batch as usize));

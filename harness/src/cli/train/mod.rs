@@ -19,6 +19,7 @@ use super::numbers;
 use super::ranks::RankOptions;
 use super::run::{Choice, device};
 use super::{CliError, Result};
+use crate::dist::comm::Communicator;
 use crate::dist::sharded::Mode;
 use crate::escape::printable;
 use crate::model::{Config, Kind, Transformer};
@@ -37,7 +38,8 @@ pub struct Arguments {
     /// Folder of the run: checkpoint, log and loss curve
     #[arg(long, value_name = "DIR", default_value = "tilewright-run")]
     out: PathBuf,
-    /// Go on from the checkpoint in the folder; what is not said again is as it was
+    /// Go on from the checkpoint in the folder; what is not said again is as it was, but for --device, --minutes, and what of ranks depends
+    /// on the machines (--nccl-ctas, --copy-engines, --leave-sms)
     #[arg(long)]
     resume: bool,
     /// Write the starting state and all batches into this folder, for another implementation to make the same steps
@@ -81,7 +83,7 @@ struct Steps {
     /// Windows of an evaluation, at most; 64
     #[arg(long, value_name = "WINDOWS")]
     evaluate_windows: Option<usize>,
-    /// Steps between checkpoints, 0 for one at the end only; without it 100, or more where saving would take over a twentieth of the
+    /// Steps between checkpoints, 0 for one at the end only; without it 100, more where saving would take over a twentieth of the
     /// time
     #[arg(long, value_name = "STEPS")]
     save_every: Option<u64>,
@@ -143,24 +145,27 @@ enum SchedulePlan {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let device = model_device(arguments.device)?;
-    let Some(team) = arguments.ranks.team(&device)? else { return train(arguments, device, None, out) };
+    let Some(comm) = arguments.ranks.connect(&device)? else { return train(arguments, device, None, out) };
     let mut nobody = std::io::sink();
-    let outcome = train(arguments, device, Some(&team), if team.comm.rank() == 0 { out } else { &mut nobody });
+    let outcome = train(arguments, device, Some(&comm), if comm.rank() == 0 { out } else { &mut nobody });
     if let Err(error) = &outcome
         && !matches!(error, CliError::Stopped(_))
     {
         // The other ranks hear of it instead of waiting.
-        team.comm.give_up(&error.to_string());
+        comm.give_up(&error.to_string());
     }
     outcome
 }
 
-fn train(arguments: &Arguments, device: Device, team: Option<&TeamOptions>, out: &mut dyn Write) -> Result<()> {
-    let leads = team.is_none_or(|team| team.comm.rank() == 0);
+fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>, out: &mut dyn Write) -> Result<()> {
+    let leads = comm.is_none_or(|comm| comm.rank() == 0);
     // Before the checkpoint is read, which another run might replace.
     let lock = leads.then(|| RunFolder::lock(&arguments.out)).transpose();
     let lock = lock.map_err(|error| CliError::Failure(error.to_string()))?;
     let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
+    let before = checkpoint.as_ref().and_then(|checkpoint| checkpoint.header.ranks);
+    let team = comm.map(|comm| arguments.ranks.team_of(comm.clone(), before));
+    let team = team.as_ref();
     let name = device_info(&device)?.name;
     let millions = config.parameters() as f64 / 1e6;
     writeln!(out, "text: {}, {} tokens of {}", printable(&data.name), data.tokens.len(), config.vocabulary)?;

@@ -17,7 +17,7 @@ mod parts;
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tilewright::{Buffer, Device, View, ViewMut};
 
 use super::buckets::Bucket;
@@ -126,7 +126,7 @@ impl FlatOptimizer for AdamW {
 }
 
 /// How parameters are shared out, and how they come together again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Whole parameters by size; every rank broadcasts its own
