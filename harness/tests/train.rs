@@ -254,6 +254,15 @@ fn a_loss_that_is_no_number_stops_the_run() {
 }
 
 #[test]
+fn another_seed_is_refused_when_a_run_goes_on() {
+    let place = Place::new();
+    ok(place.train("run", &["--steps", "2"]));
+    let message = fails(place.resume("run", &["--steps", "4", "--schedule", "keep", "--seed", "7"]), 2);
+    assert_says(&message, &["--seed is 7", "began with 0"]);
+    ok(place.resume("run", &["--steps", "4", "--schedule", "keep", "--seed", "0"]));
+}
+
+#[test]
 fn mistakes_are_told_with_what_to_do() {
     let place = Place::new();
     let train = |more: &[&str]| place.command(&[&["train", "--out", "x"], more].concat());

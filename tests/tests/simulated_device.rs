@@ -81,6 +81,13 @@ fn waits(flag: InOut<i32>) {
     }
 }
 
+/// Starts four elements before `y`.
+#[kernel]
+fn begins_before(x: In<i32>, y: Out<i32>) {
+    let i = arange(0, 4);
+    store(y + i - 4, load(x + i));
+}
+
 #[kernel]
 fn asserts(x: In<i32>, y: Out<i32>) {
     let v = load(x + 0);
@@ -113,6 +120,11 @@ fn what_is_wrong_is_told_with_the_kernels_line() {
         );
         let mut flag = Buffer::<i32>::zeros(&device, 1).unwrap();
         expect(Waits { flag: &mut flag }.launch(&device, 2).unwrap_err(), &["simulated GPU"]);
+        let x = Buffer::from_slice(&device, &[1, 2, 3, 4]).unwrap();
+        expect(
+            BeginsBefore { x: &x, y: &mut y }.launch_with(&device, &unchecked(1)).unwrap_err(),
+            &["of argument `y`, which has 16 bytes", this_file],
+        );
         let x = Buffer::from_slice(&device, &[-1]).unwrap();
         expect(Asserts { x: &x, y: &mut y }.launch(&device, 1).unwrap_err(), &["assert"]);
     }

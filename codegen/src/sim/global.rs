@@ -29,7 +29,7 @@ pub struct Global {
 struct Buffer {
     /// For messages.
     name: String,
-    /// Its address is so many bytes behind a multiple of [`SPACING`].
+    /// Its address is so many bytes behind the middle between two multiples of [`SPACING`]: what lies before it is its own, too.
     low: u64,
     bytes: Vec<u8>,
 }
@@ -79,10 +79,10 @@ impl Global {
         self.add_at(format!("buffer {}", self.buffers.len()), bytes, 0)
     }
 
-    /// Adds a buffer that messages call by this name; gives its address, which is `low` more than a multiple of 2⁴⁰.
+    /// Adds a buffer that messages call by this name; gives its address, which is `low` more than a multiple of 2³⁹.
     pub fn add_at(&mut self, name: String, bytes: Vec<u8>, low: u64) -> u64 {
         self.buffers.push(Buffer { name, low, bytes });
-        self.buffers.len() as u64 * SPACING + low
+        self.buffers.len() as u64 * SPACING + SPACING / 2 + low
     }
 
     /// Contents of the buffer at an address that [`Global::add`] gave.
@@ -102,7 +102,7 @@ impl Global {
         let Some(b) = index.checked_sub(1).and_then(|i| self.buffers.get(i)) else {
             return Err(format!("global access of {len} bytes at {address:#x}, where no buffer is"));
         };
-        let offset = (address % SPACING) as i64 - b.low as i64;
+        let offset = (address % SPACING) as i64 - (SPACING / 2 + b.low) as i64;
         if offset < 0 || offset as usize + len > b.bytes.len() {
             return Err(format!(
                 "global access of {len} bytes at offset {offset} of {}, which has {} bytes",

@@ -270,8 +270,11 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
     let mut specialization = Specialization::aligned_memory(def);
     let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
+    let mut said = Vec::new();
     for part in choose::parts(words) {
-        let wrong = |message: String| Err(CliError::usage(message, "write --assume name%16 or --assume name=1"));
+        let wrong = |message: String| {
+            Err(CliError::usage(message, "write --assume name%16 or --assume name=1, once for each name"))
+        };
         let split = part.split_once('%').map(|(name, n)| (name, n, true));
         let Some((name, number, multiple)) = split.or_else(|| part.split_once('=').map(|(name, n)| (name, n, false)))
         else {
@@ -292,6 +295,10 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
                 "`{name}` is of type {dtype}: only of addresses and integers can something be assumed"
             ));
         }
+        if said.contains(&index) {
+            return wrong(format!("`{name}` has two assumptions"));
+        }
+        said.push(index);
         specialization.args[index] = match (multiple, number.parse::<i64>()) {
             (true, Ok(n)) if n > 0 && (n as u64).is_power_of_two() && n <= 1 << 20 => {
                 ArgSpec { divisible_by: n as u64, equal_to: None }

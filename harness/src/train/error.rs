@@ -27,6 +27,17 @@ pub enum Error {
     #[error("step {step}: {what} is not finite; the first that has NaN or infinity is {first}{}", hint(saved.as_deref()))]
     NotFinite { step: u64, what: &'static str, first: String, saved: Option<PathBuf> },
 
+    #[error(
+        "the score of token {token} is NaN\n  help: the weights give no text: they are too large or too small for the model's precision; the \
+         log shows where training went wrong, and an older checkpoint may be better"
+    )]
+    NoScore { token: usize },
+
+    #[error(
+        "validation after step {step}: the loss is not finite\n  help: training went wrong before; lower --lr, or go on from an older checkpoint"
+    )]
+    Validation { step: u64 },
+
     #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), full(source))]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::{LanguageModel, Result};
+use super::{Error, LanguageModel, Result};
 use crate::params::no_grad;
 
 /// How a token is drawn from the model's distribution.
@@ -30,7 +30,7 @@ impl Default for Sampling {
 /// last part is what the model sees. The same seed gives the same tokens.
 ///
 /// # Errors
-/// Those of the model, and of `see`.
+/// Those of the model, and of `see`; scores that are NaN.
 ///
 /// # Panics
 /// An empty prompt: there is nothing to go on from.
@@ -60,7 +60,11 @@ fn last_scores(model: &dyn LanguageModel, window: &[u32]) -> Result<Vec<f32>> {
         let logits = model.logits(&tokens)?;
         logits.narrow(1, window.len() - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()
     });
-    Ok(scores?)
+    let scores: Vec<f32> = scores?;
+    match scores.iter().position(|score| score.is_nan()) {
+        Some(token) => Err(Error::NoScore { token }),
+        None => Ok(scores),
+    }
 }
 
 /// The token whose part of the distribution `uniform`, from 0 to below 1, falls into.

@@ -484,6 +484,9 @@ impl<'a> Run<'a> {
             }
         };
         let step = self.learner.step();
+        if !loss.is_finite() {
+            return Err(Error::Validation { step });
+        }
         self.evaluated = Some((step, loss));
         match &mut self.log {
             None => Ok(()),

@@ -243,6 +243,22 @@ fn a_run_that_is_told_to_stop_in_its_last_step_is_done() {
     assert_eq!(heard.evaluations.last().map(|(step, _)| *step), Some(20));
 }
 
+/// The last step's weights are seen by the evaluation alone.
+#[test]
+fn a_validation_loss_that_is_no_number_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let mut options = options(1);
+    options.learner.schedule = Schedule { peak: 3e38, floor: 3e38, warmup: 0, total: 1 };
+    options.learner.clip = None;
+    let folder = dir.path().join("run");
+    let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
+    let message = run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap_err().to_string();
+    assert!(message.contains("validation after step 1: the loss is not finite"), "{message}");
+    assert!(!folder.join(CHECKPOINT).exists());
+}
+
 #[test]
 fn exported_batches_are_those_that_the_run_sees() {
     let dir = tempfile::tempdir().unwrap();

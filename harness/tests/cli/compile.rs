@@ -57,6 +57,14 @@ fn written_tile_ir_parses() {
 }
 
 #[test]
+fn an_argument_has_one_assumption() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = compile(dir.path(), &["--target", "sm_90a", "--assume", "x_stride_d=1,x_stride_d=2", "-o", "x"]);
+    let message = ran.fails(2);
+    assert!(message.contains("`x_stride_d` has two assumptions"), "{message}");
+}
+
+#[test]
 fn the_manifest_says_what_a_launch_needs() {
     let dir = tempfile::tempdir().unwrap();
     let more = ["--target", "sm_90a", "--assume", "x_stride_d=1,x_stride_row%16,w%4", "--num-warps", "8", "-o", "x"];

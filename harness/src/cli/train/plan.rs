@@ -98,6 +98,12 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     let config = arguments.model.config(Config { context, ..trained })?;
     let model = serde_json::to_value(&config).map_err(failure)?;
     checkpoint.check_model(&model, &Config::FREE).map_err(failure)?;
+    if let Some(seed) = arguments.steps.seed.filter(|seed| *seed != before.seed) {
+        return Err(CliError::usage(
+            format!("--seed is {seed}, and the run began with {}", before.seed),
+            "leave --seed out: the order of windows goes on as it was; or begin a new run with another --out",
+        ));
+    }
     if arguments.vocab.is_some_and(|vocab| vocab < config.vocabulary) {
         return Err(CliError::usage(
             format!("the checkpoint's vocabulary has {} entries", config.vocabulary),
