@@ -186,3 +186,17 @@ fn inline_assembly_is_run_or_named_with_its_line() {
         }
     }
 }
+
+#[test]
+fn dumps_show_what_becomes_of_a_kernel() {
+    let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+    test.args(["what_is_wrong_is_told_with_the_kernels_line", "--exact", "--nocapture"]);
+    let ran = test.env("TILEWRIGHT_DUMP", "tile:last_one_wins,ptx:last_one_wins").output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}");
+    for part in
+        ["// last_one_wins, tile", "kernel @last_one_wins(", "// last_one_wins, ptx", ".visible .entry last_one_wins("]
+    {
+        assert!(said.contains(part), "`{part}` is missing in: {said}");
+    }
+}

@@ -3,12 +3,14 @@
 use tilewright_codegen::ir::Func;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::sim::{self, Global, Launch};
-use tilewright_codegen::target::CompileOptions;
+use tilewright_codegen::target::{CompileOptions, Target};
 
 use super::{CompiledKernel, Kernel, LaunchArg, Loaded, Slots, tensor_map};
 use crate::device::{Device, Simulated};
+use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::kernel::explain_failure;
+use crate::watch;
 
 /// The widest alignment that code may assume of an address, in bytes.
 const ALIGN: u64 = 256;
@@ -21,6 +23,12 @@ impl Device {
         func: &Func,
         options: &CompileOptions,
     ) -> Result<CompiledKernel> {
+        let env = Env::get()?;
+        if env.watches(&func.name) {
+            // For what it prints: PTX is more than the simulated GPU needs.
+            let compiled = watch::compile(func, &Target::Nvptx(simulated.arch), options, env, &mut ());
+            compiled.map_err(|error| explain_failure(func, error))?;
+        }
         let lowered = pipeline::lower_gpu(func, simulated.arch, options, &mut ());
         let (manifest, llvm_ir) = lowered.map_err(|error| explain_failure(func, error.into()))?;
         Ok(self.loaded(manifest, Loaded::Simulated(llvm_ir)))
