@@ -462,6 +462,8 @@ fn files_of_others_stay() {
         "checkpoint-00000000.safetensors",
         "moments-of-joy.safetensors",
         "moments-00000001-1-0-of-2.safetensors",
+        // Moments of a checkpoint that cannot be read now, which is not to say that it never can.
+        "moments-00000000-0123456789abcdef-0-of-2.safetensors",
     ];
     std::fs::copy(folder.join(CHECKPOINT), folder.join(own[0])).unwrap();
     own[1..].iter().for_each(|name| std::fs::write(folder.join(name), "no checkpoint").unwrap());
@@ -472,6 +474,53 @@ fn files_of_others_stay() {
     let mut expected = [own.as_slice(), &[CHECKPOINT]].concat();
     expected.sort();
     assert_eq!(names(&folder), expected);
+}
+
+#[test]
+fn a_newest_checkpoint_that_cannot_be_read_now_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let mut run = Run::begin(&model, &data, options(9), &folder, None).unwrap();
+    run.step().unwrap();
+    // Opening it is an error of the file system, and not that there is none.
+    std::os::unix::fs::symlink(CHECKPOINT, folder.join(CHECKPOINT)).unwrap();
+    let message = run.save().unwrap_err().to_string();
+    assert!(message.contains("cannot write") && message.contains("symbolic link"), "{message}");
+    assert_eq!(std::fs::read_link(folder.join(CHECKPOINT)).unwrap(), Path::new(CHECKPOINT));
+}
+
+/// Moments of a save that was killed may be what a disk is full of.
+#[test]
+fn moments_that_no_checkpoint_names_go_when_a_run_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = data(&dir.path().join("data"));
+    let folder = dir.path().join("run");
+    ranks(2, |comm| {
+        let shard = Some(crate::dist::sharded::Mode::Zero1);
+        let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard };
+        let model = Bigrams::new(data.tokenizer.vocabulary());
+        let options = RunOptions { save_every: Some(1), ..options(2) };
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
+        run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
+    });
+    let whole = names(&folder);
+    assert_eq!(whole.len(), 6, "two checkpoints of two ranks: {whole:?}");
+    let left = [
+        "moments-00000003-0123456789abcdef-1-of-2.safetensors",
+        "moments-00000002-0000000000000001-0-of-2.safetensors",
+    ];
+    let leave = || left.iter().for_each(|name| std::fs::write(folder.join(name), "moments").unwrap());
+    leave();
+    RunFolder::lock(&folder).unwrap();
+    assert_eq!(names(&folder), whole);
+    // Some of them may be those of a newest checkpoint that cannot be read.
+    leave();
+    let all = names(&folder);
+    std::fs::write(folder.join(CHECKPOINT), "damaged").unwrap();
+    RunFolder::lock(&folder).unwrap();
+    assert_eq!(names(&folder), all);
 }
 
 /// Moments in folders that no other rank looks into would be missed when the run goes on.
