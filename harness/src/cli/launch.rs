@@ -175,8 +175,7 @@ fn access(arguments: &Arguments) -> Result<Access> {
     if let Some(path) = &arguments.secret_file {
         return Secret::from_file(path).map(Access::Secret).map_err(CliError::Failure);
     }
-    let said = rank::access(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
-    match said.map_err(|error| CliError::Failure(error.to_string()))? {
+    match rank::own_access().map_err(|error| CliError::Failure(error.to_string()))? {
         Access::Loopback if arguments.hosts > 1 => Err(CliError::usage(
             "the ranks of several hosts need a secret, by which they know each other",
             "make one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and give all hosts --secret-file FILE or its text in TILEWRIGHT_SECRET; --unauthenticated does without",
