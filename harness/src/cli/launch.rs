@@ -68,7 +68,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let failed = Arc::new(OnceLock::new());
     let mut heard = Signals::default();
     let ends = launch::run(&plan, &signals, |one| heard.hear(one, &plan), Terminal::Out(failed.clone()), Terminal::Err)
-        .map_err(|error| CliError::Failure(format!("cannot start {name}: {error}")))?;
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => CliError::Failure(error.to_string()),
+            _ => CliError::Failure(format!("cannot start {name}: {error}")),
+        })?;
+    for (rank, group) in ends.iter().filter_map(|end| Some((end.rank, end.left?))) {
+        terminal::say(format_args!("rank {rank} left processes in its group {group} that SIGKILL did not end"));
+    }
     heard.outcome(&ends)?;
     // The ranks went on without it. A reader that has seen enough is nothing to tell.
     match failed.get() {
