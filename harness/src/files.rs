@@ -84,10 +84,10 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the temporary files of writers that were killed from a folder. Those of living writers stay.
+/// Removes the temporary files of writers that were killed from a folder. Those of living writers stay, and those of other users.
 ///
 /// # Errors
-/// What the file system says.
+/// What the file system says; one that has no locks.
 pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -95,9 +95,12 @@ pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
             continue;
         }
         // Held until the name is gone: its writer looks whether it still is there when it has the lock.
-        let Ok(file) = File::open(entry.path()) else { continue };
-        if file.try_lock().is_ok() {
-            fs::remove_file(entry.path())?;
+        // For writing: a lock of ours alone is one to write for NFS.
+        let Ok(file) = OpenOptions::new().write(true).open(entry.path()) else { continue };
+        match file.try_lock() {
+            Ok(()) => fs::remove_file(entry.path())?,
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
         }
     }
     Ok(())
@@ -425,7 +428,8 @@ pub fn read_unchanged(path: &Path) -> io::Result<Vec<u8>> {
     let before = Version::of(&file)?;
     tilewright::expect_host_memory(before.len as f64).map_err(io::Error::other)?;
     let mut contents = Vec::with_capacity(before.len as usize);
-    file.read_to_end(&mut contents)?;
+    // One that grows without end has an end here.
+    (&mut file).take(before.len.saturating_add(1)).read_to_end(&mut contents)?;
     before.check(&file)?;
     // It may have changed and changed back.
     if contents.len() as u64 != before.len { Err(changed()) } else { Ok(contents) }

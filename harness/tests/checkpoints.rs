@@ -127,6 +127,25 @@ fn a_folder_has_one_run_at_a_time() {
     assert_eq!(place.names("run"), ["checkpoint.safetensors", "log.jsonl", "loss.svg"]);
 }
 
+/// A new run would take their steps for its own, and remove them.
+#[test]
+fn a_new_run_begins_beside_no_checkpoints_of_another_one() {
+    let place = Place::new();
+    ok(place.train("--steps 3 --save-every 1 --keep-last 0"));
+    std::fs::remove_file(place.path("run/checkpoint.safetensors")).unwrap();
+    let names = place.names("run");
+    let message = fails(place.train("--steps 3"), 2);
+    assert_says(
+        &message,
+        &["run holds a checkpoint of another run already", "checkpoint-00000002.safetensors", "after step 2"],
+    );
+    // Also one that cannot be read now.
+    std::fs::write(place.path("run/checkpoint-00000002.safetensors"), "damaged").unwrap();
+    std::fs::remove_file(place.path("run/checkpoint-00000001.safetensors")).unwrap();
+    assert_says(&fails(place.train("--steps 3"), 2), &["checkpoint-00000002.safetensors", "--out names another"]);
+    assert_eq!(place.names("run").len() + 1, names.len());
+}
+
 #[test]
 fn damaged_checkpoints_are_refused_by_generate_and_resume() {
     let place = Place::new();

@@ -68,7 +68,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let failed = Arc::new(OnceLock::new());
     let mut heard = Signals::default();
     let ends = launch::run(&plan, &signals, |one| heard.hear(one, &plan), Terminal::Out(failed.clone()), Terminal::Err)
-        .map_err(|error| CliError::Failure(format!("cannot start {name}: {error}")))?;
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => CliError::Failure(error.to_string()),
+            _ => CliError::Failure(format!("cannot start {name}: {error}")),
+        })?;
+    for (rank, group) in ends.iter().filter_map(|end| Some((end.rank, end.left?))) {
+        terminal::say(format_args!("rank {rank} left processes in its group {group} that SIGKILL did not end"));
+    }
     heard.outcome(&ends)?;
     // The ranks went on without it. A reader that has seen enough is nothing to tell.
     match failed.get() {
@@ -175,8 +181,7 @@ fn access(arguments: &Arguments) -> Result<Access> {
     if let Some(path) = &arguments.secret_file {
         return Secret::from_file(path).map(Access::Secret).map_err(CliError::Failure);
     }
-    let said = rank::access(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
-    match said.map_err(|error| CliError::Failure(error.to_string()))? {
+    match rank::own_access().map_err(|error| CliError::Failure(error.to_string()))? {
         Access::Loopback if arguments.hosts > 1 => Err(CliError::usage(
             "the ranks of several hosts need a secret, by which they know each other",
             "make one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and give all hosts --secret-file FILE or its text in TILEWRIGHT_SECRET; --unauthenticated does without",

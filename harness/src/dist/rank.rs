@@ -22,6 +22,7 @@
 //!
 //! An empty value counts as unset.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use super::comm::{CommError, Options, Result};
@@ -81,6 +82,7 @@ impl Environment {
     /// # Errors
     /// Names the variable whose value makes no sense, and what was expected.
     pub fn get() -> Result<Environment> {
+        expect_secret_is_text(|name| std::env::var_os(name))?;
         Environment::read(|name| std::env::var(name).ok())
     }
 
@@ -112,7 +114,7 @@ fn bad<T>(name: &str, value: &str, expected: &str) -> Result<T> {
 ///
 /// # Errors
 /// Names the variable, and what is wrong with it; never what the secret is.
-pub fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
+fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     let wrong = |why| CommError::Setup(format!("TILEWRIGHT_SECRET: {why}"));
     if let Some(text) = lookup("TILEWRIGHT_SECRET") {
         return Ok(Access::Secret(Secret::new(&text).map_err(wrong)?));
@@ -125,6 +127,27 @@ pub fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
         Some("1") => Ok(Access::Anybody),
         Some(other) => bad("TILEWRIGHT_UNAUTHENTICATED", other, "1, or nothing"),
     }
+}
+
+/// As [`access`], of this process.
+///
+/// # Errors
+/// As there.
+pub fn own_access() -> Result<Access> {
+    expect_secret_is_text(|name| std::env::var_os(name))?;
+    access(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+}
+
+/// Fails for a secret that is no text: taken for none, it would let in whoever comes.
+fn expect_secret_is_text(lookup: impl Fn(&str) -> Option<OsString>) -> Result<()> {
+    for name in ["TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE"] {
+        if lookup(name).is_some_and(|value| value.to_str().is_none()) {
+            return Err(CommError::Setup(format!(
+                "{name} is no UTF-8 text\n  help: `head -c 32 /dev/urandom | base64` makes a secret that is"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn number(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {
@@ -370,6 +393,18 @@ mod tests {
         assert_eq!(access(&[open, ("TILEWRIGHT_SECRET", "")]), Access::Anybody);
         assert_eq!(access(&[("TILEWRIGHT_UNAUTHENTICATED", "0")]), Access::Loopback);
         assert_eq!(access(&[]), Access::Loopback);
+    }
+
+    #[test]
+    fn a_secret_that_is_no_text_is_not_taken_for_none() {
+        use std::os::unix::ffi::OsStringExt;
+
+        for variable in ["TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE"] {
+            let bytes = |name: &str| (name == variable).then(|| OsString::from_vec(vec![0xff; 32]));
+            let message = expect_secret_is_text(bytes).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("{variable} is no UTF-8 text")), "{message}");
+        }
+        expect_secret_is_text(|_| Some("0123456789abcdef".into())).unwrap();
     }
 
     #[test]

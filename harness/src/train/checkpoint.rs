@@ -86,16 +86,17 @@ pub fn part_name(step: u64, parts: &Parts, rank: usize) -> String {
     format!("moments-{step:08}-{:016x}-{rank}-of-{}.safetensors", parts.id, parts.world)
 }
 
-/// Whether [`part_name`] gives such names.
-pub fn is_part_name(name: &str) -> bool {
+/// The step in a name that [`part_name`] gives.
+pub fn step_of_part(name: &str) -> Option<u64> {
     let parsed = || {
         let (step, rest) = name.strip_prefix("moments-")?.split_once('-')?;
         let (id, rest) = rest.split_once('-')?;
         let (rank, world) = rest.strip_suffix(".safetensors")?.split_once("-of-")?;
         let parts = Parts { id: u64::from_str_radix(id, 16).ok()?, world: world.parse().ok()? };
-        Some(part_name(step.parse().ok()?, &parts, rank.parse().ok()?))
+        let step = step.parse().ok()?;
+        Some((step, part_name(step, &parts, rank.parse().ok()?)))
     };
-    parsed().is_some_and(|parsed| parsed == name)
+    parsed().filter(|(_, parsed)| parsed == name).map(|(step, _)| step)
 }
 
 /// What a part says beside its tensors.

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{Error, Result};
+use super::{Error, Result, keep};
 
 /// The file whose lock is that of the folder.
 pub const LOCK: &str = "run.lock";
@@ -24,7 +24,8 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Makes the folder if it is not there, locks it, and removes what killed writers left in it.
+    /// Makes the folder if it is not there, locks it, and removes what killed writers left in it: temporary files, and moments of checkpoints
+    /// that were never committed.
     ///
     /// # Errors
     /// Another run that has the lock, with its process and host; what the file system says.
@@ -68,6 +69,9 @@ impl RunFolder {
             // First, as they may be what a full disk is full of.
             if let Err(error) = crate::files::remove_leftovers(path) {
                 tracing::warn!("temporary files of runs that were killed stay in {}: {error}", path.display());
+            }
+            if let Err(error) = keep::remove_leftovers(path) {
+                tracing::warn!("moments that no checkpoint names may stay in {}: {error}", path.display());
             }
             say_who(file).map_err(Error::file("write", &place))?;
         }

@@ -3,15 +3,17 @@
 //! The newest is `checkpoint.safetensors`. When a newer one is whole and has that name, the older one is `checkpoint-STEP.safetensors`,
 //! until it is neither among the last ones nor among the best.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{Checkpoint, Header, Parts, is_part_name, part_name};
+use super::checkpoint::{Checkpoint, Header, Parts, part_name, step_of_part};
 use super::run::CHECKPOINT;
-use crate::files::Prepared;
+use super::{Error, Result};
+use crate::files::{self, Prepared};
 
 /// How many checkpoints stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,8 +43,8 @@ fn older_name(step: u64) -> String {
     format!("checkpoint-{step:08}.safetensors")
 }
 
-/// Checkpoints in the folder beside the newest one. Files of such a name that are no checkpoints are not among them, and stay.
-fn older(folder: &Path) -> io::Result<Vec<Older>> {
+/// Files with the name of an older checkpoint, and the steps in their names.
+fn named(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -52,9 +54,27 @@ fn older(folder: &Path) -> io::Result<Vec<Older>> {
         let Some(step) = step.and_then(|step| step.parse().ok()).filter(|step| older_name(*step) == name) else {
             continue;
         };
-        if let Ok(Checkpoint { header, .. }) = Checkpoint::open(&path) {
-            let Header { validation, parts, .. } = header;
-            found.push(Older { path, step, validation, parts });
+        found.push((path, step));
+    }
+    Ok(found)
+}
+
+/// What is beside the newest checkpoint.
+#[derive(Default)]
+struct Beside {
+    older: Vec<Older>,
+    /// Steps of files with the name of a checkpoint that cannot be read now, or are none: they stay, and what they may need.
+    unread: HashSet<u64>,
+}
+
+fn beside(folder: &Path) -> io::Result<Beside> {
+    let mut found = Beside::default();
+    for (path, step) in named(folder)? {
+        match Checkpoint::open(&path) {
+            Ok(Checkpoint { header: Header { validation, parts, .. }, .. }) => {
+                found.older.push(Older { path, step, validation, parts });
+            }
+            Err(_) => drop(found.unread.insert(step)),
         }
     }
     Ok(found)
@@ -62,7 +82,7 @@ fn older(folder: &Path) -> io::Result<Vec<Older>> {
 
 /// The older checkpoints in the folder, the newest of them first, in words for whoever cannot use the newest.
 pub fn help(folder: &Path) -> Option<String> {
-    let mut older = older(folder).ok()?;
+    let mut older = beside(folder).ok()?.older;
     older.sort_by_key(|older| std::cmp::Reverse(older.step));
     let newest = older.first()?.path.file_name()?.to_str()?.to_string();
     Some(format!("a copy of {newest} as {CHECKPOINT} is where the run goes on after step {}", older[0].step))
@@ -70,27 +90,32 @@ pub fn help(folder: &Path) -> Option<String> {
 
 /// How many checkpoints are in the folder.
 pub fn count(folder: &Path) -> usize {
-    older(folder).map_or(0, |older| older.len()) + usize::from(folder.join(CHECKPOINT).exists())
+    beside(folder).map_or(0, |beside| beside.older.len()) + usize::from(folder.join(CHECKPOINT).exists())
+}
+
+/// The name of a checkpoint in the folder, of the newest one that has such a name, whether or not it can be read.
+pub fn any(folder: &Path) -> Option<String> {
+    if fs::symlink_metadata(folder.join(CHECKPOINT)).is_ok() {
+        return Some(CHECKPOINT.to_string());
+    }
+    named(folder).ok()?.into_iter().map(|(_, step)| step).max().map(older_name)
 }
 
 /// Makes a file that is on the disk the newest checkpoint, whose header is `header`, and removes those that do not stay. Checkpoints of
 /// the same and later steps are removed too: the run makes these steps again.
 ///
 /// # Errors
-/// What the file system says against the new name; the checkpoint that was the newest then still is. What cannot be removed stays, with a
-/// warning.
+/// What the file system says against the new name, or against reading the checkpoint that was the newest, which then still is. What cannot
+/// be removed stays, with a warning.
 pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) -> io::Result<()> {
     let newest = folder.join(CHECKPOINT);
-    if let Ok(Checkpoint { header, .. }) = Checkpoint::open(&newest) {
-        let older = folder.join(older_name(header.step));
-        match fs::remove_file(&older) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+    match Checkpoint::open(&newest) {
+        Ok(Checkpoint { header, .. }) => {
+            second_name(&newest, &folder.join(older_name(header.step)), |file, name| fs::hard_link(file, name))?;
         }
-        // A second name, so that there is a newest checkpoint at any time. Some file systems have no second names; a link to another one
-        // moves as a link.
-        let file = fs::canonicalize(&newest)?;
-        fs::hard_link(file, &older).or_else(|_| fs::rename(&newest, &older))?;
+        Err(Error::File { source, .. }) if source.kind() != io::ErrorKind::NotFound => return Err(source),
+        // There is none, or it is damaged.
+        Err(_) => {}
     }
     prepared.commit()?;
     if let Err(error) = prune(folder, header, keep) {
@@ -99,8 +124,22 @@ pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) ->
     Ok(())
 }
 
+/// Gives the newest checkpoint a second name, so that there is a newest one at any time. Some file systems have no second names: there, and
+/// where a link leads to another file system, a copy has it.
+fn second_name(newest: &Path, older: &Path, link: impl Fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
+    match fs::remove_file(older) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = fs::canonicalize(newest)?;
+    link(&file, older).or_else(|_| {
+        let mut from = files::open_ordinary(&file)?;
+        files::replace(older, |mut to| io::copy(&mut from, &mut to).map(drop))
+    })
+}
+
 fn prune(folder: &Path, newest: &Header, keep: Keep) -> io::Result<()> {
-    let mut older = older(folder)?;
+    let Beside { mut older, unread } = beside(folder)?;
     older.sort_by_key(|older| std::cmp::Reverse(older.step));
     let (mut stay, again): (Vec<Older>, Vec<Older>) = older.into_iter().partition(|older| older.step < newest.step);
     let last = if keep.last == 0 { usize::MAX } else { keep.last };
@@ -115,9 +154,35 @@ fn prune(folder: &Path, newest: &Header, keep: Keep) -> io::Result<()> {
     for older in go.iter().chain(&again) {
         fs::remove_file(&older.path)?;
     }
-    // Files of moments that no checkpoint has any more, or never had: of a run that was killed before its commit.
     let named = stay.iter().map(|older| (older.step, &older.parts)).chain([(newest.step, &newest.parts)]);
-    let needed: std::collections::HashSet<String> = named
+    remove_parts(folder, named, &unread)
+}
+
+/// Removes files of moments that no checkpoint in the folder has: of a run that was killed before its commit. Nobody may be writing any.
+///
+/// # Errors
+/// What the file system says; a newest checkpoint that cannot be read: all of them stay then, as some may be its own.
+pub fn remove_leftovers(folder: &Path) -> Result<()> {
+    let file = Error::file("read", folder);
+    let newest = match Checkpoint::open(&folder.join(CHECKPOINT)) {
+        Ok(Checkpoint { header, .. }) => Some(header),
+        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    let removed = beside(folder).and_then(|Beside { older, unread }| {
+        let named = older.iter().map(|older| (older.step, &older.parts));
+        remove_parts(folder, named.chain(newest.iter().map(|newest| (newest.step, &newest.parts))), &unread)
+    });
+    removed.map_err(file)
+}
+
+/// Removes all files of moments but those of these checkpoints, and of `steps`.
+fn remove_parts<'a>(
+    folder: &Path,
+    checkpoints: impl Iterator<Item = (u64, &'a Option<Parts>)>,
+    steps: &HashSet<u64>,
+) -> io::Result<()> {
+    let needed: HashSet<String> = checkpoints
         .flat_map(|(step, parts)| {
             parts.iter().flat_map(move |parts| (0..parts.world).map(move |rank| part_name(step, parts, rank)))
         })
@@ -125,9 +190,25 @@ fn prune(folder: &Path, newest: &Header, keep: Keep) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if is_part_name(&name) && !needed.contains(&name) {
+        if step_of_part(&name).is_some_and(|step| !steps.contains(&step)) && !needed.contains(&name) {
             fs::remove_file(entry.path())?;
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_keeps_its_name_where_a_file_has_one_name_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (newest, older) = (dir.path().join(CHECKPOINT), dir.path().join(older_name(3)));
+        fs::write(&newest, "step 3").unwrap();
+        fs::write(&older, "of a run before").unwrap();
+        second_name(&newest, &older, |_, _| Err(io::ErrorKind::Unsupported.into())).unwrap();
+        assert_eq!([&newest, &older].map(|path| fs::read_to_string(path).unwrap()), ["step 3", "step 3"]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
 }

@@ -528,7 +528,7 @@ impl<'a> Run<'a> {
         }
         let staged = || Staged::checkpoint(&header, self.data.tokenizer.json(), &self.learner);
         let checkpoint = leads.then(staged).transpose()?;
-        self.saver.start(Files { header, checkpoint, part }, began)
+        self.saver.start(Files { header, checkpoint, part }, self.team.as_ref(), began)
     }
 
     /// Whether a save that nobody asked for at this step leaves enough of the time to training: as the first rank finds.

@@ -22,6 +22,10 @@ pub const USUAL: u64 = 100;
 /// unless saves would take more than one part in this many of the time.
 const SHARE: u32 = 20;
 
+/// How often ranks that wait for a save tell each other who is done: a save may take longer than a collective waits for the slowest rank.
+const VOTE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// What a rank writes of a checkpoint.
 pub struct Files {
     pub header: Header,
@@ -91,11 +95,23 @@ impl Saver {
         // One more, while it is written and the older ones are there.
         let count = most.saturating_add(1).min(saves.max(1)).saturating_sub(keep::count(&self.folder) as u64).max(1);
         let what = if count == 1 { "a checkpoint takes".to_string() } else { format!("{count} checkpoints take") };
-        self.expect_room(&what, count.saturating_mul(each))
+        self.expect_room(&what, count.saturating_mul(each), files::free_bytes(&self.folder))
     }
 
-    fn expect_room(&self, what: &str, needed: u64) -> Result<()> {
-        match files::free_bytes(&self.folder) {
+    /// Fails unless there is room for what all ranks of `team` are about to write into the folder, of which `own` bytes are this rank's.
+    /// Ranks that write all call it before one begins.
+    ///
+    /// # Errors
+    /// What is needed, and what there is; those of communication.
+    pub fn expect_room_for_all(&self, own: u64, team: Option<&Team>) -> Result<()> {
+        // Before the others are heard of, which may begin to write then.
+        let free = files::free_bytes(&self.folder);
+        let needed = team.map_or(Ok(own), |team| team.sum(own as f64).map(|bytes| bytes as u64))?;
+        self.expect_room("a checkpoint takes", needed, free)
+    }
+
+    fn expect_room(&self, what: &str, needed: u64, free: io::Result<u64>) -> Result<()> {
+        match free {
             Ok(free) if free < needed => Err(self.error(io::Error::new(
                 io::ErrorKind::StorageFull,
                 format!("{what} {}, and its file system has {} left", size(needed), size(free)),
@@ -109,14 +125,14 @@ impl Saver {
         Error::Save { path: self.folder.join(CHECKPOINT), source, last: self.last }
     }
 
-    /// Starts to write files. The save before is settled.
+    /// Starts to write files. The save before is settled. Ranks whose moments are in files of their own all call it together.
     ///
     /// # Errors
-    /// Too little room on the disk; where the system has no threads, as [`Saver::settle`].
-    pub fn start(&mut self, files: Files, began: Instant) -> Result<()> {
+    /// Too little room on the disk; where the system has no threads, as [`Saver::settle`]; those of communication.
+    pub fn start(&mut self, files: Files, team: Option<&Team>, began: Instant) -> Result<()> {
         let Files { header, checkpoint, part } = files;
         let bytes = checkpoint.iter().chain(part.iter().map(|(part, _)| part)).map(Staged::bytes).sum::<u64>();
-        self.expect_room("a checkpoint takes", bytes)?;
+        self.expect_room_for_all(bytes, team.filter(|_| part.is_some()))?;
         let (folder, keep, newest) = (self.folder.clone(), self.keep, header.clone());
         #[cfg(test)]
         let gate = self.gate.clone();
@@ -149,26 +165,32 @@ impl Saver {
         Ok(())
     }
 
-    /// Ends the save that is under way, if this rank and all others are done with it; with `wait`, when they are. Ranks whose moments are
-    /// in files of their own all call it together.
+    /// Ends the save that is under way, if this rank and all others are done with it; with `wait`, when they are, however long that takes.
+    /// With `wait`, all ranks of `team` call it together; without, those whose moments are in files of their own.
     ///
     /// # Errors
     /// What the file system said to this rank: no newer checkpoint is on the disk than before. Those of communication.
     pub fn settle(&mut self, team: Option<&Team>, wait: bool) -> Result<()> {
-        let Some(running) = &mut self.running else { return Ok(()) };
-        if let Some(thread) = running.thread.take_if(|thread| wait || thread.is_finished()) {
-            let ended = |_| (Err(io::Error::other("the thread that writes it has ended")), Instant::now());
-            running.outcome = Some(thread.join().unwrap_or_else(ended));
-        }
-        let failed = matches!(&running.outcome, Some((Err(_), _)));
-        if let (Some(team), Some(parts), false) = (team, &running.header.parts, failed) {
-            let done = team.sum(f64::from(u8::from(running.outcome.is_some())))?;
-            if done < parts.world as f64 {
+        let shared = self.running.as_ref().is_some_and(|running| running.header.parts.is_some());
+        // Ranks that write nothing wait with those that do, and not in the next collective, which has its limit.
+        let team = team.filter(|_| wait || shared);
+        loop {
+            let (done, failed) = self.look();
+            // The others hear of a failure from whoever calls us.
+            let all_are = match team.filter(|_| !failed) {
+                Some(team) => team.sum(f64::from(u8::from(done)))? >= team.communicator().world() as f64,
+                None => done,
+            };
+            if all_are {
+                break;
+            }
+            if !wait {
                 return Ok(());
             }
-        }
-        if running.outcome.is_none() {
-            return Ok(());
+            let until = Instant::now() + VOTE;
+            while !self.look().0 && Instant::now() < until {
+                std::thread::sleep(PAUSE);
+            }
         }
         let Some(Running { header, began, outcome: Some((outcome, ended)), .. }) = self.running.take() else {
             return Ok(());
@@ -181,6 +203,16 @@ impl Saver {
         committed.map_err(|error| self.error(error))?;
         self.last = Some(header.step);
         Ok(())
+    }
+
+    /// Whether this rank writes nothing any more, and whether its save has failed.
+    fn look(&mut self) -> (bool, bool) {
+        let Some(running) = &mut self.running else { return (true, false) };
+        if let Some(thread) = running.thread.take_if(|thread| thread.is_finished()) {
+            let ended = |_| (Err(io::Error::other("the thread that writes it has ended")), Instant::now());
+            running.outcome = Some(thread.join().unwrap_or_else(ended));
+        }
+        (running.outcome.is_some(), matches!(&running.outcome, Some((Err(_), _))))
     }
 }
 

@@ -390,6 +390,44 @@ fn nothing_outlives_a_launcher_whose_ranks_have_ended() {
     assert_eq!(marked(folder.path()), [] as [i32; 0]);
 }
 
+/// As the first process of a container does: orphans are its own, and nobody else waits for them.
+#[test]
+fn a_launcher_that_inherits_orphans_waits_for_them() {
+    let folder = place();
+    let mut command = tilewright(folder.path(), &["launch", "--nproc", "2", "--", "sh", "-c", "sleep 1000 & true"]);
+    // SAFETY: prctl is safe to call between fork and exec.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let mut child = command.spawn().unwrap();
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > PATIENCE / 2 {
+            send(&child, SIGKILL);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success() && !text(&ended).contains("left processes"), "{}: {}", ended.status, text(&ended));
+    assert_eq!(marked(folder.path()), [] as [i32; 0]);
+}
+
+#[test]
+fn nothing_outlives_launchers_of_launchers() {
+    let folder = place();
+    let path = folder.path();
+    let words = "launch --nproc 1 -- tilewright launch --nproc 1 -- sh -c".split(' ');
+    let mut child = tilewright(path, &words.chain([NEST]).collect::<Vec<_>>()).spawn().unwrap();
+    // Two launchers, two guards, two shells and two sleepers.
+    wait_for("all run", || marked(path).len() >= 8);
+    send(&child, SIGKILL);
+    child.wait().unwrap();
+    nothing_is_left(path);
+}
+
 /// A rank ends with its launcher, also where the guard has been killed.
 #[test]
 fn ranks_see_their_launcher_end() {

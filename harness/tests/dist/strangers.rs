@@ -313,6 +313,26 @@ fn launch(arguments: &[&str], script: &str, variables: &[(&str, &str)]) -> (bool
     (output.status.success(), text)
 }
 
+/// Random bytes as they are: taken for no secret, they would let in whoever is on this host.
+#[test]
+fn a_secret_that_is_no_text_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+
+    for (variable, words) in [
+        ("TILEWRIGHT_SECRET", "launch --nproc 1 -- true"),
+        ("TILEWRIGHT_SECRET_FILE", "launch --nproc 1 -- true"),
+        ("TILEWRIGHT_SECRET", "train --steps 1 --out /nowhere/run"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        command.args(words.split(' ')).env("RANK", "0").env("WORLD_SIZE", "2");
+        command.env("TILEWRIGHT_START_TIMEOUT", "1").env("TILEWRIGHT_DEVICE", "cpu").env_remove("TILEWRIGHT_SECRET");
+        let output = command.env(variable, std::ffi::OsStr::from_bytes(&[0xfe; 32])).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words}: {text}");
+        assert!(text.contains(&format!("{variable} is no UTF-8 text")), "{words}: {text}");
+    }
+}
+
 #[test]
 fn a_launcher_makes_a_secret_of_its_own_for_its_ranks() {
     let say = "echo secret=$TILEWRIGHT_SECRET=$TILEWRIGHT_SECRET_FILE$TILEWRIGHT_UNAUTHENTICATED";

@@ -31,13 +31,22 @@ pub fn plan(arguments: &Arguments) -> Result<Plan> {
         let written: Vec<&Path> = in_run.iter().chain(exported.iter().flatten()).map(PathBuf::as_path).collect();
         crate::files::check_distinct(&written, &[text])?;
     }
-    match (arguments.resume, path.exists()) {
-        (true, _) => resumed(arguments, open(&path)?),
-        (false, true) => Err(CliError::usage(
-            format!("{} holds a checkpoint of another run already", arguments.out.display()),
-            "--resume goes on from it, --out names another folder",
-        )),
-        (false, false) => fresh(arguments),
+    if arguments.resume {
+        return resumed(arguments, open(&path)?);
+    }
+    // Also an older one alone: the new run would take its steps for its own, and remove them.
+    match keep::any(&arguments.out) {
+        None => fresh(arguments),
+        Some(name) => {
+            let from = match keep::help(&arguments.out).filter(|_| name != CHECKPOINT) {
+                Some(copy) => format!("{copy} (--resume)"),
+                None => "--resume goes on from it".to_string(),
+            };
+            Err(CliError::usage(
+                format!("{} holds a checkpoint of another run already: {name}", arguments.out.display()),
+                format!("{from}, --out names another folder"),
+            ))
+        }
     }
 }
 

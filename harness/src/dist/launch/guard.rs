@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
+use crate::dist::lifeline;
 use crate::signals::STOPS;
 
 /// The hidden command of the program `tilewright` that is the guard.
@@ -31,6 +32,8 @@ impl Guard {
     /// The system has no more processes.
     pub fn start() -> io::Result<Guard> {
         let mut command = Command::new(own_program()?);
+        // It outlives the launcher, and the launcher of the launcher.
+        command.env_remove(lifeline::VARIABLE);
         command.arg(COMMAND).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         // SAFETY: setsid is safe to call between fork and exec. What ends the launcher's group must not end the guard.
         unsafe {

@@ -2,7 +2,7 @@
 //!
 //! Each rank is a process group. Signals that ask to stop are passed on to all of it, and whoever does not end in time is asked (SIGTERM)
 //! and ended (SIGKILL): [`Patience`] has the times. If this process is killed, the [`guard`] ends the groups, the ranks see their
-//! [`lifeline`](super::lifeline) close, and Linux sends them a parent-death signal. Processes that leave their group are nobody's.
+//! [`lifeline`](super::lifeline) close, and Linux sends them a parent-death signal. Programs other than ours that leave their group are nobody's.
 
 pub mod guard;
 mod process;
@@ -54,6 +54,9 @@ pub struct Patience {
 /// Lines that are kept of each rank for the report.
 pub const LAST_LINES: usize = 8;
 
+/// How long what was sent SIGKILL has at least to be gone.
+const LAST_WAIT: Duration = Duration::from_secs(5);
+
 /// How often is looked who has ended: short, so that the order of the ends is seen.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -69,7 +72,7 @@ pub fn free_port() -> io::Result<u16> {
 /// the order in which they happened. `hear` is told each signal that comes out of `signals`, when it has been passed on.
 ///
 /// # Errors
-/// A rank cannot be started; those that were are ended.
+/// A rank cannot be started; those that were are ended. A rank that SIGKILL does not end ([`io::ErrorKind::TimedOut`]).
 pub fn run(
     plan: &Plan,
     signals: &Receiver<Heard>,
@@ -121,6 +124,9 @@ pub fn run(
         for rank in ranks.iter_mut().filter(|rank| !rank.is_gone()) {
             saving |= rank.is_saving();
         }
+        if clock.is_in_vain(now) {
+            break;
+        }
         if let Some(signal) = clock.due(now, saving) {
             for rank in ranks.iter_mut().filter(|rank| !rank.is_gone()) {
                 rank.signal(signal);
@@ -128,6 +134,11 @@ pub fn run(
             }
         }
         std::thread::sleep(PAUSE);
+    }
+    if let Some(rank) = ranks.iter().find(|rank| !rank.has_ended()) {
+        let (number, process) = (rank.number, rank.leader());
+        let message = format!("rank {number} (process {process}) does not end, even by SIGKILL");
+        return Err(io::Error::new(io::ErrorKind::TimedOut, message));
     }
     let mut all: Vec<End> = ranks.into_iter().filter_map(Rank::end).collect();
     all.sort_by_key(|end| order.iter().position(|rank| *rank == end.rank));
@@ -145,12 +156,13 @@ struct Clock {
     asked: bool,
     /// When SIGTERM was sent.
     terminated: Option<Instant>,
-    killed: bool,
+    /// When SIGKILL was sent.
+    killed: Option<Instant>,
 }
 
 impl Clock {
     fn new(patience: Patience) -> Clock {
-        Clock { patience, ending: None, waits_for_saving: true, asked: false, terminated: None, killed: false }
+        Clock { patience, ending: None, waits_for_saving: true, asked: false, terminated: None, killed: None }
     }
 
     fn within(&mut self, now: Instant, time: Duration) {
@@ -197,12 +209,19 @@ impl Clock {
                 Some(libc::SIGTERM)
             }
             // Some save because of the SIGTERM.
-            Some(at) if !self.killed && now >= at + self.patience.grace && !(saving && now < since + allowed) => {
-                self.killed = true;
+            Some(at)
+                if self.killed.is_none() && now >= at + self.patience.grace && !(saving && now < since + allowed) =>
+            {
+                self.killed = Some(now);
                 Some(libc::SIGKILL)
             }
             _ => None,
         }
+    }
+
+    /// Whether SIGKILL has not ended what is left: a process that waits for a device, or one that has ended and nobody waits for.
+    fn is_in_vain(&self, now: Instant) -> bool {
+        self.killed.is_some_and(|at| now >= at + self.patience.grace.max(LAST_WAIT))
     }
 }
 
@@ -261,5 +280,7 @@ mod tests {
         clock.all_have_ended(at(3));
         assert_eq!(clock.due(at(3), false), Some(libc::SIGTERM));
         assert_eq!(clock.due(at(8), false), Some(libc::SIGKILL));
+        assert!(!clock.is_in_vain(at(12)));
+        assert!(clock.is_in_vain(at(13)), "nothing is waited for without end");
     }
 }

@@ -97,16 +97,31 @@ impl Rank {
             news = self.leader.try_wait()?;
             self.ended = news.map(|status| (status, began.elapsed().as_secs_f64()));
         }
-        if self.ended.is_some() && !self.empty && !self.signal(0) {
-            self.empty = true;
-            guard.forget(self.group);
+        if self.ended.is_some() && !self.empty {
+            self.reap();
+            if !self.signal(0) {
+                self.empty = true;
+                guard.forget(self.group);
+            }
         }
         Ok(news)
+    }
+
+    /// Waits for what has ended in its group, where orphans are ours: of the first process of a container, and of a subreaper. The leader has
+    /// been waited for.
+    fn reap(&self) {
+        // SAFETY: the call has no pointers but null; it waits for children of this process in this group alone.
+        while unsafe { libc::waitpid(-self.group, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
     }
 
     /// Whether its leader has ended.
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
+    }
+
+    /// The process that leads it.
+    pub fn leader(&self) -> u32 {
+        self.leader.id()
     }
 
     /// Whether nothing is left of it.
@@ -142,7 +157,8 @@ impl Rank {
         }
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
         let (status, after) = self.ended?;
-        Some(End { rank: self.number, status, after, last, stopped: self.stopped })
+        let left = (!self.empty).then_some(self.group);
+        Some(End { rank: self.number, status, after, last, stopped: self.stopped, left })
     }
 }
 
@@ -181,6 +197,9 @@ fn prepare(launcher: libc::pid_t, guard: i32, line: i32) -> io::Result<()> {
     }
 }
 
+/// Most bytes of a line: longer ones are cut into several.
+const LONGEST_LINE: u64 = 64 << 10;
+
 /// Copies lines with the rank before them.
 fn forward(
     rank: usize,
@@ -191,7 +210,7 @@ fn forward(
     std::thread::Builder::new().spawn(move || {
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
-        while stream.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        while (&mut stream).take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
             let text = String::from_utf8_lossy(&line).trim_end().to_string();
             line.clear();
             // Nobody reads us any more: the ranks go on all the same.
@@ -203,4 +222,36 @@ fn forward(
             last.push_back(text);
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was written, for whoever looks later.
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn output_without_lines_is_cut() {
+        let (to, last) = (Shared::default(), Arc::default());
+        let text = [vec![b'x'; 1_000_000], b"\nend\n".to_vec()].concat();
+        forward(3, io::Cursor::new(text), to.clone(), Arc::clone(&last)).unwrap().join().unwrap();
+        let said = String::from_utf8(to.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> = said.lines().map(|line| line.strip_prefix("[rank 3] ").unwrap()).collect();
+        assert!(lines.iter().all(|line| line.len() as u64 <= LONGEST_LINE));
+        assert_eq!(lines.concat(), "x".repeat(1_000_000) + "end");
+        assert_eq!(lines.last(), Some(&"end"));
+        assert_eq!(last.lock().unwrap().len(), LAST_LINES);
+    }
 }

@@ -21,6 +21,8 @@ pub struct End {
     pub last: Vec<String>,
     /// Whether it was we who ended it, when it did not end in time.
     pub stopped: bool,
+    /// Its process group, where SIGKILL did not end all that is in it.
+    pub left: Option<i32>,
 }
 
 impl End {
@@ -111,7 +113,7 @@ mod tests {
 
     fn end(rank: usize, code: i32, after: f64, last: &str) -> End {
         let status = std::process::ExitStatus::from_raw(if code > 0 { code << 8 } else { -code });
-        End { rank, status, after, last: vec!["working".into(), last.to_string()], stopped: false }
+        End { rank, status, after, last: vec!["working".into(), last.to_string()], stopped: false, left: None }
     }
 
     fn first(ends: &[End]) -> String {
