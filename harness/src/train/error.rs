@@ -49,6 +49,12 @@ pub enum Error {
     SaveMemory(tilewright::Error),
 
     #[error(
+        "{} is not locked by this run any more: the folder or the file {} in it was removed, renamed or replaced, and another run may write \
+         there\n  help: what is on the disk stays as it is; begin again with --resume", printable(&folder.display().to_string()), super::folder::LOCK
+    )]
+    LockLost { folder: PathBuf },
+
+    #[error(
         "another run writes into {}: {}\n  help: wait for its end, or name another folder with --out",
         folder.display(), printable(holder)
     )]

@@ -81,6 +81,17 @@ impl RunFolder {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Fails where the folder or its lock's file is not there any more: another run may have begun in it.
+    ///
+    /// # Errors
+    /// Names the folder.
+    pub fn check(&self) -> Result<()> {
+        match self.lock.as_ref().is_none_or(|file| is_at(file, &self.path.join(LOCK))) {
+            true => Ok(()),
+            false => Err(Error::LockLost { folder: self.path.clone() }),
+        }
+    }
 }
 
 impl Drop for RunFolder {

@@ -91,7 +91,7 @@ pub struct Run<'a> {
     /// Before the lock: what is being written when this goes is whole before another run begins.
     saver: Saver,
     /// Of the rank that leads.
-    _lock: Option<RunFolder>,
+    lock: Option<RunFolder>,
     /// The last step after which the run was evaluated, with the loss.
     evaluated: Option<(u64, f64)>,
     /// Of the rank that leads.
@@ -196,7 +196,7 @@ impl<'a> Run<'a> {
             finished,
             sampler,
             folder,
-            _lock: lock,
+            lock,
             saver,
             evaluated,
             log,
@@ -511,6 +511,7 @@ impl<'a> Run<'a> {
     /// Copies the run's state to host memory, and starts to write it. All ranks call it.
     fn start_save(&mut self) -> Result<()> {
         self.saver.settle(self.team.as_ref(), true)?;
+        self.lock.as_ref().map_or(Ok(()), RunFolder::check)?;
         let began = Instant::now();
         let mut header = self.header(self.sampler.state());
         let mut part = None;

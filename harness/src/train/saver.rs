@@ -201,6 +201,10 @@ impl Saver {
             None => Ok(()),
         });
         committed.map_err(|error| self.error(error))?;
+        // Nobody says that the state is saved before the first rank has made it so.
+        if let Some(team) = team.filter(|_| shared) {
+            team.sum(0.0)?;
+        }
         self.last = Some(header.step);
         Ok(())
     }
