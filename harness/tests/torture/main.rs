@@ -18,6 +18,9 @@ use std::time::Instant;
 
 use draw::{Drawn, Fault, Phase};
 
+/// In so many runs every phase and every fault comes.
+const ALL: u64 = 200;
+
 fn main() -> ExitCode {
     if std::env::var_os(job::MARK).is_some() {
         spy::start();
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
 
 /// The number of runs that failed.
 fn torture(seed: u64, runs: std::ops::Range<u64>) -> usize {
+    let total = runs.end - runs.start;
     let mut torture = torture::Torture::new();
     let (mut phases, mut faults) = (BTreeMap::<Phase, u64>::new(), BTreeMap::<Fault, u64>::new());
     let mut failures = 0;
@@ -74,5 +78,14 @@ fn torture(seed: u64, runs: std::ops::Range<u64>) -> usize {
     counts("hit in", phases.iter().map(|(phase, count)| (phase.name(), *count)).collect());
     counts("hit by", faults.iter().map(|(fault, count)| (fault.name(), *count)).collect());
     println!("{}", torture.summary());
-    failures
+    // So many runs meet all there is.
+    let missing = |name: &str, is_missing: bool| {
+        if total >= ALL && is_missing {
+            println!("torture: nothing was hit in or by: {name}");
+        }
+        usize::from(total >= ALL && is_missing)
+    };
+    let phases: usize = Phase::ALL.iter().map(|phase| missing(phase.name(), !phases.contains_key(phase))).sum();
+    let faults: usize = Fault::ALL.iter().map(|fault| missing(fault.name(), !faults.contains_key(fault))).sum();
+    failures + phases + faults
 }
