@@ -201,7 +201,16 @@ fn ctrl_c_saves_what_there_is() {
     let place = Place::new();
     // Without evaluations every line is a step, however many there are by then.
     let options = ["--steps", "100000", "--save-every", "0", "--evaluate-every", "0"];
-    let mut child = place.train("run", &options).spawn().unwrap();
+    let mut train = place.train("run", &options);
+    // Tests may run in the background of a shell, which ignores SIGINT, and what is ignored stays ignored.
+    // SAFETY: signal is safe to call between fork and exec.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(&mut train, || {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+    let mut child = train.spawn().unwrap();
     wait_for_lines(&mut child, &place.path("run/log.jsonl"), 3);
     let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(interrupted.success());

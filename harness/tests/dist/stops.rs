@@ -39,6 +39,16 @@ fn tilewright(folder: &Path, words: &[&str]) -> Command {
     {
         command.env_remove(name);
     }
+    // Tests may run under nohup themselves, and what is ignored stays ignored.
+    // SAFETY: signal is safe to call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [SIGINT, SIGTERM, SIGHUP, SIGUSR1] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
     command
 }
 
