@@ -263,6 +263,15 @@ fn a_loss_that_is_no_number_stops_the_run() {
 }
 
 #[test]
+fn more_micro_batches_than_a_step_has_room_for_are_refused_before_it() {
+    let place = Place::new();
+    ok(place.train("run", &["--steps", "1"]));
+    let more = ["--steps", "2", "--schedule", "keep", "--batch", "8194", "--micro-batch", "1"];
+    let message = fails(place.resume("run", &more), 1);
+    assert_says(&message, &["8194 micro-batches", "at most 4096", "--micro-batch 3"]);
+}
+
+#[test]
 fn another_seed_is_refused_when_a_run_goes_on() {
     let place = Place::new();
     ok(place.train("run", &["--steps", "2"]));

@@ -122,7 +122,7 @@ const FEW: (usize, u32) = (1024, 4);
 const MANY: (usize, u32) = (8192, 32);
 
 /// Most losses of a step: micro-batches.
-const MAX_LOSSES: usize = 4096;
+pub const MAX_LOSSES: usize = 4096;
 
 /// Judges a step by its whole gradient and its losses: `told` has what [`told`] lists, `found` gets what [`found`] lists.
 ///

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::escape::printable;
+use crate::optim::judge::MAX_LOSSES;
 
 /// Result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -32,6 +33,11 @@ pub enum Error {
          log shows where training went wrong, and an older checkpoint may be better"
     )]
     NoScore { token: usize },
+
+    #[error(
+        "a step has {found} micro-batches, expected at most {MAX_LOSSES}\n  help: --micro-batch {} or more", batch.div_ceil(MAX_LOSSES)
+    )]
+    MicroBatches { found: usize, batch: usize },
 
     #[error(
         "validation after step {step}: the loss is not finite\n  help: training went wrong before; lower --lr, or go on from an older checkpoint"

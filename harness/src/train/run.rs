@@ -23,6 +23,7 @@ use super::{Error, LanguageModel, Learner, LearnerOptions, RankSettings, Result,
 use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
 use crate::dist::{self, lifeline};
 use crate::files;
+use crate::optim::judge::MAX_LOSSES;
 use crate::params::no_grad;
 use crate::profile::{Phase, phase};
 
@@ -159,6 +160,9 @@ impl<'a> Run<'a> {
         let micro_batches = (options.batch / world).div_ceil(options.micro_batch.max(1));
         let (team, mut learner) = match team {
             None => {
+                if micro_batches > MAX_LOSSES {
+                    return Err(Error::MicroBatches { found: micro_batches, batch: options.batch });
+                }
                 model.params().keep_grads(gradient_dtype(model.params(), micro_batches))?;
                 (None, Learner::new(model.params(), options.learner)?)
             }

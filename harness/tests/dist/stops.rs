@@ -233,8 +233,8 @@ fn signals_that_were_ignored_stay_ignored() {
     }
 }
 
-/// A step that takes minutes: so many micro-batches.
-const LONG_STEP: &str = "--steps 5 --batch 600000 --micro-batch 4";
+/// A step that takes long: so many micro-batches.
+const LONG_STEP: &str = "--steps 5 --batch 480000 --micro-batch 120";
 
 #[test]
 fn a_second_signal_ends_at_once() {
