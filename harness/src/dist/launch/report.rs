@@ -101,7 +101,11 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
 /// A line for each rank.
 pub fn each(ends: &[&End]) -> String {
     let line = |end: &&End| {
-        let cause = if end.stopped { ", which the launcher sent" } else { "" };
+        let cause = match (end.stopped, end.status.signal()) {
+            (true, Some(_)) => ", which the launcher sent",
+            (true, None) => ", told by the launcher,",
+            (false, _) => "",
+        };
         format!("rank {} ended {}{cause} after {:.1} s", end.rank, end.how(), end.after)
     };
     ends.iter().map(line).collect::<Vec<_>>().join("\n")
