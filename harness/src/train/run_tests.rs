@@ -12,6 +12,9 @@ use crate::optim::{AdamWOptions, Schedule};
 use crate::params::{Init, ParamSpec, Params};
 use crate::train::{Sampling, generate};
 
+#[path = "run_save_tests.rs"]
+mod saves;
+
 struct Bigrams {
     params: Params,
     vocabulary: usize,
@@ -532,103 +535,6 @@ fn files_of_others_stay() {
     let mut expected = [own.as_slice(), &[CHECKPOINT]].concat();
     expected.sort();
     assert_eq!(names(&folder), expected);
-}
-
-#[test]
-fn a_newest_checkpoint_that_cannot_be_read_now_is_not_replaced() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let folder = dir.path().join("run");
-    let model = Bigrams::new(data.tokenizer.vocabulary());
-    let mut run = Run::begin(&model, &data, options(9), &folder, None).unwrap();
-    run.step().unwrap();
-    // Opening it is an error of the file system, and not that there is none.
-    std::os::unix::fs::symlink(CHECKPOINT, folder.join(CHECKPOINT)).unwrap();
-    let message = run.save().unwrap_err().to_string();
-    assert!(message.contains("cannot write") && message.contains("symbolic link"), "{message}");
-    assert_eq!(std::fs::read_link(folder.join(CHECKPOINT)).unwrap(), Path::new(CHECKPOINT));
-}
-
-/// Rank 1 takes longer to write than a collective waits, and then rank 0 does, which alone writes where nothing is shared.
-#[test]
-fn a_save_may_take_longer_than_a_collective_waits() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    for (shard, slow) in [(Some(crate::dist::sharded::Mode::Zero1), 1), (None, 0)] {
-        let folder = dir.path().join(slow.to_string());
-        let limits = crate::dist::comm::Options { timeout: Duration::from_secs(4), ..Default::default() };
-        let outcomes = ranks_with(2, limits, |comm| {
-            let rank = comm.rank();
-            let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard };
-            let model = Bigrams::new(data.tokenizer.vocabulary());
-            let options = RunOptions { save_every: Some(0), ..options(9) };
-            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
-            run.step().unwrap();
-            let gate = run.saver.gate.clone();
-            let (closed, is_closed) = std::sync::mpsc::channel();
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    let _closed = (rank == slow).then(|| gate.lock().unwrap());
-                    closed.send(()).unwrap();
-                    std::thread::sleep(if rank == slow { Duration::from_millis(6500) } else { Duration::ZERO });
-                });
-                is_closed.recv().unwrap();
-                run.start_save().and_then(|()| run.start_save()).and_then(|()| run.save()).map_err(|e| e.to_string())
-            })
-        });
-        assert_eq!(outcomes, [Ok(()), Ok(())], "{shard:?}");
-        assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
-    }
-}
-
-#[test]
-fn ranks_that_write_into_one_folder_need_room_for_all() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let folder = dir.path().join("run");
-    let messages = ranks(2, |comm| {
-        let shard = Some(crate::dist::sharded::Mode::Zero1);
-        let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard };
-        let model = Bigrams::new(data.tokenizer.vocabulary());
-        let run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&team), None).unwrap();
-        let share = files::free_bytes(&folder).unwrap() / 10 * 7;
-        run.saver.expect_room_for_all(share, None).unwrap();
-        run.saver.expect_room_for_all(1, run.team.as_ref()).unwrap();
-        run.saver.expect_room_for_all(share, run.team.as_ref()).unwrap_err().to_string()
-    });
-    messages.iter().for_each(|message| assert!(message.contains("a checkpoint takes"), "{message}"));
-}
-
-/// Moments of a save that was killed may be what a disk is full of.
-#[test]
-fn moments_that_no_checkpoint_names_go_when_a_run_begins() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let folder = dir.path().join("run");
-    ranks(2, |comm| {
-        let shard = Some(crate::dist::sharded::Mode::Zero1);
-        let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard };
-        let model = Bigrams::new(data.tokenizer.vocabulary());
-        let options = RunOptions { save_every: Some(1), ..options(2) };
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
-        run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
-    });
-    let whole = names(&folder);
-    assert_eq!(whole.len(), 6, "two checkpoints of two ranks: {whole:?}");
-    let left = [
-        "moments-00000003-0123456789abcdef-1-of-2.safetensors",
-        "moments-00000002-0000000000000001-0-of-2.safetensors",
-    ];
-    let leave = || left.iter().for_each(|name| std::fs::write(folder.join(name), "moments").unwrap());
-    leave();
-    RunFolder::lock(&folder).unwrap();
-    assert_eq!(names(&folder), whole);
-    // Some of them may be those of a newest checkpoint that cannot be read.
-    leave();
-    let all = names(&folder);
-    std::fs::write(folder.join(CHECKPOINT), "damaged").unwrap();
-    RunFolder::lock(&folder).unwrap();
-    assert_eq!(names(&folder), all);
 }
 
 /// Moments in folders that no other rank looks into would be missed when the run goes on.

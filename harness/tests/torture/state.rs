@@ -82,6 +82,12 @@ pub fn has_begun(run: &Path) -> bool {
     fs::read_to_string(run.join("log.jsonl")).is_ok_and(|text| text.contains("\"step\""))
 }
 
+/// Steps that the log has.
+pub fn steps(run: &Path) -> u64 {
+    let log = fs::read_to_string(run.join("log.jsonl")).unwrap_or_default();
+    log.lines().filter(|line| line.contains("\"what\":\"step\"")).count() as u64
+}
+
 /// Flips a bit of the newest checkpoint; none if there is none.
 pub fn flip(run: &Path, place: u64) -> Option<()> {
     let path = run.join(CHECKPOINT);

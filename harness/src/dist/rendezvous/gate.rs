@@ -21,6 +21,13 @@ const MOST_PENDING: usize = 128;
 /// Connections that are accepted before greetings are looked at again.
 const AT_ONCE: usize = 32;
 
+/// The event of a socket whose other end is closed, whatever it sent before: it may be at work already. Elsewhere the system tells of
+/// connections that were reset, unasked.
+#[cfg(target_os = "linux")]
+const CLOSED: libc::c_short = libc::POLLRDHUP;
+#[cfg(not(target_os = "linux"))]
+const CLOSED: libc::c_short = 0;
+
 /// A connection whose other end has not proved anything yet.
 struct Pending {
     socket: TcpStream,
@@ -82,7 +89,7 @@ impl<'a> Gate<'a> {
                 return Ok(Event::Over);
             }
             let ready = self.poll(here, deadline)?;
-            if let Some(ended) = here.iter().zip(&ready.here).position(|(socket, ready)| *ready && is_closed(socket)) {
+            if let Some(ended) = ready.here.iter().position(|ended| *ended) {
                 return Ok(Event::Ended(ended));
             }
             for at in (0..self.pending.len()).rev() {
@@ -114,9 +121,9 @@ impl<'a> Gate<'a> {
     fn poll(&self, here: &[&TcpStream], deadline: Deadline) -> Result<Ready> {
         let descriptors = self.listeners.iter().map(AsRawFd::as_raw_fd);
         let descriptors = descriptors.chain(self.pending.iter().map(|pending| pending.socket.as_raw_fd()));
-        let descriptors = descriptors.chain(here.iter().map(|socket| socket.as_raw_fd()));
-        let mut waits: Vec<libc::pollfd> =
-            descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+        let wait = |events| move |fd| libc::pollfd { fd, events, revents: 0 };
+        let here_too = here.iter().map(|socket| socket.as_raw_fd()).map(wait(CLOSED));
+        let mut waits: Vec<libc::pollfd> = descriptors.map(wait(libc::POLLIN)).chain(here_too).collect();
         let first = self.pending.front().map_or(Duration::from_secs(1), |oldest| oldest.until.left());
         let patience = first.min(deadline.left()).as_millis().clamp(1, 1000) as libc::c_int;
         // SAFETY: the array lives through the call, and its length is given.
@@ -207,17 +214,9 @@ impl<'a> Gate<'a> {
     }
 }
 
-/// What can be read.
+/// What can be read, and who of those that are here has ended.
 struct Ready {
     listeners: Vec<bool>,
     pending: Vec<bool>,
     here: Vec<bool>,
-}
-
-/// Whether a rank that has nothing to say now has ended.
-fn is_closed(socket: &TcpStream) -> bool {
-    match socket.peek(&mut [0]) {
-        Ok(_) => true,
-        Err(error) => !is_pause(&error),
-    }
 }

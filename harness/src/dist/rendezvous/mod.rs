@@ -258,18 +258,27 @@ fn join(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<O
     }
     let listeners = [listener];
     let mut gate = Gate::new(&listeners, own)?;
+    let (mut deadline, mut ended) = (deadline, None);
     while let Some(missing) = (rank + 1..world).find(|&rank| peers[rank].is_none()) {
-        match gate.next(&[], deadline)? {
+        let here: Vec<(usize, &TcpStream)> =
+            peers.iter().enumerate().filter_map(|(rank, peer)| Some((rank, peer.as_ref()?))).collect();
+        let watched: Vec<&TcpStream> = here.iter().filter(|_| ended.is_none()).map(|(_, socket)| *socket).collect();
+        match gate.next(&watched, deadline)? {
             Event::Arrived(Arrival { socket, visitor, .. }) => {
                 if visitor.rank <= rank || visitor.rank >= world || peers[visitor.rank].is_some() {
                     return setup(format!("two processes say that they are rank {}", visitor.rank));
                 }
                 peers[visitor.rank] = Some(socket);
             }
-            Event::Ended(_) => {}
+            // It may have done its part already. If it has failed, because of a rank that is missing here, that one does not come.
+            Event::Ended(at) => {
+                ended = Some(here[at].0);
+                deadline = Deadline::after(GREETING.min(deadline.left()));
+            }
             Event::Over => {
+                let after = ended.map_or(String::new(), |ended| format!(" after rank {ended} had ended"));
                 return setup(format!(
-                    "rank {missing} did not connect to rank {rank} within {}{}",
+                    "rank {missing} did not connect to rank {rank} within {}{after}{}",
                     seconds(&deadline.patience),
                     gate.turned_away()
                 ));
@@ -348,5 +357,43 @@ fn reach(
             };
         }
         std::thread::sleep(PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Rank 2 has come to rank 0, and ends before it connects to rank 1; rank 0 finds out, and ends too.
+    #[test]
+    fn a_rank_does_not_wait_for_one_that_ended_after_all_had_come() {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let place = |rank| Place {
+            rank,
+            world: 3,
+            local_rank: rank,
+            local_world: 3,
+            master: ("127.0.0.1".into(), port),
+            ..Place::alone()
+        };
+        let (job, began) = (Job::fresh("test").unwrap(), Instant::now());
+        let options = Options { start_timeout: Duration::from_secs(120), ..Options::default() };
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| drop(sockets(&place(0), &job, "ranks", options).unwrap()));
+            scope.spawn(|| {
+                let (place, deadline) = (place(2), Deadline::after(options.start_timeout));
+                let own = Own::new(&place, &job, "ranks");
+                let mut socket = reach(("127.0.0.1", port), &job, deadline, "", |socket, brief| {
+                    greet(socket, &own, 0, 1, brief, deadline)
+                })
+                .unwrap();
+                roster(&mut socket, &place, deadline).unwrap();
+            });
+            sockets(&place(1), &job, "ranks", options).unwrap_err().to_string()
+        });
+        assert!(error.contains("rank 2 did not connect to rank 1 within 5 s after rank 0 had ended"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(100));
     }
 }
