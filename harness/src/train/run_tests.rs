@@ -246,31 +246,6 @@ fn a_run_that_is_told_to_stop_in_its_last_step_is_done() {
     assert_eq!(heard.evaluations.last().map(|(step, _)| *step), Some(20));
 }
 
-#[test]
-fn a_run_whose_lock_was_removed_writes_nothing_more() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let model = Bigrams::new(data.tokenizer.vocabulary());
-    let folder = dir.path().join("run");
-    let mut first = Run::begin(&model, &data, options(20), &folder, None).unwrap();
-    first.save().unwrap();
-    std::fs::remove_file(folder.join(crate::train::folder::LOCK)).unwrap();
-    let other = Bigrams::new(data.tokenizer.vocabulary());
-    let mut second = Run::begin(&other, &data, options(3), &folder, None).unwrap();
-    go(&mut second);
-    let message = first.save().unwrap_err().to_string();
-    assert!(message.contains("is not locked by this run any more"), "{message}");
-    drop(first);
-    assert!(second.save().is_ok(), "its lock is still there");
-    assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 3);
-    drop(second);
-    // A folder that is gone is named, and not said to have a checkpoint.
-    let mut third = Run::begin(&model, &data, options(3), &folder, None).unwrap();
-    std::fs::remove_dir_all(&folder).unwrap();
-    let message = third.go(&AtomicBool::new(false), &mut Heard::default()).unwrap_err().to_string();
-    assert!(message.contains("was removed") && !message.contains("whole"), "{message}");
-}
-
 /// The last step's weights are seen by the evaluation alone.
 #[test]
 fn a_validation_loss_that_is_no_number_is_an_error() {
