@@ -2,7 +2,8 @@
 
 use std::io::{self, BufWriter, Stdout, Write};
 
-/// Standard output, buffered. For a command whose work is worth more than its words, it loses what cannot be written.
+/// Buffered standard output. For a command whose work matters more than its output, write errors can be deferred
+/// ([`Output::going_on`]).
 pub struct Output {
     to: BufWriter<Stdout>,
     goes_on: bool,
@@ -10,21 +11,22 @@ pub struct Output {
 }
 
 impl Output {
-    #[allow(clippy::new_without_default, reason = "it is the process's, and there is one")]
+    #[allow(clippy::new_without_default, reason = "standard output exists once per process")]
     pub fn new() -> Output {
         Output { to: BufWriter::new(io::stdout()), goes_on: false, lost: None }
     }
 
-    /// The same, where from now on writes seem to succeed: a reader that goes away, or a full disk, must not end hours of training.
+    /// Makes all further writes succeed and drops output after the first error, so that a closed pipe or a full disk
+    /// does not abort hours of training. [`Output::finish`] returns that error.
     pub fn going_on(&mut self) -> &mut Output {
         self.goes_on = true;
         self
     }
 
-    /// Writes what is left.
+    /// Flushes the output.
     ///
     /// # Errors
-    /// What could not be written, now or before. A reader that went away from a command that goes on without it is none.
+    /// The first write error, now or earlier. A closed pipe is not an error after [`Output::going_on`].
     pub fn finish(&mut self) -> io::Result<()> {
         self.flush()?;
         match self.lost.take() {

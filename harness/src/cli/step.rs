@@ -1,4 +1,4 @@
-//! A training step on tokens drawn at random, for the commands that look into one.
+//! A training step on random tokens, for `profile` and `memory`.
 
 use candle_core::{Device, Tensor};
 use clap::{Args, ValueEnum};
@@ -15,30 +15,30 @@ use crate::params::no_grad;
 use crate::profile::{Phase, phase, span};
 use crate::train::{Learner, LearnerOptions, Team, TeamOptions, gradient_dtype};
 
-/// Which step, and of which model.
+/// Command-line arguments of the model and its batch.
 #[derive(Args, Clone, Debug)]
 pub struct StepOptions {
     #[command(flatten)]
     pub model: ModelOptions,
-    /// Windows of a step, of all ranks together
+    /// Global batch size: sequences per step, over all ranks
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
-    /// Number of tokens that there are
+    /// Vocabulary size
     #[arg(long, value_name = "TOKENS", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..))]
     pub vocabulary: u32,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     pub device: Option<Choice>,
 }
 
-/// How much of a step runs.
+/// The part of a training step to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Work {
-    /// Inference: nothing is kept for a backward pass
+    /// Forward pass only, with nothing saved for a backward pass
     Forward,
-    /// Loss and gradients
+    /// Forward and backward pass
     ForwardBackward,
-    /// Loss, gradients, clipping and AdamW
+    /// Forward pass, backward pass, gradient clipping and AdamW
     TrainStep,
 }
 
@@ -53,15 +53,15 @@ impl Work {
 }
 
 impl StepOptions {
-    /// The model for windows of `context` tokens.
+    /// Returns the model's configuration for sequences of `context` tokens.
     ///
     /// # Errors
-    /// Sizes that do not exist or do not fit together.
+    /// An unknown size, or hyperparameters that contradict each other.
     pub fn config(&self, context: usize) -> Result<Config> {
         self.model.config(Config { context, vocabulary: self.vocabulary as usize, ..Config::default() })
     }
 
-    /// The device of the step.
+    /// Opens the device of the step.
     ///
     /// # Errors
     /// As [`model_device`].
@@ -69,7 +69,7 @@ impl StepOptions {
         model_device(self.device)
     }
 
-    /// Bytes that so much of a step takes at least.
+    /// Returns a lower bound on the memory of `work`, in bytes.
     pub fn least_bytes(&self, config: &Config, work: Work) -> f64 {
         let kind = match work {
             Work::Forward => Kind::Forward,
@@ -79,7 +79,7 @@ impl StepOptions {
         config.step_bytes(self.batch as usize, kind)
     }
 
-    /// What the arithmetic of tensors' sizes takes.
+    /// Returns the sizes from which the sizes of tensors are computed.
     pub fn sizes(&self, config: &Config) -> Sizes {
         Sizes {
             batch: self.batch as usize,
@@ -94,7 +94,7 @@ impl StepOptions {
     }
 }
 
-/// A model with what its steps need.
+/// A model with its inputs, and an optimizer if the work needs one.
 pub struct Step {
     model: Transformer,
     learner: Option<Learner>,
@@ -105,10 +105,11 @@ pub struct Step {
 }
 
 impl Step {
-    /// A model with starting values, tokens for it, and an optimizer where the work asks for one; in a team, one rank's.
+    /// Initializes a model, random tokens, and an optimizer if `work` needs one. With data parallelism, they are those
+    /// of one rank.
     ///
     /// # Errors
-    /// No memory for them, ranks that do not divide the batch.
+    /// Out of memory, or a batch that the number of ranks does not divide.
     pub fn new(
         options: &StepOptions,
         config: &Config,
@@ -127,7 +128,8 @@ impl Step {
             schedule: Schedule::constant(1e-4),
             weight_decay: 0.1,
             decay_embeddings: false,
-            // Ranks update parameters while gradients travel, as in `bench ddp`: clipping would wait for all of them.
+            // As in `bench ddp`, ranks update parameters while other gradients are in flight. Clipping would need all
+            // gradients first.
             clip: if team.is_none() { Some(1.0) } else { None },
         };
         let batch = options.batch as usize;
@@ -155,11 +157,11 @@ impl Step {
         Ok(Step { tokens: tokens(seed + 1)?, targets: tokens(seed + 2)?, model, learner, team, work })
     }
 
-    /// Runs it once, in phases, and waits for the device. Setting gradients to zero counts as the optimizer's, since the
-    /// learner says so.
+    /// Runs the step once, with a span for each phase, and synchronizes the device. Zeroing the gradients belongs to
+    /// the optimizer phase.
     ///
     /// # Errors
-    /// No memory, or whatever else a kernel says.
+    /// Out of memory, or the error of a kernel.
     pub fn run(&mut self) -> Result<()> {
         if let Some(learner) = &self.learner {
             learner.begin().map_err(stopped)?;
@@ -174,7 +176,7 @@ impl Step {
         };
         if let Some(learner) = &mut self.learner {
             {
-                // What backward kept is given up in it: a measured step has no time outside of its phases.
+                // The graph is dropped inside of the phase, so that no time of the step is outside of its phases.
                 let _phase = phase(Phase::Backward);
                 learner.backward(&loss, 1.0).map_err(stopped)?;
                 drop(loss);
@@ -205,7 +207,7 @@ fn explained(error: candle_core::Error) -> CliError {
 
 fn out_of_memory(error: &crate::train::Error) -> CliError {
     CliError::Failure(format!(
-        "out of memory: {error}\n  help: a smaller --batch, --context or --size needs less; --recompute keeps less between forward and \
-         backward, --precision bf16 halves what is kept"
+        "out of memory: {error}\n  help: use a smaller --batch, --context or --size; --recompute saves fewer activations for \
+        backward, --precision bf16 halves them"
     ))
 }
