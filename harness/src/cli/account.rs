@@ -208,7 +208,8 @@ fn fsdp(arguments: &Fsdp) -> Report {
     }
     let s = sharing.shared_activations;
     let table = table.note(format!(
-        "M(N) = (16 P + {s} A) / N + {} A, with P = {:.5e} parameters and A = {:.3e} bytes of activations of {tokens} tokens.",
+        "M(N) = (16 P + {s} A) / N + {} A, with P = {:.5e} parameters and A = {:.3e} bytes of activations of {tokens} \
+         tokens.",
         1.0 - s,
         ffn.parameters(),
         ffn.activations(sharing.element) * tokens
@@ -315,7 +316,8 @@ fn link(arguments: &Ddp) -> Result<(Link, String)> {
         return Ok((Link { overhead: us * 1e-6, bandwidth: gbps * 1e9 }, "given".into()));
     }
     let Some(path) = &arguments.records else {
-        let help = "give --records FILE, written by `tilewright bench comm --json FILE`, or --overhead-us and --bandwidth-gbps";
+        let help = "give --records FILE, written by `tilewright bench comm --json FILE`, or --overhead-us and \
+                    --bandwidth-gbps";
         return Err(CliError::usage("no overhead and bandwidth to predict from", help));
     };
     let rows = rows(path)?;

@@ -104,7 +104,8 @@ impl Signals {
                 let Patience { stop, save, .. } = plan.patience;
                 let (stop, save) = (stop.as_secs_f64(), save.max(stop).as_secs_f64());
                 terminal::say(format_args!(
-                    "{name} forwarded to all ranks: they have {stop} s to stop, or {save} s while they save; a second signal terminates them immediately"
+                    "{name} forwarded to all ranks: they have {stop} s to stop, or {save} s while they save; a second \
+                     signal terminates them immediately"
                 ));
             }
             Heard::End(signal) => {
@@ -187,7 +188,8 @@ fn access(arguments: &Arguments) -> Result<Access> {
     match rank::own_access().map_err(|error| CliError::Failure(error.to_string()))? {
         Access::Loopback if arguments.hosts > 1 => Err(CliError::usage(
             "ranks on several hosts need a secret to authenticate each other",
-            "create one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and pass --secret-file FILE, or its text in TILEWRIGHT_SECRET, on all hosts; --unauthenticated runs without a secret",
+            "create one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and pass --secret-file FILE, or \
+             its text in TILEWRIGHT_SECRET, on all hosts; --unauthenticated runs without a secret",
         )),
         Access::Loopback => match Secret::fresh() {
             Ok(secret) => Ok(Access::Secret(secret)),

@@ -112,7 +112,8 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
     let mut report = Report::new("memory", &format!("Memory of {}", described(&config, batch)))
         .table(table)
         .text(format!(
-            "The residual stream of this model has batch × context × d_model elements of {} bytes: {} · {} · {} · {} = {:.3} MiB.",
+            "The residual stream of this model has batch × context × d_model elements of {} bytes: {} · {} · {} · {} = \
+             {:.3} MiB.",
             STREAM_BYTES,
             sizes.batch,
             sizes.context,

@@ -180,7 +180,8 @@ fn read(path: &Path) -> Result<Report> {
     let value = serde_json::from_slice(&bytes).map_err(|error| CliError::file("read", path, error))?;
     let mut report = Report::from_json(&value).map_err(|reason| {
         CliError::Failure(format!(
-            "{} is not a report in JSON: {reason}\n  help: use a file that bench, memory, numerics or profile wrote with --json",
+            "{} is not a report in JSON: {reason}\n  help: use a file that bench, memory, numerics or profile wrote \
+             with --json",
             path.display()
         ))
     })?;

@@ -207,7 +207,7 @@ fn explained(error: candle_core::Error) -> CliError {
 
 fn out_of_memory(error: &crate::train::Error) -> CliError {
     CliError::Failure(format!(
-        "out of memory: {error}\n  help: use a smaller --batch, --context or --size; --recompute saves fewer activations for \
-        backward, --precision bf16 halves them"
+        "out of memory: {error}\n  help: use a smaller --batch, --context or --size; --recompute saves fewer \
+         activations for backward, --precision bf16 halves them"
     ))
 }
