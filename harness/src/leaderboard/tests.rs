@@ -1,4 +1,4 @@
-//! What gets a time, what does not, and what stands beside it. The program itself runs in `harness/tests/leaderboard.rs`.
+//! Tests of cases, checks and comparisons. `harness/tests/leaderboard.rs` runs the program itself.
 
 use clap::Parser;
 
@@ -67,7 +67,7 @@ fn what_is_right_has_times_and_what_is_wrong_has_none() {
     let measured = one_pass.measure(&device, (0.0, 0.0)).unwrap();
     assert!(measured.checked.error < 1e-5 && measured.tiles_text(1).ends_with(" one pass"), "{measured:?}");
 
-    // One number too large in the last row of a gradient, as a kernel that skips a tile would leave it.
+    // A fault in the last row of a gradient, as from a kernel that skips a tile.
     fn spoil(attention: &mut Attention<f32>) -> tilewright::Result<()> {
         let last = attention.problem().n_q * attention.problem().d - 1;
         attention.spoil_dv(last)
