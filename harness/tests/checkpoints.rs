@@ -137,12 +137,15 @@ fn a_new_run_begins_beside_no_checkpoints_of_another_one() {
     let message = fails(place.train("--steps 3"), 2);
     assert_says(
         &message,
-        &["run holds a checkpoint of another run already", "checkpoint-00000002.safetensors", "after step 2"],
+        &["run already contains a checkpoint of another run", "checkpoint-00000002.safetensors", "after step 2"],
     );
     // Also one that cannot be read now.
     std::fs::write(place.path("run/checkpoint-00000002.safetensors"), "damaged").unwrap();
     std::fs::remove_file(place.path("run/checkpoint-00000001.safetensors")).unwrap();
-    assert_says(&fails(place.train("--steps 3"), 2), &["checkpoint-00000002.safetensors", "--out names another"]);
+    assert_says(
+        &fails(place.train("--steps 3"), 2),
+        &["checkpoint-00000002.safetensors", "choose another folder with --out"],
+    );
     assert_eq!(place.names("run").len() + 1, names.len());
 }
 
@@ -226,7 +229,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let message = fails(place.resume(""), 1);
     assert_says(&message, &["cut short", "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors"]);
     std::fs::copy(place.path("run/checkpoint-00000010.safetensors"), &newest).unwrap();
-    assert_says(&ok(place.resume("")), &["going on after step 10"]);
+    assert_says(&ok(place.resume("")), &["resuming after step 10"]);
     assert!(std::fs::read(&newest).unwrap() == whole, "the steps that were made again are the same");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
@@ -245,7 +248,7 @@ fn a_run_goes_on_with_recomputation_bit_for_bit() {
         };
         ok(begin("whole", ""));
         ok(begin("run", "--minutes 0"));
-        assert_says(&ok(place.resume("--recompute")), &["going on after step 1,"]);
+        assert_says(&ok(place.resume("--recompute")), &["resuming after step 1,"]);
         let (found, expected) = (place.tensors("run"), place.tensors("whole"));
         assert!(found == expected, "{precision}");
         for step in 1..=12 {

@@ -159,7 +159,7 @@ fn memory(arguments: &Memory) -> Report {
     let (ffn, capacity) = (arguments.model.ffn(), arguments.device_gb * 1e9);
     let p = ffn.parameters();
     let columns = [
-        Column::text("what"),
+        Column::text("item"),
         Column::text("formula"),
         Column::number("memory").unit("GB").decimals(3),
         Column::number("devices").decimals(2),
@@ -195,7 +195,7 @@ fn memory(arguments: &Memory) -> Report {
 fn fsdp(arguments: &Fsdp) -> Report {
     let (ffn, sharing) = (arguments.model.ffn(), arguments.model.sharing(arguments.shared_activations));
     let (tokens, limit) = (arguments.model.tokens, arguments.limit_gb * 1e9);
-    let columns = [Column::integer("devices"), Column::number("each").unit("GB").decimals(2)];
+    let columns = [Column::integer("devices"), Column::number("per device").unit("GB").decimals(2)];
     let mut table = Table::new("fsdp-memory", "Memory per device, on N devices", columns);
     let fewest = sharing.fewest(&ffn, limit, tokens);
     let mut counts: Vec<u64> = [1, 2, 4, 8, 16, 32, 64, 128].to_vec();
@@ -231,15 +231,15 @@ fn batch(arguments: &Fsdp, ffn: &Ffn) -> Table {
         bandwidth: arguments.bandwidth,
     };
     let columns = [
-        Column::text("communication of the two axes"),
+        Column::text("communication of the mesh axes"),
         Column::text("formula"),
-        Column::number("tokens a device").decimals(1),
-        Column::number("tokens in all").decimals(0),
+        Column::number("tokens per device").decimals(1),
+        Column::number("tokens in total").decimals(0),
     ];
     let mut table = Table::new("fsdp-batch", "Smallest batch with a compute-bound forward pass", columns);
     let rows = [
-        ("at the same time", "α / (Y M_X)", mesh.batch(ffn)),
-        ("one after the other", "α / (Y M_X) / (1 − α Y / (M_Y F))", mesh.batch_in_turn(ffn)),
+        ("overlapped", "α / (Y M_X)", mesh.batch(ffn)),
+        ("sequential", "α / (Y M_X) / (1 − α Y / (M_Y F))", mesh.batch_in_turn(ffn)),
     ];
     for (how, formula, batch) in rows {
         let cell =

@@ -127,7 +127,7 @@ fn comparison(plan: &Plan, measured: &Measured, peers: &Peers) -> Table {
     for pass in PASSES {
         columns.push(Column::number(pass).unit("ms").significant(5));
         columns.push(
-            Column::number("ours / it").key(&format!("ours_over_it_{}", pass.replace([' ', '+'], ""))).decimals(3),
+            Column::number("ours / peer").key(&format!("ours_over_peer_{}", pass.replace([' ', '+'], ""))).decimals(3),
         );
     }
     columns.push(Column::text("remark"));

@@ -90,13 +90,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 fn table(found: &[Found], peers: Option<&Peers>) -> Table {
-    let mut columns = vec![Column::text("type"), Column::integer("d"), Column::integer("length")];
+    let mut columns = vec![Column::text("type"), Column::integer("d"), Column::integer("seq_len")];
     columns.extend(PASSES.map(|pass| Column::number(pass).unit("ms").significant(4)));
     columns.push(Column::number("rate").unit("TFLOP/s"));
     columns.push(Column::number("error").significant(2));
-    columns.push(Column::number("best other").unit("ms"));
-    columns.push(Column::text("whose"));
-    columns.push(Column::number("ours / it").decimals(3));
+    columns.push(Column::number("best peer").unit("ms"));
+    columns.push(Column::text("peer"));
+    columns.push(Column::number("ours / peer").decimals(3));
     let mut table = Table::new("flash-benchmarking", "Medians; the rate is that of all three passes together", columns);
     let mut notes = Vec::new();
     for (plan, result) in found {
@@ -139,6 +139,6 @@ fn plot(found: &[Found]) -> Plot {
             None => series.push(Series::new(&name, [point])),
         }
     }
-    let (x, y) = (Axis::log2("length"), Axis::log10("forward + sum + backward (ms)"));
+    let (x, y) = (Axis::log2("sequence length"), Axis::log10("forward + sum + backward (ms)"));
     Plot::lines("flash-benchmarking", "FlashAttention-2", x, y, series)
 }

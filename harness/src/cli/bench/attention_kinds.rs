@@ -191,12 +191,12 @@ fn report(rows: &Rows, device: &str, runs: usize) -> Report {
         Column::text("attention"),
         Column::integer("batch"),
         Column::integer("d"),
-        Column::integer("length"),
+        Column::integer("seq_len"),
         Column::text("dtype"),
         Column::text("mask"),
         Column::number("forward").unit("ms"),
         Column::number("backward").unit("ms"),
-        Column::number("held for backward").unit("MiB"),
+        Column::number("saved for backward").unit("MiB"),
         Column::number("score matrices").decimals(2),
     ];
     let mut table = Table::new("attention", "Attention, forward and backward", columns);
@@ -226,7 +226,7 @@ fn report(rows: &Rows, device: &str, runs: usize) -> Report {
         ("backward", "Backward", |found: &Found| found.backward.mean_std()),
     ] {
         let series = series(rows, pick);
-        let axes = (Axis::log2("length"), Axis::log10("ms"));
+        let axes = (Axis::log2("sequence length"), Axis::log10("ms"));
         report = report.plot(Plot::lines(&format!("attention-{name}"), title, axes.0, axes.1, series));
     }
     report

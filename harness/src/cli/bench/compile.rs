@@ -74,11 +74,11 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             Row::new(kernel, &[d], "bf16").case(&format!("{} {case}", arch.name())).tiles(tiles::text(tiles))
         };
         // The first compilation of a process includes LLVM's one-time initialization.
-        let case = if first_of_process { "first in process" } else { "first of its kind" };
+        let case = if first_of_process { "first in process" } else { "first of this variant" };
         first_of_process = false;
         record(&mut recorder, &[variant.compile()?], |kernel| row(kernel, case))?;
         let again: Vec<Phases> = (0..arguments.runs).map(|_| variant.compile()).collect::<Result<_>>()?;
-        record(&mut recorder, &again, |kernel| row(kernel, "again"))?;
+        record(&mut recorder, &again, |kernel| row(kernel, "repeated"))?;
         let hits = variant.cache_hits(&device)?;
         recorder.push(row("cache hit", "with recording").timed(&timing(&hits), Work::None))?;
         if device.is_cuda() {

@@ -108,7 +108,7 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     let rows = attention_kinds::measure_all(cases, device, arguments.warmup, runs)?;
     let columns = [
         Column::integer("d"),
-        Column::integer("length"),
+        Column::integer("seq_len"),
         Column::number("unfused forward").unit("ms"),
         Column::number("fused forward").unit("ms"),
         Column::number("forward gain").decimals(2),
@@ -141,8 +141,8 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
 /// The implementations of a model that are compared, the least fused one first.
 const FORMS: [(&str, Attention, Fusion); 3] = [
     ("tensor ops", Attention::Naive, Fusion::None),
-    ("a kernel per part", Attention::Flash, Fusion::Ops),
-    ("whole blocks", Attention::Flash, Fusion::Blocks),
+    ("one kernel per op", Attention::Flash, Fusion::Ops),
+    ("fused blocks", Attention::Flash, Fusion::Blocks),
 ];
 
 fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {

@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             let measured = match fitted(measure(subject, [rows, width], dtype, &device, runs))? {
                 Fitted::Yes(found) => Some(found),
                 Fitted::No(why) => {
-                    notes.push(format!("{}, width {width}: {why}", subject.name()));
+                    notes.push(format!("{}, d {width}: {why}", subject.name()));
                     None
                 }
             };
@@ -152,7 +152,7 @@ fn report(found: &[(Subject, usize, Option<Found>)], rows: usize, dtype: DType, 
     let columns = [
         Column::text("norm"),
         Column::integer("rows"),
-        Column::integer("width"),
+        Column::integer("d"),
         Column::text("dtype"),
         Column::number("forward").unit("ms"),
         Column::number("backward").unit("ms"),
@@ -184,7 +184,7 @@ fn report(found: &[(Subject, usize, Option<Found>)], rows: usize, dtype: DType, 
             });
             Series::new(subject.name(), points)
         });
-        report = report.plot(Plot::lines(name, title, Axis::log2("width"), Axis::log10("ms"), lines.into()));
+        report = report.plot(Plot::lines(name, title, Axis::log2("d"), Axis::log10("ms"), lines.into()));
     }
     report
 }

@@ -146,25 +146,25 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
         Column::number("parameters").unit("MB"),
         Column::number("gradients").unit("MB"),
         Column::number("state").unit("MB"),
-        Column::number("a fair part").unit("MB"),
-        Column::number("after initialisation").unit("MB"),
+        Column::number("ideal shard").unit("MB"),
+        Column::number("after initialization").unit("MB"),
         Column::number("before the update").unit("MB"),
         Column::number("after the update").unit("MB"),
-        Column::number("activations and rest").unit("MB"),
+        Column::number("activations and other").unit("MB"),
         Column::number("saved").unit("MB"),
         Column::number("saved, predicted").unit("MB").key("saved_predicted_mb"),
         Column::number("step").unit("ms"),
-        Column::number("parameters travel").unit("ms").key("travel_ms"),
-        Column::number("of the step").unit("%").decimals(1).key("travel_percent"),
+        Column::number("parameter sync").unit("ms").key("parameter_sync_ms"),
+        Column::number("parameter sync").unit("%").decimals(1).key("parameter_sync_percent"),
     ];
     let mut table = Table::new("shard", "Memory and time with replicated and sharded optimizer state", columns);
     let mb = |bytes: f64| Cell::from(bytes / 1e6);
     for world in worlds {
         for found in &world.found {
             let name = match found.shard {
-                None => "whole",
-                Some(Mode::Broadcast) => "shared out, broadcast",
-                Some(Mode::Zero1) => "shared out, ZeRO-1",
+                None => "replicated",
+                Some(Mode::Broadcast) => "sharded, broadcast",
+                Some(Mode::Zero1) => "sharded, ZeRO-1",
             };
             let parts = if found.shard.is_some() { world.ranks as f64 } else { 1.0 };
             let state = found.parameters + found.gradients + found.optimizer;
@@ -197,7 +197,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     let table = table
         .note(
             models_note(models, work)
-                + " Each number is that of the rank that has the most. A fair part of AdamW's state is 8 bytes per \
+                + " Each number is that of the rank that has the most. The ideal shard of AdamW's state is 8 bytes per \
                    parameter, divided by the number of ranks that shard it.",
         )
         .note(

@@ -131,11 +131,11 @@ mod tests {
             assert!(error.contains(reason), "{text}: {error}");
         };
         refused("64,64", "2 numbers");
-        refused("64,x,4,2", "`x` is no number");
+        refused("64,x,4,2", "`x` is not a number");
         refused("48,64,4,2", "q_tile is 48");
         refused("64,8,4,2", "k_tile is 8");
         refused("64,64,3,2", "warps is 3");
         refused("64,64,4,0", "stages is 0");
-        refused("64,64,4,2,fast", "`fast` is no hint");
+        refused("64,64,4,2,fast", "`fast` is not a hint");
     }
 }

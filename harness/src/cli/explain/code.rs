@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 /// Instruction classes: (name, prefixes of SASS mnemonics, prefixes of PTX mnemonics). The first match counts.
 const CLASSES: &[(&str, &[&str], &[&str])] = &[
-    ("tensor core, warp group", &["HGMMA", "QGMMA", "IGMMA", "BGMMA"], &["wgmma.mma_async"]),
-    ("tensor core, warp", &["HMMA", "IMMA", "DMMA", "QMMA"], &["mma.sync"]),
-    ("bulk copy (TMA)", &["UTMA", "UBLKCP", "UBLKRED"], &["cp.async.bulk", "cp.reduce.async.bulk"]),
-    ("asynchronous copy", &["LDGSTS"], &["cp.async"]),
+    ("tensor core (wgmma)", &["HGMMA", "QGMMA", "IGMMA", "BGMMA"], &["wgmma.mma_async"]),
+    ("tensor core (mma.sync)", &["HMMA", "IMMA", "DMMA", "QMMA"], &["mma.sync"]),
+    ("TMA, bulk async copy", &["UTMA", "UBLKCP", "UBLKRED"], &["cp.async.bulk", "cp.reduce.async.bulk"]),
+    ("async copy (cp.async)", &["LDGSTS"], &["cp.async"]),
     ("global load", &["LDG", "LD."], &["ld.global"]),
     ("global store", &["STG", "ST."], &["st.global"]),
     ("atomic", &["RED", "ATOM"], &["red.", "atom."]),
-    ("matrix load from shared memory", &["LDSM"], &["ldmatrix"]),
-    ("matrix store to shared memory", &["STSM"], &["stmatrix"]),
+    ("shared load (ldmatrix)", &["LDSM"], &["ldmatrix"]),
+    ("shared store (stmatrix)", &["STSM"], &["stmatrix"]),
     ("shared load", &["LDS"], &["ld.shared"]),
     ("shared store", &["STS"], &["st.shared"]),
     ("local memory (spills)", &["LDL", "STL"], &["ld.local", "st.local"]),
@@ -40,7 +40,7 @@ const CLASSES: &[(&str, &[&str], &[&str])] = &[
     ("barrier", &["BAR", "SYNCS", "WARPSYNC"], &["bar.", "barrier.", "mbarrier."]),
     ("wait", &["WARPGROUP", "LDGDEPBAR", "DEPBAR"], &["wgmma.", "fence.", "membar."]),
     ("branch", &["BRA", "BRX", "EXIT", "BSSY", "BSYNC", "CALL", "RET"], &["bra", "ret"]),
-    ("nothing", &["NOP"], &[]),
+    ("nop", &["NOP"], &[]),
 ];
 const REST: &str = "integers, addresses, predicates";
 
@@ -120,7 +120,7 @@ impl Code {
 
 /// Returns the number of tensor-core instructions.
 pub fn products(counts: &Counts) -> usize {
-    ["tensor core, warp group", "tensor core, warp"].iter().filter_map(|class| counts.get(class)).sum()
+    ["tensor core (wgmma)", "tensor core (mma.sync)"].iter().filter_map(|class| counts.get(class)).sum()
 }
 
 fn count(classes: &[&'static str]) -> Counts {
@@ -220,7 +220,7 @@ mod tests {
         let code = Code::of_sass(text);
         assert_eq!(code.len(), 9);
         let all = code.all();
-        assert_eq!((all["asynchronous copy"], all["branch"], all[REST]), (1, 4, 1));
+        assert_eq!((all["async copy (cp.async)"], all["branch"], all[REST]), (1, 4, 1));
         let loops = code.innermost_loops();
         assert_eq!(loops.len(), 1, "the outer loop contains another one, and the branch to itself is not a loop");
         assert_eq!(loops[0].values().sum::<usize>(), 3);
@@ -248,7 +248,7 @@ $L__BB0_1:
 ";
         let code = Code::of_ptx(text);
         let all = code.all();
-        assert_eq!((all["bulk copy (TMA)"], all["asynchronous copy"], all["wait"]), (1, 1, 1), "{all:?}");
+        assert_eq!((all["TMA, bulk async copy"], all["async copy (cp.async)"], all["wait"]), (1, 1, 1), "{all:?}");
         assert_eq!((code.len(), code.innermost_loops()[0].values().sum::<usize>()), (8, 6));
         assert_eq!(products(&all), 1);
     }

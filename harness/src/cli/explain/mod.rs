@@ -211,16 +211,16 @@ impl Facts {
 
     fn floors(&self) -> Table {
         let columns = [
-            Column::text("floor"),
-            Column::number("at least").key("least"),
-            Column::text("of"),
-            Column::number("takes").unit("µs"),
-            Column::number("reached").unit("%").decimals(1),
+            Column::text("bound"),
+            Column::number("work").key("work"),
+            Column::text("unit"),
+            Column::number("minimum time").unit("µs"),
+            Column::number("of roofline").unit("%").decimals(1),
         ];
-        let mut table = Table::new("floors", "Roofline bounds of a launch", columns);
+        let mut table = Table::new("roofline", "Roofline bounds of a launch", columns);
         let [flop_s, bytes_s] = self.work.seconds(&self.peaks);
         let rows = [
-            ("products", self.work.flop.map(|flop| flop / 1e9), "GFLOP", flop_s),
+            ("compute", self.work.flop.map(|flop| flop / 1e9), "GFLOP", flop_s),
             ("memory", self.work.bytes.map(|bytes| bytes / 1e6), "MB", bytes_s),
         ];
         for (name, amount, unit, seconds) in rows {

@@ -111,9 +111,9 @@ fn found(
     let profile = Profile::new(trace);
     let form = arguments.how.ddp.unwrap_or(Form::Bucketed).name();
     let state = match arguments.how.shard {
-        None | Some(Share::None) => "whole",
-        Some(Share::Broadcast) => "shared out, broadcast",
-        Some(Share::Zero1) => "shared out, ZeRO-1",
+        None | Some(Share::None) => "replicated",
+        Some(Share::Broadcast) => "sharded, broadcast",
+        Some(Share::Zero1) => "sharded, ZeRO-1",
     };
     let how = format!("{} ranks over {}, gradients {form}, optimizer state {state}", comm.world(), comm.back_end());
     let title = format!("Profile of {}, {how}", described(config, arguments.step.batch as usize));

@@ -213,7 +213,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
             let (rate, end) = (schedule.rate(step + 1), schedule.rate(options.steps));
             writeln!(
                 out,
-                "resuming after step {step} with a learning rate of {rate:.3e}; {end:.3e} in step {}",
+                "resuming after step {step}, with a learning rate of {rate:.3e}; {end:.3e} in step {}",
                 options.steps
             )?;
         }
