@@ -79,15 +79,15 @@ enum Command {
     Demo(demo::Arguments),
     /// List the kernels with their parameters
     List(list::Arguments),
-    /// Compile a kernel ahead of time: IR, code, and a manifest for the program that launches it
+    /// Compile a kernel ahead of time: IR, code, and a manifest for launching it
     Compile(compile::Arguments),
-    /// Benchmark kernels, models, collectives, launches and compilation, and check their results
+    /// Benchmark kernels, models, collectives, launches and compilation, with checks
     Bench(bench::Arguments),
     /// Train a Transformer on a text; by default on the book that ships
     Train(Box<train::Arguments>),
     /// Generate text from a trained model
     Generate(generate::Arguments),
-    /// Start the ranks of a distributed program on this host, and terminate all of them when one fails
+    /// Start the ranks of a program on this host; if one fails, terminate all of them
     Launch(launch::Arguments),
     /// Profile the memory of a training step: peaks, largest allocations, a timeline
     Memory(memory::Arguments),
