@@ -71,7 +71,7 @@ fn kernels_are_held_against_a_copy() {
     assert_eq!(kernels(&rows), [&["softmax", "softmax"][..], &products[..]].concat());
     assert_eq!((&rows[2]["case"], &rows[3]["case"]), (&Value::Null, &Value::from("bias relu")));
     assert!(rows[0]["gbps"].is_f64() && rows[0]["fraction"].is_f64() && rows[2]["tflops"].is_f64());
-    assert!(out.contains("of a copy"), "{out}");
+    assert!(out.contains("of copy bandwidth"), "{out}");
 }
 
 #[test]

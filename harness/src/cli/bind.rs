@@ -147,7 +147,7 @@ impl Extents {
             value = Some(match (value, operator) {
                 (None, _) => number,
                 (Some(left), '/') if number > 0 => left.div_euclid(number) + i64::from(left.rem_euclid(number) != 0),
-                (Some(_), '/') => return Err(format!("`{text}` divides by {number}")),
+                (Some(_), '/') => return Err(format!("`{text}` divides by {number}: expected 1 or more")),
                 (Some(left), _) => left.checked_mul(number).ok_or_else(overflow)?,
             });
             if end == rest.len() {

@@ -56,7 +56,7 @@ impl fmt::Display for CliError {
             CliError::Usage(text) | CliError::Failure(text) => write!(f, "error: {text}"),
             CliError::Arguments(error) => error.fmt(f),
             CliError::Stopped(text) => f.write_str(text),
-            CliError::ClosedOutput => f.write_str("error: the output is closed"),
+            CliError::ClosedOutput => f.write_str("error: standard output was closed"),
         }
     }
 }

@@ -144,7 +144,7 @@ impl Signals {
 
 fn plan(arguments: &Arguments) -> Result<Plan> {
     if arguments.host >= arguments.hosts {
-        let message = format!("--host {} does not exist among {} hosts", arguments.host, arguments.hosts);
+        let message = format!("--host is {}, but there are {} hosts", arguments.host, arguments.hosts);
         return Err(CliError::usage(message, "hosts are numbered from 0"));
     }
     let several = arguments.hosts > 1;
@@ -160,7 +160,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     };
     let job = arguments.job.clone().unwrap_or_else(|| if several { String::new() } else { own() });
     let mut command = arguments.command.iter().cloned();
-    let program = command.next().ok_or_else(|| CliError::usage("there is no command", "give it after --"))?;
+    let program = command.next().ok_or_else(|| CliError::usage("no command was given", "give the program after --"))?;
     // `tilewright` denotes this very executable, wherever it is installed.
     let own = std::env::current_exe().ok().filter(|_| program == "tilewright");
     let program = own.map_or(program, Into::into);

@@ -282,7 +282,7 @@ fn scalar_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTre
         if !known.contains(name) {
             let help = match def.params.iter().find(|p| p.name == *name).map(|p| p.kind) {
                 Some(ParamKind::Constexpr { .. }) => format!("`{name}` is a constant: --set {name}=…"),
-                Some(_) => format!("`{name}` is memory: its tensor is in the input file"),
+                Some(_) => format!("`{name}` is a tensor: it belongs in the input file"),
                 None => choose::suggest(name, &known, "the arguments are"),
             };
             let message = format!("--arg {name} is unused: kernel `{}` has no scalar argument `{name}`", def.name);

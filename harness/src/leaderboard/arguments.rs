@@ -147,8 +147,8 @@ impl Arguments {
     fn plan(&self, dtype: &str, precision: Option<Precision>, heads: usize, n: usize, d: usize) -> Result<Plan> {
         if [self.batch, heads, n].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
-                "there is no attention of this shape",
-                "batch, heads and length are at least 1, head dimensions from 1 to 256",
+                "invalid shape of attention",
+                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
             ));
         }
         let scale = f64::from(1.0 / (d as f32).sqrt());

@@ -166,7 +166,7 @@ fn shared_state_takes_its_part_of_the_memory() {
             "{row}"
         );
     }
-    assert!(rows[0]["parameter_sync_ms"].is_null() && rows[0]["size"] == "own", "{text}");
+    assert!(rows[0]["parameter_sync_ms"].is_null() && rows[0]["size"] == "custom", "{text}");
 }
 
 /// A back end that is not built in, or not for this device, is named with what to do.

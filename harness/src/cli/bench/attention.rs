@@ -86,8 +86,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     for d in or(&arguments.dim, &[64, 128], &[64]) {
         if [batch, heads, length].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
-                "there is no attention of this shape",
-                "batch, heads and length are at least 1, head dimensions from 1 to 256",
+                "invalid shape of attention",
+                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
             ));
         }
         for &causal in &arguments.causal {

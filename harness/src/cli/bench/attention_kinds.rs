@@ -15,7 +15,7 @@ use crate::report::{Axis, Cell, Column, Plot, Point, Report, Series, Table};
 use crate::train;
 
 #[derive(clap::Args)]
-#[command(next_help_heading = "Attention as models use it")]
+#[command(next_help_heading = "Attention under autograd")]
 pub struct Kinds {
     /// Time these implementations instead, forward and backward under autograd: naive, tiled or flash
     #[arg(long, value_delimiter = ',')]
@@ -164,8 +164,8 @@ pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
     let batch = all.batch.unwrap_or(8);
     if batch == 0 || lengths.contains(&0) || dims.iter().any(|d| !(1..=256).contains(d)) {
         return Err(CliError::usage(
-            "there is no attention of this shape",
-            "batch and lengths are at least 1, head dimensions from 1 to 256",
+            "invalid shape of attention",
+            "batch and lengths must be at least 1, head dimensions from 1 to 256",
         ));
     }
     let dtype = match all.dtype.first().map(String::as_str) {
@@ -220,7 +220,7 @@ fn report(rows: &Rows, device: &str, runs: usize) -> Report {
          for backward is what forward leaves in memory, including inputs and output; the last column is the same in \
          score matrices (batch · length², f32)."
     ));
-    let mut report = Report::new("attention", "Attention as models use it").table(table);
+    let mut report = Report::new("attention", "Attention under autograd").table(table);
     for (name, title, pick) in [
         ("forward", "Forward", (|found: &Found| found.forward.mean_std()) as fn(&Found) -> Cell),
         ("backward", "Backward", |found: &Found| found.backward.mean_std()),

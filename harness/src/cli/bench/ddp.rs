@@ -108,7 +108,7 @@ impl Work {
         let named = |size: Option<&String>| {
             let model = ModelOptions { size: size.or(self.model.size.as_ref()).cloned(), ..self.model.clone() };
             let config = model.config(base.clone())?;
-            let name = config.size_name().map_or_else(|| "own".to_string(), str::to_string);
+            let name = config.size_name().map_or_else(|| "custom".to_string(), str::to_string);
             Ok((name, config))
         };
         match self.sizes.as_slice() {
@@ -446,9 +446,9 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
             ]);
             let mut size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
             size += &found.wire.filter(|wire| *wire != "f32").map(|wire| format!(" {wire}")).unwrap_or_default();
-            size += found.by.filter(|by| *by != "NCCL").map_or("", |_| " by copies");
+            size += found.by.filter(|by| *by != "NCCL").map_or("", |_| " copy engines");
             size += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
-            size += &found.left.map(|left| format!(", {left} left")).unwrap_or_default();
+            size += &found.left.map(|left| format!(", {left} SMs reserved")).unwrap_or_default();
             let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.back_end);
             bars.push(Bar { name: format!("{}{size}", found.form), group, value: whole * 1e3, error: None });
         }

@@ -62,7 +62,7 @@ enum Subject {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     if arguments.steps == 0 || arguments.runs == Some(0) {
-        return Err(CliError::usage("nothing is measured", "--steps and --runs are at least 1"));
+        return Err(CliError::usage("--steps or --runs is 0", "both must be at least 1"));
     }
     let device = model_device(arguments.device)?;
     let name = device_info(&device)?.name;
@@ -92,8 +92,8 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     };
     if lengths.contains(&0) || arguments.dims.iter().any(|d| !(1..=256).contains(d)) {
         return Err(CliError::usage(
-            "there is no attention of this shape",
-            "lengths are at least 1, head dimensions from 1 to 256",
+            "invalid shape of attention",
+            "lengths must be at least 1, head dimensions from 1 to 256",
         ));
     }
     let runs = arguments.runs.unwrap_or(if device.is_cpu() { 5 } else { 100 });

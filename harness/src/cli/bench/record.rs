@@ -271,7 +271,7 @@ impl Recorder {
             Column::integer("n"),
             Column::number("rate").unit("TFLOP/s").significant(3),
             Column::number("rate").unit("GB/s").significant(3),
-            Column::number("of a copy").unit("%").decimals(0),
+            Column::number("of copy bandwidth").unit("%").decimals(0),
             Column::number("error").significant(2),
         ];
         let mut table = Table::new(&self.subject, "Times of kernels", columns);

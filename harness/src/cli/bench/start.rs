@@ -30,7 +30,7 @@ const LENGTH: usize = 128;
 /// Environments of the children: `case` of their rows, and variables in addition to the cache's.
 const WARM: (&str, &[(&str, &str)]) = ("from the cache", &[]);
 const WARM_WITHOUT_DRIVER: (&str, &[(&str, &str)]) =
-    ("from the cache, the driver's off", &[("CUDA_CACHE_DISABLE", "1")]);
+    ("from the cache, driver cache off", &[("CUDA_CACHE_DISABLE", "1")]);
 
 /// Records rows of one child with an empty cache, and medians of `count` children with a warm cache. On a GPU, also
 /// with the driver's own cache of machine code disabled, which shows the driver's compile time.

@@ -52,7 +52,7 @@ fn run(tool: &PathBuf, arguments: &[&Path]) -> Result<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     match output.status.success() {
         true => Ok(text),
-        false => Err(CliError::Failure(format!("{} rejects our code; please report:\n{text}", tool.display()))),
+        false => Err(CliError::Failure(format!("{} rejects the PTX; please report:\n{text}", tool.display()))),
     }
 }
 

@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let problems = arguments.problems()?;
     if let Some(log) = &arguments.worker {
         let [problem] = &problems[..] else {
-            return Err(CliError::usage("a worker tunes one kernel for one problem", "leave --worker out"));
+            return Err(CliError::usage("a worker tunes one kernel for one problem", "omit --worker"));
         };
         let answer = worker::tune(problem, &open(arguments.device)?, arguments, log)?;
         writeln!(out, "{}", answer.line())?;
@@ -209,8 +209,8 @@ impl Arguments {
             [self.batch, heads].contains(&0) || lengths.contains(&0) || !dims.iter().all(|d| (1..=256).contains(d));
         if wrong {
             return Err(CliError::usage(
-                "there is no attention of this shape",
-                "batch, heads and length are at least 1, head dimensions from 1 to 256",
+                "invalid shape of attention",
+                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
             ));
         }
         let mut problems = Vec::new();
