@@ -54,7 +54,7 @@ pub struct Options {
     /// Warps (32 threads each) per block (GPU), a power of two
     #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_warps)]
     num_warps: u32,
-    /// Number of stages of software pipelines in loops without a number of their own (GPU)
+    /// Number of stages of software pipelines, in loops that do not set it themselves (GPU)
     #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_stages)]
     num_stages: u32,
     /// Maximum number of registers per thread (GPU)

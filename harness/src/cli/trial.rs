@@ -18,7 +18,7 @@ use crate::train;
 /// those that the estimate omits.
 const PLENTY: f64 = 16.0;
 
-/// Bytes that the subprocess leaves free, because the sweep itself uses more memory than the subprocess.
+/// Bytes that the subprocess leaves free, because the sweep itself needs memory in addition.
 const RESERVE: usize = 64 << 20;
 
 /// The hidden option with the index of the row that the subprocess runs.

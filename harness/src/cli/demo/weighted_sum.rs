@@ -76,7 +76,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
     Ok(vec![forward, backward])
 }
 
-/// Builds a launch on a matrix [rows, d].
+/// Builds a launch on a matrix of shape `[rows, d]`.
 fn call(def: &'static KernelDef, dtypes: Vec<DType>, [rows, d]: [usize; 2], grid: [usize; 2]) -> Result<Call> {
     Ok(Call {
         def,

@@ -260,7 +260,7 @@ fn expect_memory(
 ) -> train::Result<()> {
     let world = team.map_or(1, |team| team.comm.world());
     let windows = options.batch.div_ceil(world);
-    // Inputs and targets, four bytes per token each, double-buffered.
+    // Inputs and targets, four bytes per token each, held twice.
     tilewright::expect_host_memory(16.0 * windows as f64 * options.context as f64)?;
     let config = Config { context: options.context, ..config.clone() };
     let needed = config.step_bytes(options.micro_batch.min(windows), Kind::TrainStep);

@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Fusion levels: none, ops or blocks. Default: blocks with flash attention, else ops
     #[arg(long, value_delimiter = ',')]
     fusions: Vec<Fusion>,
-    /// Parts of a step to time
+    /// Which part of a step to time; several are separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "train-step")]
     modes: Vec<Mode>,
     /// Replay steps as CUDA graphs: on, off, or off,on for both. Default: on for a GPU, as in training
