@@ -107,17 +107,57 @@ fn a_first_save_that_fails_claims_no_checkpoint() {
     assert_says(&limited(0, "none"), &["cannot write none/run.lock"]);
     assert!(!place.path("none").exists());
     let message = limited(32, "run");
-    assert_says(&message, &["cannot write run/checkpoint.safetensors", "no room", "no checkpoint of this run"]);
+    assert_says(&message, &["cannot write run/checkpoint.safetensors", "ulimit -f", "no checkpoint of this run"]);
     assert!(!message.contains("whole"), "{message}");
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);
+}
+
+/// The log is longer than a file may be, and checkpoints are not.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
+    let place = Place::new();
+    let tiny = "--layers 1 --width 8 --hidden 8 --heads 1 --context 16 --vocab 300 --batch 1";
+    let train = format!("train --data text.txt --out run {tiny} --steps 1000000 --save-every 10 --evaluate-every 0");
+    let message = fails(place.shell("trap '' XFSZ; ulimit -f 256", &train), 1);
+    assert_says(
+        &message,
+        &["cannot write run/log.jsonl", "ulimit -f", "the last checkpoint, of step ", "--resume goes on"],
+    );
+    let step = message.split("of step ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
+    let resumed = ok(place.command("train --resume --out run --minutes 0"));
+    assert_says(&resumed, &[&format!("going on after step {step},")]);
+}
+
+#[test]
+fn a_log_that_is_no_log_is_not_touched() {
+    let place = Place::new();
+    ok(place.train("run", "--steps 2"));
+    let notes = "what I think of this run\n";
+    std::fs::write(place.path("notes"), notes).unwrap();
+    std::fs::remove_file(place.path("run/log.jsonl")).unwrap();
+    std::os::unix::fs::symlink("../notes", place.path("run/log.jsonl")).unwrap();
+    let more = "--steps 4 --schedule keep";
+    let message = fails(place.resume("run", more), 1);
+    assert_says(&message, &["cannot use run/log.jsonl", "line 1 is none of a log", "help: move the file away"]);
+    assert_eq!(std::fs::read_to_string(place.path("notes")).unwrap(), notes);
+    std::fs::remove_file(place.path("run/log.jsonl")).unwrap();
+    ok(place.resume("run", more));
 }
 
 #[test]
 fn the_last_and_the_best_checkpoints_are_kept() {
     let place = Place::new();
-    ok(place.train("run", "--steps 12 --save-every 2 --evaluate-every 2 --keep-last 3 --keep-best 0"));
+    let said = ok(place.train("run", "--steps 12 --save-every 2 --evaluate-every 2 --keep-last 3 --keep-best 0"));
     let kept = ["checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors", "checkpoint.safetensors"];
     assert_eq!(place.names("run")[..3], kept);
+    // The best of these, as the log has it.
+    let evaluations = place.log("run").into_iter().filter(|line| line.contains("evaluation"));
+    let losses: Vec<f64> = evaluations.map(|line| field(&line, "loss").parse().unwrap()).collect();
+    let best = (3..6).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap();
+    let (name, step, loss) = (kept[best - 3], 2 * (best + 1), losses[best]);
+    let line = format!("the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}\n");
+    assert_says(&said, &[&line]);
     // Each is whole.
     for name in kept {
         ok(place.command(&format!("generate run/{name} --tokens 2")));
@@ -127,9 +167,22 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let whole = std::fs::read(&newest).unwrap();
     std::fs::write(&newest, &whole[..whole.len() - 1]).unwrap();
     let message = fails(place.resume("run", ""), 1);
-    assert_says(&message, &["cut short", "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors"]);
+    let older = "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors";
+    assert_says(&message, &["cut short", older]);
+    // Whatever of it is damaged.
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    std::fs::write(&newest, &flipped).unwrap();
+    let message = fails(place.resume("run", "--steps 14 --schedule keep"), 1);
+    assert_says(&message, &["the tensor `", "is damaged", older]);
+    flipped.clone_from(&whole);
+    let first = whole.len() - tensors(&place.path("run/checkpoint-00000010.safetensors")).len();
+    flipped[first] ^= 1;
+    std::fs::write(&newest, &flipped).unwrap();
+    let message = fails(place.command("generate run"), 1);
+    assert_says(&message, &["is damaged", "help: `tilewright generate run/checkpoint-00000010.safetensors`"]);
     std::fs::copy(place.path("run/checkpoint-00000010.safetensors"), &newest).unwrap();
-    assert_says(&ok(place.resume("run", "")), &["going on after step 10"]);
+    assert_says(&ok(place.resume("run", "")), &["going on after step 10", &line]);
     assert!(std::fs::read(&newest).unwrap() == whole, "the steps that were made again are the same");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
