@@ -16,7 +16,7 @@ fn number(place: &Place, out: &str, step: usize, name: &str) -> String {
 #[test]
 fn a_folder_has_one_run_at_a_time() {
     let place = Place::new();
-    let mut child = place.train("run", "--steps 1000000 --evaluate-every 0").spawn().unwrap();
+    let mut child = place.train("run", "--steps 1000000 --evaluate-every 0 --save-every 0").spawn().unwrap();
     place.wait_for_lines(&mut child, "run", 1);
     let pid = format!("process {} on host ", child.id());
     for second in [place.train("run", "--steps 3"), place.resume("run", "--steps 3")] {
