@@ -304,7 +304,7 @@ impl Needs {
         less.extend(options_for_less(config));
         less.extend(["a smaller --context", "a smaller model"].map(str::to_string));
         CliError::Failure(format!(
-            "{}{}\n  a step takes at least {}: parameters {}, gradients {}, moments {}, activations of {} windows of {} tokens {}, \
+            "{}{}\n  a step takes at least {}: parameters {}, gradients {}, moments {}, activations of {} × {} tokens {}, \
              and the batch's tokens {}\n  help: {} takes less",
             error.out_of_memory_text(),
             free.unwrap_or_default(),
