@@ -12,7 +12,7 @@
 //! | variable | values | meaning |
 //! |---|---|---|
 //! | `TILEWRIGHT_COMM` | `tcp`, `mpi`, `nccl` | the back end; without it, `mpi` under mpirun where it is built in, else `tcp` |
-//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300 |
+//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300. Which one hangs ranks find out in 3 s more |
 //! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
 //! | `TILEWRIGHT_JOB` | a word | ranks of different jobs do not talk to each other; `tilewright launch` sets it |
 //! | `TILEWRIGHT_LIFELINE` | a descriptor and its inode | the socket to `tilewright launch`, which sets it ([`super::lifeline`]) |
@@ -164,7 +164,7 @@ fn duration(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Opti
     let Some(value) = lookup(name) else { return Ok(None) };
     match value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds < 1e9) {
         Some(seconds) => Ok(Some(Duration::from_secs_f64(seconds))),
-        None => bad(name, &value, "a number of seconds above 0"),
+        None => bad(name, &value, "a number of seconds above 0, below 10⁹"),
     }
 }
 
