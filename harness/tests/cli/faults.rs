@@ -356,19 +356,20 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
             true => assert_eq!(lost.code, usual.code, "`{line}`"),
             false => assert!(lost.code == 1 && lost.err.contains("cannot write the output"), "`{line}`: {}", lost.err),
         }
-        // None at all, as by `>&-`.
+        // None at all, as by `>&-`: an error too, but for a launcher, whose ranks' work is worth more than their words.
         let mut closed = command(dir.path(), line);
         closed.stdout(Stdio::inherit());
         // SAFETY: close is safe to call between fork and exec.
         unsafe { closed.pre_exec(|| if libc::close(1) == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }) };
         let closed = finish(closed);
-        let said = usual.out.is_empty() || closed.err.contains("cannot write the output: standard output is closed");
-        assert!(
-            closed.code == lost.code && said,
-            "`{line}` with closed standard output: {}, {}",
-            closed.code,
-            closed.err
-        );
+        match usual.out.is_empty() || line.starts_with("launch") {
+            true => assert_eq!((closed.code, closed.err), (usual.code, usual.err.clone()), "`{line}`, closed"),
+            false => assert!(
+                closed.code == 1 && closed.err.contains("cannot write the output: standard output is closed"),
+                "`{line}`, closed: {}",
+                closed.err
+            ),
+        }
         let mut both = command(dir.path(), line);
         both.stdout(full()).stderr(full());
         assert_eq!(both.output().unwrap().status.code(), Some(lost.code), "`{line}` with both full");
