@@ -45,9 +45,43 @@ struct Pipeline<'o> {
     observer: &'o mut dyn Observer,
 }
 
+/// The names under which [`Observer::after`] hears of passes, in the order of the pipelines.
+pub const PASS_NAMES: &[&str] = &[
+    "carried_offsets",
+    "resolve_views",
+    "canonicalize",
+    "carried",
+    "cse",
+    "licm",
+    "split_masks",
+    "dce",
+    "assign_layouts",
+    "licm_laid",
+    "cse_laid",
+    "dce_laid",
+    "defer_sums",
+    "join_reductions",
+    "hoist_buffers",
+    "order_products",
+    "skew_products",
+    "specialize_warps",
+    "pipeline_loads",
+    "rotate_loops",
+    "cse_async",
+    "dce_async",
+    "delay_waits",
+    "direct_local_loads",
+    "early_arrivals",
+    "take_turns",
+];
+
 impl Pipeline<'_> {
     /// Runs one pass: checks its result in debug builds, and shows it to the observer.
     fn pass(&mut self, name: &'static str, stage: Stage, pass: impl FnOnce(&mut Func)) {
+        debug_assert!(
+            PASS_NAMES.contains(&name),
+            "internal compiler error: `{name}` is missing in PASS_NAMES, please report"
+        );
         pass(&mut self.func);
         if cfg!(debug_assertions)
             && let Err(errors) = verify(&self.func, stage)

@@ -62,8 +62,7 @@ impl Ragged {
 #[device_fn]
 pub(crate) fn vectors_of(first: Tile<i64>, d: Scalar<i32>, lead: Scalar<i32>, vector: usize) -> (Tile<i64>, Tile<i64>) {
     let from = first + lead;
-    // Not `cdiv`, of which the check of launches does not know that it is at least as large as its number.
-    let begin = (from + (vector - 1)) / vector * vector;
+    let begin = cdiv(from, vector) * vector;
     (begin - from, (from + d) / vector * vector - begin)
 }
 

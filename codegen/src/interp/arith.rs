@@ -64,6 +64,10 @@ pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
         BinaryOp::Mul => x.wrapping_mul(y),
         // By zero: zero.
         BinaryOp::Div => x.checked_div(y).unwrap_or(0),
+        BinaryOp::CeilDiv => match x.checked_div_euclid(y) {
+            Some(quotient) => quotient + i128::from(x % y != 0 && y > 0),
+            None => 0,
+        },
         BinaryOp::Rem => x.checked_rem(y).unwrap_or(0),
         BinaryOp::Min => x.min(y),
         BinaryOp::Max => x.max(y),
@@ -93,7 +97,13 @@ fn float_binary(op: BinaryOp, dtype: DType, x: f64, y: f64) -> f64 {
         BinaryOp::Min => std::cmp::min_by(x, y, f64::total_cmp),
         BinaryOp::Max if x.is_nan() || y.is_nan() => x.max(y),
         BinaryOp::Max => std::cmp::max_by(x, y, f64::total_cmp),
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+        BinaryOp::CeilDiv
+        | BinaryOp::And
+        | BinaryOp::Or
+        | BinaryOp::Xor
+        | BinaryOp::Shl
+        | BinaryOp::Shr
+        | BinaryOp::MulHi => {
             panic!("internal compiler error: {} of {dtype}, please report", op.name())
         }
     }

@@ -251,6 +251,11 @@ fn integers_wrap_and_follow_their_sign() {
     assert_eq!(scalar("sub", 0, 1, "u8"), 255);
     assert_eq!(scalar("mul", 65537, 65537, "u32"), 131073);
     assert_eq!(scalar("div", -7, 2, "i32"), -3);
+    for (a, b, up) in [(7, 2, 4), (8, 2, 4), (-7, 2, -3), (7, -2, -3), (-7, -2, 4), (-8, 2, -4), (7, 0, 0)] {
+        assert_eq!(scalar("cdiv", a, b, "i32"), up, "{a}, {b}");
+    }
+    assert_eq!(scalar("cdiv", i32::MAX.into(), 64, "i32"), 1 << 25);
+    assert_eq!(scalar("cdiv", 255, 16, "u8"), 16);
     assert_eq!(scalar("rem", -7, 2, "i32"), -1);
     assert_eq!(scalar("shr", -8, 1, "i32"), -4);
     assert_eq!(scalar("shr", 248, 1, "u8"), 124);

@@ -6,7 +6,7 @@
 
 use super::dtype::{Dtype, Int};
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
-use super::operand::{FloatLit, HostNum, IntLit, Number, Operand, Raw, broadcast, common_shape, materialise, meet_all};
+use super::operand::{FloatLit, HostNum, IntLit, Operand, Raw, broadcast, common_shape, materialise, meet_all};
 use super::record::{emit, fail, mistake, shape};
 #[doc(hidden)]
 pub use crate::ir::BinaryOp;
@@ -24,11 +24,6 @@ pub trait Combine<R> {
     #[doc(hidden)]
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Self::Output;
-
-    /// ⌈self / rhs⌉ of integers, where `rhs` > 0. Nothing wraps on the way.
-    #[doc(hidden)]
-    #[track_caller]
-    fn cdiv(self, rhs: R) -> Self::Output;
 }
 
 /// How the source writes an operation.
@@ -38,6 +33,7 @@ fn symbol(op: BinaryOp) -> &'static str {
         BinaryOp::Sub => "-",
         BinaryOp::Mul => "*",
         BinaryOp::Div => "/",
+        BinaryOp::CeilDiv => "cdiv",
         BinaryOp::Rem => "%",
         BinaryOp::Min => "minimum",
         BinaryOp::Max => "maximum",
@@ -62,7 +58,7 @@ fn check_op(op: BinaryOp, dtype: DType) {
         | BinaryOp::Min
         | BinaryOp::Max => (dtype != DType::Bool, "numbers"),
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => (!dtype.is_float(), "integers or bool"),
-        BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => (dtype.is_int(), "integers"),
+        BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => (dtype.is_int(), "integers"),
     };
     let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
     if !legal {
@@ -87,40 +83,11 @@ pub(crate) fn binary(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
     emit(|builder| builder.binary(op, a, b))
 }
 
-/// ⌈a / b⌉ for b > 0, where a + b − 1 may wrap in the type of a: computed in 64 bits where a shift divides, else as the quotient, and one
-/// more where the rest is positive.
-#[track_caller]
-fn ceil_div(a: Raw, b: Raw, dtype: DType) -> Value {
-    if !dtype.is_int() {
-        fail(mistake(format!("`cdiv` divides integers, found {dtype}")).label(format!("the numbers are {dtype}")));
-    }
-    let number = |n: i128| Raw::Number(Number::Int(n));
-    match (a, b) {
-        (Raw::Value(a), Raw::Number(Number::Int(n))) if dtype.bits() <= 32 && n > 0 && n.count_ones() == 1 => {
-            let wide = emit(|builder| builder.cast(a, DType::I64));
-            let sum = binary(BinaryOp::Add, Raw::Value(wide), number(n - 1), DType::I64);
-            let shifted = binary(BinaryOp::Shr, Raw::Value(sum), number(n.trailing_zeros().into()), DType::I64);
-            emit(|builder| builder.cast(shifted, dtype))
-        }
-        _ => {
-            let quotient = binary(BinaryOp::Div, a, b, dtype);
-            let rest = binary(BinaryOp::Rem, a, b, dtype);
-            let at_most_one = binary(BinaryOp::Min, Raw::Value(rest), number(1), dtype);
-            let one_more = binary(BinaryOp::Max, Raw::Value(at_most_one), number(0), dtype);
-            binary(BinaryOp::Add, Raw::Value(quotient), Raw::Value(one_more), dtype)
-        }
-    }
-}
-
 impl<T: Dtype, R: Operand<T>> Combine<R> for Tile<T> {
     type Output = Tile<T>;
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Tile<T> {
         Tile::from_value(binary(op, self.raw(), rhs.raw(), T::dtype()))
-    }
-    #[track_caller]
-    fn cdiv(self, rhs: R) -> Tile<T> {
-        Tile::from_value(ceil_div(self.raw(), rhs.raw(), T::dtype()))
     }
 }
 
@@ -129,10 +96,6 @@ impl<T: Dtype, R: Operand<T>> Combine<R> for Scalar<T> {
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> R::WithScalar {
         Data::from_value(binary(op, self.raw(), rhs.raw(), T::dtype()))
-    }
-    #[track_caller]
-    fn cdiv(self, rhs: R) -> R::WithScalar {
-        Data::from_value(ceil_div(self.raw(), rhs.raw(), T::dtype()))
     }
 }
 
@@ -149,11 +112,6 @@ macro_rules! widening {
             fn combine(self, rhs: $b, op: BinaryOp) -> $out<i64> {
                 let (a, b) = (self.to::<i64>(), rhs.to::<i64>());
                 $out::from_value(binary(op, a.raw(), b.raw(), DType::I64))
-            }
-            #[track_caller]
-            fn cdiv(self, rhs: $b) -> $out<i64> {
-                let (a, b) = (self.to::<i64>(), rhs.to::<i64>());
-                $out::from_value(ceil_div(a.raw(), b.raw(), DType::I64))
             }
         }
     };
@@ -181,6 +139,10 @@ macro_rules! host_int_operation {
             BinaryOp::Sub => $a.checked_sub($b),
             BinaryOp::Mul => $a.checked_mul($b),
             BinaryOp::Div => $a.checked_div($b),
+            BinaryOp::CeilDiv => $a.checked_div($b).zip($a.checked_rem($b)).and_then(|(quotient, rest)| {
+                // Rounded down where the rest is not 0 and has the divisor's sign.
+                quotient.checked_add((rest != 0 && (rest > 0) == ($b > 0)).into())
+            }),
             BinaryOp::Rem => $a.checked_rem($b),
             BinaryOp::Min => Some($a.min($b)),
             BinaryOp::Max => Some($a.max($b)),
@@ -203,20 +165,12 @@ macro_rules! host_left {
             fn combine(self, rhs: Tile<T>, op: BinaryOp) -> Tile<T> {
                 Tile::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
             }
-            #[track_caller]
-            fn cdiv(self, rhs: Tile<T>) -> Tile<T> {
-                Tile::from_value(ceil_div(Operand::<T>::raw(self), rhs.raw(), T::dtype()))
-            }
         }
         impl<T: Dtype> Combine<Scalar<T>> for $ty where $ty: HostNum<T> {
             type Output = Scalar<T>;
             #[track_caller]
             fn combine(self, rhs: Scalar<T>, op: BinaryOp) -> Scalar<T> {
                 Scalar::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
-            }
-            #[track_caller]
-            fn cdiv(self, rhs: Scalar<T>) -> Scalar<T> {
-                Scalar::from_value(ceil_div(Operand::<T>::raw(self), rhs.raw(), T::dtype()))
             }
         }
     )* };
@@ -233,12 +187,6 @@ macro_rules! host_pair {
                 let ($a, $b) = (self, rhs);
                 let (a, b): ($ty, $ty) = ($left_value, $right_value);
                 host_pair!(@$kind op, a, b)
-            }
-            #[track_caller]
-            fn cdiv(self, rhs: $right) -> $ty {
-                let ($a, $b) = (self, rhs);
-                let (a, b): ($ty, $ty) = ($left_value, $right_value);
-                host_pair!(@$kind BinaryOp::Div, host_pair!(@$kind BinaryOp::Sub, host_pair!(@$kind BinaryOp::Add, a, b), 1 as $ty), b)
             }
         }
     )* };
@@ -259,7 +207,13 @@ macro_rules! host_pair {
             BinaryOp::Rem => a % b,
             BinaryOp::Min => a.min(b),
             BinaryOp::Max => a.max(b),
-            BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+            BinaryOp::CeilDiv
+            | BinaryOp::And
+            | BinaryOp::Or
+            | BinaryOp::Xor
+            | BinaryOp::Shl
+            | BinaryOp::Shr
+            | BinaryOp::MulHi => {
                 host_failure($op, a, b)
             }
         }
@@ -304,10 +258,6 @@ impl Combine<bool> for bool {
             _ => host_failure(op, self, rhs),
         }
     }
-    #[track_caller]
-    fn cdiv(self, rhs: bool) -> bool {
-        host_failure(BinaryOp::Div, self, rhs)
-    }
 }
 
 /// Literals among themselves stay literals.
@@ -316,10 +266,6 @@ impl Combine<IntLit> for IntLit {
     #[track_caller]
     fn combine(self, rhs: IntLit, op: BinaryOp) -> IntLit {
         IntLit(self.0.combine(rhs.0, op))
-    }
-    #[track_caller]
-    fn cdiv(self, rhs: IntLit) -> IntLit {
-        IntLit(self.0.cdiv(rhs.0))
     }
 }
 
@@ -330,10 +276,6 @@ macro_rules! float_literals {
             #[track_caller]
             fn combine(self, rhs: $right, op: BinaryOp) -> FloatLit {
                 FloatLit($a(self).combine($b(rhs), op))
-            }
-            #[track_caller]
-            fn cdiv(self, rhs: $right) -> FloatLit {
-                host_failure(BinaryOp::Div, $a(self), $b(rhs))
             }
         }
     )* };
@@ -431,10 +373,6 @@ impl<T: Dtype, I: Offset<T>> Combine<I> for Ptr<T> {
     fn combine(self, rhs: I, op: BinaryOp) -> I::Moved {
         I::moved(move_pointer(self.v, rhs, op), self.writable)
     }
-    #[track_caller]
-    fn cdiv(self, rhs: I) -> I::Moved {
-        self.combine(rhs, BinaryOp::Div)
-    }
 }
 
 impl<T: Dtype, I: Offset<T>> Combine<I> for PtrTile<T> {
@@ -442,10 +380,6 @@ impl<T: Dtype, I: Offset<T>> Combine<I> for PtrTile<T> {
     #[track_caller]
     fn combine(self, rhs: I, op: BinaryOp) -> PtrTile<T> {
         PtrTile::new(move_pointer(self.v, rhs, op), self.writable)
-    }
-    #[track_caller]
-    fn cdiv(self, rhs: I) -> PtrTile<T> {
-        self.combine(rhs, BinaryOp::Div)
     }
 }
 
@@ -467,6 +401,8 @@ operators! {
     mul, Mul;
     /// `a / b`: truncates toward zero for integers.
     div, Div;
+    /// ⌈a / b⌉ for integers. Nothing wraps on the way.
+    cdiv, CeilDiv;
     /// `a % b`: the sign of `a`, as in Rust.
     rem, Rem;
     /// `a & b`.
@@ -485,12 +421,6 @@ operators! {
     maximum, Max;
     /// High half of the full product of two integers.
     umulhi, MulHi;
-}
-
-/// ⌈a / b⌉ for integers that are not negative.
-#[track_caller]
-pub fn cdiv<A: Combine<B>, B>(a: A, b: B) -> A::Output {
-    a.cdiv(b)
 }
 
 /// Rust's own operators, for code outside `#[kernel]` and `#[device_fn]`.

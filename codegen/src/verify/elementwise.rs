@@ -45,7 +45,9 @@ pub(super) fn binary(cx: &OpCx, op: BinaryOp) -> Check {
         | BinaryOp::Min
         | BinaryOp::Max => numbers(cx, 0, "integers or floats", |d| d != DType::Bool)?,
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => numbers(cx, 0, "bool or integers", |d| !d.is_float())?,
-        BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => numbers(cx, 0, "integers", DType::is_int)?,
+        BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+            numbers(cx, 0, "integers", DType::is_int)?;
+        }
     }
     like_first(cx)?;
     cx.result_is(0, cx.operand(0))

@@ -356,6 +356,20 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
             true => assert_eq!(lost.code, usual.code, "`{line}`"),
             false => assert!(lost.code == 1 && lost.err.contains("cannot write the output"), "`{line}`: {}", lost.err),
         }
+        // None at all, as by `>&-`: an error too, but for a launcher, whose ranks' work is worth more than their words.
+        let mut closed = command(dir.path(), line);
+        closed.stdout(Stdio::inherit());
+        // SAFETY: close is safe to call between fork and exec.
+        unsafe { closed.pre_exec(|| if libc::close(1) == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }) };
+        let closed = finish(closed);
+        match usual.out.is_empty() || line.starts_with("launch") {
+            true => assert_eq!((closed.code, closed.err), (usual.code, usual.err.clone()), "`{line}`, closed"),
+            false => assert!(
+                closed.code == 1 && closed.err.contains("cannot write the output: standard output is closed"),
+                "`{line}`, closed: {}",
+                closed.err
+            ),
+        }
         let mut both = command(dir.path(), line);
         both.stdout(full()).stderr(full());
         assert_eq!(both.output().unwrap().status.code(), Some(lost.code), "`{line}` with both full");
@@ -367,6 +381,55 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
         let unread = finish(unread);
         let code = if usual.out.is_empty() || line.starts_with("launch") { usual.code } else { 141 };
         assert_eq!((unread.code, unread.err), (code, usual.err), "`{line}` with a closed pipe");
+    }
+}
+
+/// Tokens and kernels are kept in one folder.
+#[test]
+fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
+    let dir = folder();
+    let open = dir.path().join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut training = command(dir.path(), TRAIN);
+    training.env("TILEWRIGHT_CACHE", &open);
+    let ran = finish(training);
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    assert_eq!(ran.err.matches("the cache folder is not used").count(), 1, "{}", ran.err);
+}
+
+/// Whatever the command, and before it begins: nobody has to find out later that a variable meant nothing.
+#[test]
+fn variables_of_nonsense_end_every_command() {
+    let dir = folder();
+    for (name, value, expected) in [
+        ("TILEWRIGHT_DEVICE", "gpu", "cuda:N"),
+        ("TILEWRIGHT_CACHE_MAX_SIZE", "lots", "2G"),
+        ("TILEWRIGHT_DUMP", "nonsense", "assign_layouts"),
+        ("TILEWRIGHT_TUNE", "soon", "a number of seconds"),
+        ("TILEWRIGHT_LOG", "wran", "off, error, warn"),
+        ("TILEWRIGHT_LOG", "tilewright=loud", "MODULE=LEVEL"),
+        ("TILEWRIGHT_LOG", "a=b=c", "MODULE=LEVEL"),
+        ("TILEWRIGHT_COMM", "x", "tcp, mpi or nccl"),
+        ("TILEWRIGHT_COMM_TIMEOUT", "-1", "a number of seconds"),
+        ("TILEWRIGHT_START_TIMEOUT", "soon", "a number of seconds"),
+        ("TILEWRIGHT_UNAUTHENTICATED", "yes", "expected 1, or nothing"),
+        ("TILEWRIGHT_LIFELINE", "zz", "DESCRIPTOR:INODE"),
+    ] {
+        let mut listing = command(dir.path(), "list");
+        listing.env(name, value);
+        let ran = finish(listing);
+        assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{name}={value}: {}", ran.err);
+        for part in [name, value, expected] {
+            assert!(ran.err.contains(part), "`{part}` is missing for {name}={value}: {}", ran.err);
+        }
+    }
+    for (name, value) in
+        [("TILEWRIGHT_LOG", "info"), ("TILEWRIGHT_LOG", "warn,tilewright=TRACE"), ("TILEWRIGHT_COMM", "")]
+    {
+        let mut listing = command(dir.path(), "list");
+        listing.env(name, value);
+        assert_eq!(finish(listing).code, 0, "{name}={value}");
     }
 }
 

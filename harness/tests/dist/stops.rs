@@ -312,7 +312,7 @@ fn launch_waits_for_ranks_inside_of_shells() {
 #[test]
 fn program_of_a_rank_that_stops() {
     let Ok(what) = std::env::var("TILEWRIGHT_TEST_STOPS") else { return };
-    lifeline::attach();
+    lifeline::attach().unwrap();
     let (sender, heard) = std::sync::mpsc::channel();
     signals::listen(move |meaning| sender.send(meaning).unwrap()).unwrap();
     let ready = std::env::var("TILEWRIGHT_TEST_READY").unwrap();

@@ -144,7 +144,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     let mut sums = (zeros::<f32>([k_tile, d_tile]), zeros::<f32>([k_tile, d_tile]));
 
     // Query tiles from `first_tile` on see some of the keys.
-    // Not `cdiv`, whose 64 bits are two registers too many here: 8 to 56 bytes were spilled in f32.
+    // Not `cdiv`: in 64 bits it spills 8 to 56 bytes in f32, and in 32 bits, which `assume(n_q >= 0)` allows, 8 bytes where causal.
     let tiles = (n_q + (q_tile - 1)) / q_tile;
     let mut first_tile = scalar::<i32>(0);
     if causal {

@@ -231,7 +231,7 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
             let shift = constant(b).filter(|s| (0..i128::from(a.bits.min(32))).contains(s)).unwrap_or(0);
             info.divisibility.fill((a.divisor_of_all() << shift).min(MAX_DIVISOR));
         }
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shr | BinaryOp::MulHi => {}
+        BinaryOp::CeilDiv | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shr | BinaryOp::MulHi => {}
     }
     info
 }
@@ -263,6 +263,12 @@ fn range_of(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo) -> (i128, i1
         BinaryOp::Rem if a0 >= 0 => (0, a1.min((b0.abs().max(b1.abs()) - 1).max(0))),
         BinaryOp::Div if b0 == b1 && b0 > 0 => (a0 / b0, a1 / b0),
         BinaryOp::Div if a0 >= 0 && b0 >= 0 => (0, a1),
+        BinaryOp::CeilDiv if b0 > 0 => {
+            let up = |a: i128, b: i128| a.div_euclid(b) + i128::from(a % b != 0);
+            // Larger divisors take quotients closer to 0.
+            (up(a0, if a0 < 0 { b0 } else { b1 }), up(a1, if a1 < 0 { b1 } else { b0 }))
+        }
+        BinaryOp::CeilDiv if a0 >= 0 && b0 >= 0 => (0, a1),
         BinaryOp::Min => (a0.min(b0), a1.min(b1)),
         BinaryOp::Max => (a0.max(b0), a1.max(b1)),
         BinaryOp::And if a0 >= 0 && b0 >= 0 => (0, a1.min(b1)),

@@ -102,6 +102,20 @@ impl Interval {
         self.bounded(other, |a, b| Interval::around([a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high]))
     }
 
+    /// Quotients that are rounded up, 0 for the divisor 0; anything where the divisor may be 0.
+    fn quotient_up(self, other: Interval) -> Interval {
+        if other == Interval::point(0) && !self.is_empty() {
+            return other;
+        }
+        if !other.is_empty() && other.low <= 0 && other.high >= 0 {
+            return Interval::ANY;
+        }
+        let up = |a: i128, b: i128| a.div_euclid(b) + i128::from(a % b != 0 && b > 0);
+        self.bounded(other, |a, b| {
+            Interval::around([up(a.low, b.low), up(a.low, b.high), up(a.high, b.low), up(a.high, b.high)])
+        })
+    }
+
     /// Remainders with the dividend's sign, 0 for the divisor 0; anything where the divisor may be 0.
     fn remainder(self, other: Interval) -> Interval {
         if other == Interval::point(0) && !self.is_empty() {
@@ -147,6 +161,7 @@ impl Interval {
             BinaryOp::Sub => a.minus(b),
             BinaryOp::Mul => a.times(b),
             BinaryOp::Div => a.quotient(b),
+            BinaryOp::CeilDiv => a.quotient_up(b),
             BinaryOp::Rem => a.remainder(b),
             BinaryOp::Min => a.bounded(b, |a, b| Interval { low: a.low.min(b.low), high: a.high.min(b.high) }),
             BinaryOp::Max => a.bounded(b, |a, b| Interval { low: a.low.max(b.low), high: a.high.max(b.high) }),
@@ -209,11 +224,12 @@ fn ones_above(n: i128) -> i128 {
 mod tests {
     use super::*;
 
-    const OPS: [BinaryOp; 12] = [
+    const OPS: [BinaryOp; 13] = [
         BinaryOp::Add,
         BinaryOp::Sub,
         BinaryOp::Mul,
         BinaryOp::Div,
+        BinaryOp::CeilDiv,
         BinaryOp::Rem,
         BinaryOp::Min,
         BinaryOp::Max,
@@ -230,6 +246,8 @@ mod tests {
             BinaryOp::Sub => a - b,
             BinaryOp::Mul => a * b,
             BinaryOp::Div => a.checked_div(b).unwrap_or(0),
+            BinaryOp::CeilDiv if b == 0 => 0,
+            BinaryOp::CeilDiv => (a as f64 / b as f64).ceil() as i128,
             BinaryOp::Rem => a.checked_rem(b).unwrap_or(0),
             BinaryOp::Min => a.min(b),
             BinaryOp::Max => a.max(b),

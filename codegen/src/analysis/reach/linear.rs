@@ -168,7 +168,8 @@ fn at_least(b: &mut Builder, x: Value, y: Value, depth: usize) -> Option<Vec<Tes
     match (parts(x), parts(y)) {
         (_, Some((BinaryOp::Min, p, q))) => at_least(b, x, p, deeper).or_else(|| at_least(b, x, q, deeper)),
         (Some((BinaryOp::Max, p, q)), _) => at_least(b, p, y, deeper).or_else(|| at_least(b, q, y, deeper)),
-        (Some((BinaryOp::Div, p, m)), Some((BinaryOp::Div, q, n))) => {
+        (Some((BinaryOp::Div | BinaryOp::CeilDiv, p, m)), Some((BinaryOp::Div, q, n)))
+        | (Some((BinaryOp::CeilDiv, p, m)), Some((BinaryOp::CeilDiv, q, n))) => {
             let divisor = func.constant_int(m).filter(|&d| d > 0 && func.constant_int(n) == Some(d));
             divisor.and_then(|_| at_least(b, p, q, deeper))
         }

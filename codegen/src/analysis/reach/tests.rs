@@ -92,6 +92,32 @@ fn a_mask_bounds_what_it_compares() {
     }
 }
 
+/// The first multiple of 8 that is not before a row: it starts at least where the row does, as `cdiv(x, 8) * 8 >= x`.
+#[test]
+fn ceilings_are_at_least_their_numbers() {
+    let text = "kernel @f(%p: ptr<f32>, %stride: i64, %lead: i64) {
+  %pid = program_id {axis = 0} : i32
+  %wide = cast %pid : i64
+  %first = mul %wide, %stride : i64
+  %from = add %first, %lead : i64
+  %eight = constant {value = 8} : i64
+  %up = cdiv %from, %eight : i64
+  %begin = mul %up, %eight : i64
+  %head = sub %begin, %from : i64
+  %there = add %first, %head : i64
+  %at = ptr_add %p, %there : ptr<f32>
+  %v = load %at {eviction = normal} : f32
+  device_print %v {prefix = \"v\"}
+  return
+}";
+    // Rows begin at 0, 5, 10 and 15, and 3 more behind a multiple of 8: the last multiples of 8 are 8, 8, 16 and 24.
+    assert_eq!(needed(text, &[0, 5, 3], [4, 1, 1]), Some(24 - 3 + 1));
+    assert_eq!(needed(text, &[0, 5, 0], [1, 1, 1]), Some(1));
+    assert_eq!(needed(text, &[0, 5, -3], [1, 1, 1]), Some(4));
+    // The second row begins before the buffer.
+    assert_eq!(needed(text, &[0, -8, 3], [2, 1, 1]), None);
+}
+
 /// `x` through a view [n, m] of strides [s, 1] whose blocks of 16 × 32 start at `offset` in both dimensions.
 fn viewed(boundary: &str) -> String {
     format!(

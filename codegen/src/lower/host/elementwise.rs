@@ -84,7 +84,13 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
             // Of what is rounded to 8 bits, infinity would become a number.
             BinaryOp::Min | BinaryOp::Max if d == DType::F8E5M2 => extremum(w, op, ty, lanes, a, b),
             BinaryOp::Min | BinaryOp::Max => return extremum(w, op, ty, lanes, a, b),
-            BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+            BinaryOp::CeilDiv
+            | BinaryOp::And
+            | BinaryOp::Or
+            | BinaryOp::Xor
+            | BinaryOp::Shl
+            | BinaryOp::Shr
+            | BinaryOp::MulHi => {
                 panic!("internal compiler error: `{}` of {d}, please report", op.name())
             }
         };
@@ -102,6 +108,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
         BinaryOp::Min => call_same(w, if signed { "llvm.smin" } else { "llvm.umin" }, ty, lanes, &[a, b]),
         BinaryOp::Max => call_same(w, if signed { "llvm.smax" } else { "llvm.umax" }, ty, lanes, &[a, b]),
         BinaryOp::Div | BinaryOp::Rem => integer_division(w, op == BinaryOp::Rem, d, lanes, a, b),
+        BinaryOp::CeilDiv => ceil_div(w, d, lanes, a, b),
         BinaryOp::Shl | BinaryOp::Shr => shift(w, op == BinaryOp::Shl, d, lanes, a, b),
         BinaryOp::MulHi => {
             let wide = vector(&format!("i{}", 2 * d.bits()), lanes);
@@ -160,6 +167,22 @@ fn integer_division(w: &mut Writer, remainder: bool, d: DType, lanes: usize, a: 
         result = w.inst(format!("select {cond} {minus}, {vty} {negated}, {vty} {result}"));
     }
     w.inst(format!("select {cond} {by_zero}, {vty} {zero}, {vty} {result}"))
+}
+
+/// The quotient, and one more where it was rounded down: where the rest is not 0 and has the divisor's sign.
+fn ceil_div(w: &mut Writer, d: DType, lanes: usize, a: &str, b: &str) -> String {
+    let ty = reg_num(d);
+    let (vty, cond, zero) = (vector(ty, lanes), vector("i1", lanes), splat(ty, lanes, 0));
+    let quotient = integer_division(w, false, d, lanes, a, b);
+    let rest = integer_division(w, true, d, lanes, a, b);
+    let mut rounded_down = w.inst(format!("icmp ne {vty} {rest}, {zero}"));
+    if d.is_signed_int() {
+        let signs = w.inst(format!("xor {vty} {rest}, {b}"));
+        let same_sign = w.inst(format!("icmp sge {vty} {signs}, {zero}"));
+        rounded_down = w.inst(format!("and {cond} {rounded_down}, {same_sign}"));
+    }
+    let one_more = w.inst(format!("zext {cond} {rounded_down} to {vty}"));
+    w.inst(format!("add {vty} {quotient}, {one_more}"))
 }
 
 /// A shift by the width or more gives what shifting bit by bit would: 0, or the sign in every bit.

@@ -8,7 +8,7 @@
 //! - it is repeated along a dimension (`broadcast`), and it is not cheap: computing it once per row instead of once per
 //!   element is the point of a smaller tile; it gets loops of its own.
 
-use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, UnaryOp, Value};
+use crate::ir::{BinaryOp, BlockId, DType, Def, Effects, Func, Op, OpId, UnaryOp, Value};
 use std::collections::BTreeSet;
 
 /// Cost up to which a value is computed again by each consumer. An integer operation costs 1.
@@ -197,7 +197,7 @@ impl Plan {
         let own = match &data.op {
             Op::Constant { .. } | Op::Arange { .. } | Op::Splat => return 0,
             Op::Binary(op) => match op {
-                crate::ir::BinaryOp::Div | crate::ir::BinaryOp::Rem | crate::ir::BinaryOp::MulHi => 5,
+                BinaryOp::Div | BinaryOp::CeilDiv | BinaryOp::Rem | BinaryOp::MulHi => 5,
                 _ => 1,
             },
             Op::Unary(UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs) | Op::Cmp(_) | Op::Select | Op::PtrAdd => 1,

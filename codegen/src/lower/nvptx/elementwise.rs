@@ -90,6 +90,10 @@ impl Lowering<'_> {
                 let ranges = [0, 1].map(|i| self.axis.get(self.func, data.operands[i]).range);
                 self.integer_division(*op == BinaryOp::Rem, self.dtype(result), (args[0], args[1]), ranges)
             }
+            Op::Binary(BinaryOp::CeilDiv) => {
+                let ranges = [0, 1].map(|i| self.axis.get(self.func, data.operands[i]).range);
+                self.ceil_div(self.dtype(result), (args[0], args[1]), ranges)
+            }
             Op::Binary(op) => self.binary(*op, self.dtype(result), args[0], args[1]),
             Op::Cmp(op) => self.compare(*op, self.elem(data.operands[0]), args[0], args[1]),
             Op::Fma => {
@@ -251,6 +255,10 @@ impl Lowering<'_> {
                 let any = num::int_range(d);
                 return self.integer_division(op == BinaryOp::Rem, d, (a, b), [any, any]);
             }
+            BinaryOp::CeilDiv => {
+                let any = num::int_range(d);
+                return self.ceil_div(d, (a, b), [any, any]);
+            }
             BinaryOp::And => format!("and {ty} {a}, {b}"),
             BinaryOp::Or => format!("or {ty} {a}, {b}"),
             BinaryOp::Xor => format!("xor {ty} {a}, {b}"),
@@ -316,6 +324,53 @@ impl Lowering<'_> {
             Some(by_zero) => self.e.inst(format!("select i1 {by_zero}, {ty} 0, {ty} {result}")),
             None => result,
         }
+    }
+
+    /// The quotient rounded up, without anything that wraps. `ranges` hold all numbers that the operands can be; by what they show,
+    /// one of five ways, the shortest first.
+    fn ceil_div(&mut self, d: DType, (a, b): (&str, &str), [dividend, divisor]: [(i128, i128); 2]) -> Val {
+        let ty = llvm_type(Elem::Num(d));
+        let number = (divisor.0 == divisor.1).then_some(divisor.0);
+        let largest_unsigned = (1i128 << d.bits()) - 1;
+        if dividend.0 >= 0 && divisor.0 > 0 && dividend.1 + divisor.1 - 1 <= largest_unsigned {
+            let less = match number {
+                Some(n) => (n - 1).to_string(),
+                None => self.e.inst(format!("add {ty} {b}, -1")),
+            };
+            let sum = self.e.inst(format!("add nuw {ty} {a}, {less}"));
+            return self.e.inst(format!("udiv {ty} {sum}, {b}"));
+        }
+        let power_of_two = number.filter(|n| *n > 0 && n.count_ones() == 1);
+        // In 64 bits, which may be a register or two more: of the forms in 32 bits, `ptxas` makes loops with more of them (matmul 195, not 192).
+        if let Some(n) = power_of_two.filter(|_| d.bits() <= 32) {
+            let extend = if d.is_signed_int() { "sext" } else { "zext" };
+            let wide = self.e.inst(format!("{extend} {ty} {a} to i64"));
+            let sum = self.e.inst(format!("add i64 {wide}, {}", n - 1));
+            let shifted = self.e.inst(format!("ashr i64 {sum}, {}", n.trailing_zeros()));
+            return self.e.inst(format!("trunc i64 {shifted} to {ty}"));
+        }
+        if let Some(n) = power_of_two {
+            let shift = if d.is_signed_int() { "ashr" } else { "lshr" };
+            let floor = self.e.inst(format!("{shift} {ty} {a}, {}", n.trailing_zeros()));
+            let rest = self.e.inst(format!("and {ty} {a}, {}", n - 1));
+            let rounded_down = self.e.inst(format!("icmp ne {ty} {rest}, 0"));
+            let one_more = self.e.inst(format!("zext i1 {rounded_down} to {ty}"));
+            return self.e.inst(format!("add {ty} {floor}, {one_more}"));
+        }
+        let quotient = self.integer_division(false, d, (a, b), [dividend, divisor]);
+        let rest = self.integer_division(true, d, (a, b), [dividend, divisor]);
+        // Quotients are rounded down where the rest is not 0 and has the divisor's sign.
+        let rounded_down = if !d.is_signed_int() || divisor.0 > 0 {
+            let above = if d.is_signed_int() { "sgt" } else { "ne" };
+            self.e.inst(format!("icmp {above} {ty} {rest}, 0"))
+        } else {
+            let signs = self.e.inst(format!("xor {ty} {rest}, {b}"));
+            let same_sign = self.e.inst(format!("icmp sge {ty} {signs}, 0"));
+            let some = self.e.inst(format!("icmp ne {ty} {rest}, 0"));
+            self.e.inst(format!("and i1 {some}, {same_sign}"))
+        };
+        let one_more = self.e.inst(format!("zext i1 {rounded_down} to {ty}"));
+        self.e.inst(format!("add {ty} {quotient}, {one_more}"))
     }
 
     /// A shift by the width or more gives what shifting bit by bit would, as on the CPU: 0, or the sign in every bit.

@@ -66,7 +66,7 @@ fn specified(op: BinaryOp, dtype: DType, b: u64) -> bool {
         return true;
     }
     match op {
-        BinaryOp::Div | BinaryOp::Rem => b != 0,
+        BinaryOp::Div | BinaryOp::CeilDiv | BinaryOp::Rem => b != 0,
         BinaryOp::Shl | BinaryOp::Shr => (0..dtype.bits() as i128).contains(&num::decode_int(dtype, b)),
         BinaryOp::Add
         | BinaryOp::Sub

@@ -31,7 +31,7 @@ fn commutes(op: BinaryOp) -> bool {
         | BinaryOp::Or
         | BinaryOp::Xor
         | BinaryOp::MulHi => true,
-        BinaryOp::Sub | BinaryOp::Div | BinaryOp::Rem | BinaryOp::Shl | BinaryOp::Shr => false,
+        BinaryOp::Sub | BinaryOp::Div | BinaryOp::CeilDiv | BinaryOp::Rem | BinaryOp::Shl | BinaryOp::Shr => false,
     }
 }
 
@@ -75,7 +75,7 @@ fn leaves_left(op: BinaryOp, dtype: DType, c: u64) -> bool {
     let value = num::decode_int(dtype, c);
     match op {
         BinaryOp::Add | BinaryOp::Sub | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => value == 0,
-        BinaryOp::Mul | BinaryOp::Div => value == 1,
+        BinaryOp::Mul | BinaryOp::Div | BinaryOp::CeilDiv => value == 1,
         BinaryOp::And => c == ones(dtype),
         BinaryOp::Min => value == num::int_range(dtype).1,
         BinaryOp::Max => value == num::int_range(dtype).0,
@@ -97,6 +97,7 @@ fn forces_right(op: BinaryOp, dtype: DType, c: u64) -> bool {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Div
+        | BinaryOp::CeilDiv
         | BinaryOp::Rem
         | BinaryOp::Xor
         | BinaryOp::Shl

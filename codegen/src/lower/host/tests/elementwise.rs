@@ -47,7 +47,7 @@ fn allowed(op: BinaryOp, d: DType) -> bool {
         | BinaryOp::Min
         | BinaryOp::Max => d != DType::Bool,
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => !d.is_float(),
-        BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => d.is_int(),
+        BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => d.is_int(),
     }
 }
 
