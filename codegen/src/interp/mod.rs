@@ -157,7 +157,7 @@ fn arguments(func: &Func, args: &[ArgValue], memory: &Memory) -> Result<Vec<Tile
             let promised = arg.equal_to.is_none_or(|n| n as i128 == i) && i % arg.divisible_by as i128 == 0;
             if !promised {
                 return Err(format!(
-                    "argument `{}` is {i}, but the kernel was specialised for {}",
+                    "argument `{}` is {i}, but the kernel was specialized for {}",
                     arg.name,
                     match arg.equal_to {
                         Some(n) => format!("the value {n}"),

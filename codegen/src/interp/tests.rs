@@ -365,8 +365,8 @@ fn runs_stop_at_their_limit_and_check_their_arguments() {
             .message
     };
     assert_eq!(go(32, 1), "stopped after 100 ops");
-    assert_eq!(go(40, 1), "argument `n` is 40, but the kernel was specialised for multiples of 16");
-    assert_eq!(go(32, 2), "argument `one` is 2, but the kernel was specialised for the value 1");
+    assert_eq!(go(40, 1), "argument `n` is 40, but the kernel was specialized for multiples of 16");
+    assert_eq!(go(32, 2), "argument `one` is 2, but the kernel was specialized for the value 1");
     let error = run(&func, &[], [1; 3], &mut Memory::new()).unwrap_err();
     assert_eq!(error.message, "the kernel takes 2 arguments, found 0");
 }
