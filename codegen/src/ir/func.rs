@@ -308,7 +308,7 @@ impl Func {
         std::iter::once(self.body)
             .chain(regions)
             .find_map(|block| Some((block, self.block(block).ops.iter().position(|&op| op == id)?)))
-            .expect("internal compiler error: an op that stands nowhere, please report")
+            .expect("internal compiler error: an op outside any block, please report")
     }
 
     /// Replaces every use of `old` by `new`.
