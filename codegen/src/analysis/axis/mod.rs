@@ -181,7 +181,9 @@ impl AxisInfo {
             for dim in (0..shape.len()).rev() {
                 let at = (i / stride % shape[dim]) as u64;
                 if !at.is_multiple_of(self.constancy[dim]) && tile.bits[i] != tile.bits[i - stride] {
-                    return Err(format!("element {i} differs from the one before in dimension {dim}, in a constant run"));
+                    return Err(format!(
+                        "element {i} differs from the one before in dimension {dim}, in a constant run"
+                    ));
                 }
                 stride *= shape[dim];
             }
