@@ -1,8 +1,8 @@
-//! Arithmetic: the meaning of the operators in kernel code. Comparisons are in [`super::compare`].
+//! Arithmetic: the operators in kernel code. Comparisons are in [`super::compare`].
 //!
-//! `#[kernel]` turns `a + b` into [`add`]`(a, b)` and so on, so that one rule ([`Combine`]) types them all:
-//! tile with tile, scalar, or Rust number gives a tile; scalar with scalar or number gives a scalar; Rust numbers among
-//! themselves stay Rust numbers. `i32` and `i64` may be mixed and give `i64`.
+//! `#[kernel]` turns `a + b` into [`add`]`(a, b)` and so on, so that one rule ([`Combine`]) types them all: tile with
+//! tile, scalar, or Rust number gives a tile; scalar with scalar or number gives a scalar; two Rust numbers stay a Rust
+//! number. `i32` and `i64` may be mixed and promote to `i64`.
 
 use super::dtype::{Dtype, Int};
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
@@ -12,11 +12,11 @@ use super::record::{emit, fail, mistake, shape};
 pub use crate::ir::BinaryOp;
 use crate::ir::{DType, Value};
 
-/// Pairs that the arithmetic operators accept.
+/// Operand pairs that the arithmetic operators accept.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` and `{R}` cannot be combined",
-    label = "no operation between `{Self}` and `{R}`",
-    note = "element types do not mix silently: convert one side with `.to::<…>()`"
+    label = "incompatible operands `{Self}` and `{R}`",
+    note = "element types are not converted implicitly: convert one side with `.to::<…>()`"
 )]
 pub trait Combine<R> {
     type Output;
@@ -25,13 +25,13 @@ pub trait Combine<R> {
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Self::Output;
 
-    /// ⌈self / rhs⌉ of integers, where `rhs` > 0. Nothing wraps on the way.
+    /// ⌈self / rhs⌉ of integers, for `rhs` > 0, without intermediate overflow.
     #[doc(hidden)]
     #[track_caller]
     fn cdiv(self, rhs: R) -> Self::Output;
 }
 
-/// How the source writes an operation.
+/// The operator as written in source, for messages.
 fn symbol(op: BinaryOp) -> &'static str {
     match op {
         BinaryOp::Add => "+",
@@ -50,7 +50,7 @@ fn symbol(op: BinaryOp) -> &'static str {
     }
 }
 
-/// Ends with a message where the element type has no such operation.
+/// Fails with a message if the element type does not support the operation.
 #[track_caller]
 fn check_op(op: BinaryOp, dtype: DType) {
     let (legal, what) = match op {
@@ -67,13 +67,13 @@ fn check_op(op: BinaryOp, dtype: DType) {
     let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
     if !legal {
         fail(
-            mistake(format!("`{}` works on {what}, found {dtype}", symbol(op)))
+            mistake(format!("`{}` requires {what}, found {dtype}", symbol(op)))
                 .label(format!("the elements are {dtype}")),
         );
     }
     if small {
         fail(
-            mistake(format!("{dtype} is a storage type: `{}` has no meaning on it", symbol(op)))
+            mistake(format!("{dtype} is a storage type: `{}` is not supported on it", symbol(op)))
                 .label(format!("the elements are {dtype}"))
                 .help("compute in a wider type: `.to::<f32>()`"),
         );
@@ -87,12 +87,12 @@ pub(crate) fn binary(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
     emit(|builder| builder.binary(op, a, b))
 }
 
-/// ⌈a / b⌉ for b > 0, where a + b − 1 may wrap in the type of a: computed in 64 bits where a shift divides, else as the quotient, and one
-/// more where the rest is positive.
+/// ⌈a / b⌉ for b > 0. Since a + b − 1 may overflow the type of a, it is computed in 64 bits where the division is a
+/// shift, and otherwise as the quotient, plus one if the remainder is positive.
 #[track_caller]
 fn ceil_div(a: Raw, b: Raw, dtype: DType) -> Value {
     if !dtype.is_int() {
-        fail(mistake(format!("`cdiv` divides integers, found {dtype}")).label(format!("the numbers are {dtype}")));
+        fail(mistake(format!("`cdiv` requires integers, found {dtype}")).label(format!("the operands are {dtype}")));
     }
     let number = |n: i128| Raw::Number(Number::Int(n));
     match (a, b) {
@@ -136,7 +136,7 @@ impl<T: Dtype, R: Operand<T>> Combine<R> for Scalar<T> {
     }
 }
 
-/// i32 beside i64: the narrower side is widened.
+/// i32 with i64: the narrower operand is widened.
 macro_rules! widening {
     ($($a:ident, $b:ident => $out:ident;)*) => { $(
         widening!(@pair $a<i32>, $b<i64>, $out);
@@ -165,11 +165,11 @@ widening! {
     Scalar, Scalar => Scalar;
 }
 
-/// Ends with a message about Rust numbers that no operation can combine.
+/// Fails with a message: the operation on these Rust numbers has no result.
 #[track_caller]
 fn host_failure(op: BinaryOp, a: impl std::fmt::Display, b: impl std::fmt::Display) -> ! {
     fail(
-        mistake(format!("`{a} {} {b}` has no value", symbol(op)))
+        mistake(format!("`{a} {} {b}` cannot be evaluated", symbol(op)))
             .label("overflow, division by zero, or an operation that this type does not have"),
     )
 }
@@ -223,7 +223,7 @@ macro_rules! host_left {
 }
 host_left!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
 
-/// Rust numbers among themselves: the operation happens while the kernel is specialised.
+/// Two Rust numbers: folded at specialization.
 macro_rules! host_pair {
     ($($ty:ty, $a:ident: $left:ty = $left_value:expr, $b:ident: $right:ty = $right_value:expr, $kind:ident;)*) => { $(
         impl Combine<$right> for $left {
@@ -266,7 +266,7 @@ macro_rules! host_pair {
     }};
 }
 
-/// A literal as a number of its neighbour's type.
+/// A literal as a number of the other operand's type.
 #[track_caller]
 fn literal_as<T: TryFrom<i128>>(lit: IntLit, type_name: &str) -> T {
     T::try_from(lit.0)
@@ -310,7 +310,7 @@ impl Combine<bool> for bool {
     }
 }
 
-/// Literals among themselves stay literals.
+/// Two literals give a literal.
 impl Combine<IntLit> for IntLit {
     type Output = IntLit;
     #[track_caller]
@@ -346,11 +346,11 @@ float_literals! {
 
 /// What can be added to a pointer: integers, in elements.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not an offset: pointers move by integers, in elements",
+    message = "`{Self}` cannot be added to a pointer: offsets are integers, in elements",
     label = "expected an integer tile, scalar or number"
 )]
 pub trait Offset<T: Dtype> {
-    /// What a scalar pointer becomes.
+    /// The type of the moved pointer, for a scalar pointer.
     type Moved;
     #[doc(hidden)]
     fn raw_offset(self) -> Raw;
@@ -404,12 +404,12 @@ macro_rules! host_offsets {
 }
 host_offsets!(i32, i64, u32, usize, IntLit);
 
-/// `ptr ± offset`, repeated to their common shape. Offsets are i32 or i64 from here on.
+/// `ptr ± offset`, broadcast to their common shape. Offsets are i32 or i64 from here on.
 #[track_caller]
 fn move_pointer<T: Dtype, I: Offset<T>>(ptr: Value, offset: I, op: BinaryOp) -> Value {
     if !matches!(op, BinaryOp::Add | BinaryOp::Sub) {
-        let message = format!("`{}` has no meaning on a pointer", symbol(op));
-        fail(mistake(message).label("pointers can be moved with `+` and `-`"));
+        let message = format!("`{}` is not supported on pointers", symbol(op));
+        fail(mistake(message).label("pointers support only `+` and `-`"));
     }
     let dtype = I::offset_type();
     let mut offset = materialise(offset.raw_offset(), dtype);
@@ -467,7 +467,7 @@ operators! {
     mul, Mul;
     /// `a / b`: truncates toward zero for integers.
     div, Div;
-    /// `a % b`: the sign of `a`, as in Rust.
+    /// `a % b`: has the sign of `a`, as in Rust.
     rem, Rem;
     /// `a & b`.
     bitand, And;
@@ -479,15 +479,15 @@ operators! {
     shl, Shl;
     /// `a >> b`: arithmetic for signed integers.
     shr, Shr;
-    /// The smaller of two numbers, elementwise; of a number and a NaN, the number.
+    /// The smaller of two numbers, elementwise; if one is NaN, the other.
     minimum, Min;
-    /// The larger of two numbers, elementwise; of a number and a NaN, the number.
+    /// The larger of two numbers, elementwise; if one is NaN, the other.
     maximum, Max;
     /// High half of the full product of two integers.
     umulhi, MulHi;
 }
 
-/// ⌈a / b⌉ for integers that are not negative.
+/// ⌈a / b⌉ for non-negative integers.
 #[track_caller]
 pub fn cdiv<A: Combine<B>, B>(a: A, b: B) -> A::Output {
     a.cdiv(b)
