@@ -27,8 +27,7 @@ pub mod verify;
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("TILEWRIGHT_SOURCE_HASH"));
 
 /// Everything in this build that determines the generated code, as text: [`VERSION`], and the version of the linked
-/// LLVM
-/// as LLVM reports it. Part of every cache key.
+/// LLVM as LLVM reports it. Part of every cache key.
 pub fn compiler_id() -> &'static str {
     static ID: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
         let (major, minor, patch) = llvm::version();

@@ -98,8 +98,8 @@ pub fn decode(dtype: DType, bits: u64) -> f64 {
 }
 
 /// The float element nearest to `value` (ties to even). Values beyond the finite range, infinity included, give
-/// infinity,
-/// or the largest finite number in 8-bit formats. NaN gives the quiet NaN of the format. Panics for other types.
+/// infinity, or the largest finite number in 8-bit formats. NaN gives the quiet NaN of the format. Panics for other
+/// types.
 pub fn encode(dtype: DType, value: f64) -> u64 {
     let f = match dtype {
         DType::F64 if value.is_nan() => return f64::NAN.to_bits(),
@@ -177,8 +177,8 @@ fn odd_f64(value: i128) -> f64 {
 }
 
 /// Numeric conversion, the semantics of the op `cast`. Floats round to nearest even; only 8-bit floats saturate. Float
-/// to
-/// integer truncates and saturates, with 0 for NaN. Integers wrap, bool gives 0 or 1, and any nonzero value is `true`.
+/// to integer truncates and saturates, with 0 for NaN. Integers wrap, bool gives 0 or 1, and any nonzero value is
+/// `true`.
 pub fn convert(from: DType, to: DType, bits: u64) -> u64 {
     match (from.is_float(), to.is_float()) {
         (true, true) => encode(to, decode(from, bits)),

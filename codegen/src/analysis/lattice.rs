@@ -3,11 +3,9 @@
 /// Facts about a value, ordered by implication: `a ≤ b` if every concrete value that satisfies `b` satisfies `a`.
 ///
 /// Laws, which tests check on random facts and values. [`Lattice::meet`] is commutative, associative and idempotent;
-/// every
-/// concrete value that satisfies one operand satisfies the result. Transfer functions are sound (if concrete operands
-/// satisfy their facts, the result satisfies the resulting facts) and monotone (weaker facts of operands give weaker
-/// facts
-/// of the result).
+/// every concrete value that satisfies one operand satisfies the result. Transfer functions are sound (if concrete
+/// operands satisfy their facts, the result satisfies the resulting facts) and monotone (weaker facts of operands give
+/// weaker facts of the result).
 pub trait Lattice: Clone + PartialEq {
     /// The concrete value that the facts describe, as the interpreter computes it.
     type Concrete;

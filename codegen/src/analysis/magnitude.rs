@@ -6,8 +6,7 @@ use crate::num;
 /// Depth of the recursion through defining ops, which may branch twice at each.
 const DEPTH: usize = 8;
 /// Rounding to f16, bf16, f32 or f64 increases a magnitude by at most this factor, or, for subnormal numbers, by at
-/// most
-/// [`SUBNORMAL`].
+/// most [`SUBNORMAL`].
 const ROUNDING: f64 = 1.0 + 1.0 / 256.0;
 /// Half of the smallest f16 number.
 const SUBNORMAL: f64 = 3e-8;
@@ -59,8 +58,7 @@ fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
 }
 
 /// The larger magnitude of the constants of `min(max(x, low), high)`, in either order. A NaN becomes one of the
-/// constants
-/// too.
+/// constants too.
 fn between_constants(func: &Func, v: Value) -> Option<f64> {
     // The non-constant operand of a min or max, and the constant.
     let cut = |v: Value, by: BinaryOp| -> Option<(Value, f64)> {

@@ -5,8 +5,7 @@ use crate::ir::{Func, Op, Padding, Value};
 use crate::passes::assign_layouts::view_parts;
 
 /// First index along `dim` from which on a tile holds only zeros: it was loaded across the end of its tensor, whose
-/// extent
-/// is a constant. `None` if this is unknown, or nothing lies past the end.
+/// extent is a constant. `None` if this is unknown, or nothing lies past the end.
 pub fn zero_from(func: &Func, axis: &AxisAnalysis, v: Value, dim: usize) -> Option<usize> {
     let data = func.op(func.def_op(v)?);
     match &data.op {

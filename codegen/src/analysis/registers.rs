@@ -1,11 +1,9 @@
 //! Register pressure and code size: estimates from Tile IR with layouts, before lowering.
 //!
 //! A tile occupies all its registers at points where every thread has to finish it before the next step: MMAs,
-//! reductions,
-//! layout conversions, and the begin and end of loops. Between such points, code processes tiles element by element.
-//! The
-//! estimates ignore addresses, counters, masks, registers that the lowering adds, and values that are cheaper to
-//! rematerialize than to keep.
+//! reductions, layout conversions, and the begin and end of loops. Between such points, code processes tiles element by
+//! element. The estimates ignore addresses, counters, masks, registers that the lowering adds, and values that are
+//! cheaper to rematerialize than to keep.
 
 use crate::ir::{BlockId, DType, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
@@ -24,8 +22,7 @@ pub fn available(threads: u32) -> u32 {
 }
 
 /// Maximum over all synchronization points of the registers per thread that live float tiles occupy. Integer and
-/// pointer
-/// tiles do not count: most are addresses, which are computed where they are used.
+/// pointer tiles do not count: most are addresses, which are computed where they are used.
 pub fn most_alive(func: &Func) -> u32 {
     let mut pressure = Pressure { func, weights: HashMap::new(), most: 0 };
     pressure.block(func.body, &HashSet::new());

@@ -49,8 +49,7 @@ fn of_reduction(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
 }
 
 /// Offsets in bytes of the partial results of each operand of a cross-warp reduction, and the total size. Vector
-/// accesses
-/// to each operand are aligned.
+/// accesses to each operand are aligned.
 pub fn reduction_operands(parts: u32, dtypes: &[DType]) -> (Vec<u32>, u32) {
     /// Width of the widest access in bytes.
     const WIDEST: u32 = 16;

@@ -2,19 +2,16 @@
 //!
 //! TMA takes a *tensor map*, which the host encodes before the launch, and coordinates. So everything in a view but its
 //! offsets has to follow from the kernel's arguments. The base may be `argument + Σ scalar · stride`, with i32 scalars
-//! that
-//! the kernel computes (e.g. the head of a batch) and strides that are arguments. Each such term becomes an additional
-//! dimension of the map, of maximum extent, in which a box has extent 1.
+//! that the kernel computes (e.g. the head of a batch) and strides that are arguments. Each such term becomes an
+//! additional dimension of the map, of maximum extent, in which a box has extent 1.
 //!
 //! Coordinates are i32, the offsets of a view i64. Extents are therefore at most 2^31 - 1: an offset outside i32 lies
 //! outside the tensor, and so does the nearest i32, on the same side ([`Plan::checked`](TmaPlan::checked) marks the
 //! dimensions where offsets may lie outside).
 //!
 //! Limits (CUDA Driver API, `cuTensorMapEncodeTiled`): at most five dimensions; the innermost is contiguous; base and
-//! other
-//! strides are multiples of 16 bytes; a box has at most 256 elements per dimension, its rows are multiples of 16 bytes
-//! and,
-//! with a swizzle, no wider than the span. A wider tile takes several copies.
+//! other strides are multiples of 16 bytes; a box has at most 256 elements per dimension, its rows are multiples of 16
+//! bytes and, with a swizzle, no wider than the span. A wider tile takes several copies.
 
 use super::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, DType, Def, Func, Op, Type, Value};
@@ -44,8 +41,7 @@ pub struct TmaPlan {
     /// Coordinates of the block, by dimension of the map: values of type i64 or i32.
     pub coordinates: Vec<Value>,
     /// By dimension of the map: whether the block may lie outside the tensor, where it reads padding. In other
-    /// dimensions,
-    /// coordinates are below the extent.
+    /// dimensions, coordinates are below the extent.
     pub checked: Vec<bool>,
     pub copies: Vec<BoxCopy>,
 }

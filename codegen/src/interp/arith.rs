@@ -52,8 +52,7 @@ pub fn unary(op: UnaryOp, dtype: DType, x: u64) -> u64 {
 pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
     if dtype.is_float() {
         // f64 has more than twice f32's precision plus two bits: for these ops, rounding to f64 and then to a narrower
-        // type equals
-        // one rounding.
+        // type equals one rounding.
         return encode(dtype, float_binary(op, dtype, decode(dtype, a), decode(dtype, b)));
     }
     let (x, y) = (decode_int(dtype, a), decode_int(dtype, b));

@@ -53,8 +53,7 @@ fn multiply_add(a: &Tile, x: u64, b: &Tile, y: u64, acc: u64, precision: Precisi
 pub(super) type Row = Vec<u64>;
 
 /// Positions in a tile's bits of the elements along `axis`: one list per index of the other dimensions, in row-major
-/// order
-/// of these.
+/// order of these.
 pub(super) fn lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     let mut others = shape.to_vec();
     let extent = others.remove(axis);

@@ -38,8 +38,7 @@ pub(super) fn bitcast(x: &Tile, to: Elem) -> Tile {
 }
 
 /// Checks the facts stated by a `hint`: groups of `contiguous` neighbors along the last dimension increase by one (by
-/// one
-/// element for pointers), and the first of each run is a multiple of `divisible` (in bytes for pointers). Without
+/// one element for pointers), and the first of each run is a multiple of `divisible` (in bytes for pointers). Without
 /// `contiguous`, runs are those of the actual values.
 pub(super) fn hint(tile: &Tile, divisible: i64, contiguous: Option<i64>) -> Result<(), String> {
     let values = tile.ints().unwrap_or_default();

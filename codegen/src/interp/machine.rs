@@ -47,8 +47,7 @@ impl Default for Order {
 /// use.
 const RESIDENT: usize = 4;
 /// Number of repeated atomics, or repetitions of one load, without a change of memory or of the program's scalars,
-/// after
-/// which a program counts as spinning.
+/// after which a program counts as spinning.
 const POLLS: u32 = 256;
 /// Interleaved programs switch at one in this many plain accesses to global memory.
 const SWITCH: usize = 4;
@@ -72,8 +71,7 @@ struct Polls {
     /// Change count of memory at the last access.
     changes: u64,
     /// Atomics since that change, and the last load: the op and its first address, with a hash of the program's scalars
-    /// if
-    /// it was executed before.
+    /// if it was executed before.
     atomics: HashMap<(OpId, u64), Option<u64>>,
     loaded: Option<((OpId, u64), Option<u64>)>,
     /// The op that spins.

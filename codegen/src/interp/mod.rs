@@ -4,32 +4,22 @@
 //!
 //! - The programs of a grid are interleaved: they switch at accesses to global memory, in an order derived from a seed
 //!   ([`Order`]). Ops are not interrupted; atomics are atomic. The memory model is that of the simulated GPU: atomics
-//!   on one
-//!   address are totally ordered and relaxed; only `atomic_cas` acquires and releases. A load of another program's
-//!   store must
-//!   be ordered after it by an `atomic_cas`; otherwise it is a data race, which is an error. A program that waits for
-//!   another
-//!   one lets it run. If all programs only wait, that is an error: lost progress.
+//!   on one address are totally ordered and relaxed; only `atomic_cas` acquires and releases. A load of another
+//!   program's store must be ordered after it by an `atomic_cas`; otherwise it is a data race, which is an error. A
+//!   program that waits for another one lets it run. If all programs only wait, that is an error: lost progress.
 //! - Every op rounds its result to the element type, with one rounding (formats: [`crate::num`]). NaNs have one bit
-//!   pattern
-//!   per type.
+//!   pattern per type.
 //! - A `reduce` combines the upper half of the axis with the lower half until one element is left; a `scan` proceeds
-//!   element
-//!   by element. A `dot` accumulates products in the order of the inner dimension, each by a fused multiply-add in the
-//!   type
-//!   of the accumulator.
+//!   element by element. A `dot` accumulates products in the order of the inner dimension, each by a fused multiply-add
+//!   in the type of the accumulator.
 //! - Undefined behavior of the IR is an error that names the op: an access outside a buffer or beyond the shape of a
-//!   view, a
-//!   hint or assumption that does not hold, a loop step that is not positive.
+//!   view, a hint or assumption that does not hold, a loop step that is not positive.
 //! - Two results are unspecified but no errors, since lanes that are masked off later may produce them: integer
-//!   division by
-//!   zero (0 here) and shifts by the width or more (repeated shifts by one bit here).
+//!   division by zero (0 here) and shifts by the width or more (repeated shifts by one bit here).
 //! - At later stages, layouts have no effect: `convert_layout` is the identity. `async_copy` and asynchronous MMA
-//!   complete
-//!   immediately; the bytes of a `tma_load` become visible to a wait for its mbarrier. Reading uninitialized shared
-//!   memory is
-//!   an error. Warp-specialized partitions run round-robin, each until it blocks; if all block, that is an error
-//!   (deadlock).
+//!   complete immediately; the bytes of a `tma_load` become visible to a wait for its mbarrier. Reading uninitialized
+//!   shared memory is an error. Warp-specialized partitions run round-robin, each until it blocks; if all block, that
+//!   is an error (deadlock).
 //!
 //! `inline_asm` is not supported and is an error.
 
@@ -123,8 +113,7 @@ impl Trace for () {
 ///
 /// # Errors
 /// If the function violates a rule of the verifier, an argument does not match its parameter or the facts that the
-/// kernel is
-/// specialized for, or a program has undefined behavior. `memory` keeps its contents at that point.
+/// kernel is specialized for, or a program has undefined behavior. `memory` keeps its contents at that point.
 pub fn run(func: &Func, args: &[ArgValue], grid: [u32; 3], memory: &mut Memory) -> Result<Outcome, InterpError> {
     run_traced(func, args, grid, memory, Limits::default(), Order::default(), &mut ())
 }

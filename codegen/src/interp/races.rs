@@ -1,11 +1,9 @@
 //! Data-race detection between programs, by vector clocks (happens-before).
 //!
 //! Two accesses to a byte by different programs conflict if one of them writes and not both are atomic. They race
-//! unless one
-//! happens before the other. Only `atomic_cas` orders programs: it releases the accesses of its program, and acquires
-//! those
-//! that other programs have released by an `atomic_cas` on the same address. Accesses of one program are in program
-//! order.
+//! unless one happens before the other. Only `atomic_cas` orders programs: it releases the accesses of its program, and
+//! acquires those that other programs have released by an `atomic_cas` on the same address. Accesses of one program are
+//! in program order.
 //!
 //! Of the programs that have read a byte since its last write, only the latest two are recorded.
 

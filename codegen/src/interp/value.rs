@@ -5,8 +5,7 @@ use crate::num;
 use std::rc::Rc;
 
 /// A tile or, with an empty shape, a scalar: the bits of its elements in row-major order, as [`crate::num`] stores
-/// them. The
-/// bits of a pointer are its address.
+/// them. The bits of a pointer are its address.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tile {
     pub shape: Vec<usize>,

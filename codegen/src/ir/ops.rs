@@ -66,8 +66,7 @@ attr_enum! {
         Sub = "sub",
         Mul = "mul",
         /// Truncates toward zero for integers. Integer division by zero gives 0, as does `rem`; the smallest integer
-        /// divided
-        /// by −1 wraps.
+        /// divided by −1 wraps.
         Div = "div",
         /// Sign of the dividend, as in C and Rust.
         Rem = "rem",
@@ -79,8 +78,7 @@ attr_enum! {
         Or = "or",
         Xor = "xor",
         /// A shift by the bit width or more equals repeated shifts by one bit: 0, or copies of the sign for a signed
-        /// right
-        /// shift. A negative amount counts as the bit width or more.
+        /// right shift. A negative amount counts as the bit width or more.
         Shl = "shl",
         /// Arithmetic for signed integers, logical for unsigned ones.
         Shr = "shr",
@@ -91,8 +89,7 @@ attr_enum! {
 
 attr_enum! {
     /// Elementwise comparisons of two operands of one type; bool result. Floats compare ordered, except `cmp_ne`, which
-    /// is
-    /// true if an operand is NaN.
+    /// is true if an operand is NaN.
     CmpOp {
         Eq = "cmp_eq",
         Ne = "cmp_ne",
@@ -302,14 +299,12 @@ op_table! {
     /// written. Operands: view, tile.
     StoreView { boundary: Vec<usize>, eviction: Eviction } = "store_view" (2..2) -> 0, Write, Tile;
     /// `view[i] = op(view[i], value[i])`, atomic per element. Elements beyond the shape in a dimension of `boundary`
-    /// are not
-    /// updated. Operands: view, tile.
+    /// are not updated. Operands: view, tile.
     AtomicView { op: AtomicOp, boundary: Vec<usize> } = "atomic_view" (2..2) -> 0, Write, Tile;
     /// Pointer arithmetic in elements. Operands: pointer(s), integer offset(s) of the same shape.
     PtrAdd = "ptr_add" (2..2) -> 1, Pure, Tile;
     /// Reads through pointers. Operands: pointer(s), optionally a bool mask, optionally the value for elements whose
-    /// mask is
-    /// false (default zero).
+    /// mask is false (default zero).
     Load { eviction: Eviction } = "load" (1..3) -> 1, Read, Tile;
     /// Writes through pointers. Operands: pointer(s), value(s), optionally a bool mask.
     Store { eviction: Eviction } = "store" (2..3) -> 0, Write, Tile;
@@ -343,8 +338,7 @@ op_table! {
     /// `condition ? a : b`. Operands: bool, a, b.
     Select = "select" (3..3) -> 1, Pure, Tile;
     /// Numeric conversion to the element type of the result. Floats round to nearest even; only 8-bit floats saturate.
-    /// Float
-    /// to integer truncates and saturates, integers wrap, bool gives 0 or 1, and conversion to bool tests x ≠ 0.
+    /// Float to integer truncates and saturates, integers wrap, bool gives 0 or 1, and conversion to bool tests x ≠ 0.
     Cast = "cast" (1..1) -> 1, Pure, Tile;
     /// Reinterprets the bits as another element type of the same width.
     Bitcast = "bitcast" (1..1) -> 1, Pure, Tile;
@@ -356,31 +350,26 @@ op_table! {
     /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. `precision` applies to f32 operands.
     Dot { precision: Precision } = "dot" (3..3) -> 1, Pure, Tile;
     /// Reduces all operands (of one shape) together along `axis`. Region: 2n scalars (accumulated, then new) → n
-    /// scalars.
-    /// The combine function must be associative and commutative.
+    /// scalars. The combine function must be associative and commutative.
     Reduce { axis: usize } = "reduce" (1..any) -> any, Pure, Tile;
     /// Inclusive scan of all operands along `axis`. Region: 2n scalars (left, then right) → n scalars. The combine
-    /// function
-    /// must be associative.
+    /// function must be associative.
     Scan { axis: usize, reverse: bool } = "scan" (1..any) -> any, Pure, Tile;
 
     // Control flow.
 
     /// Counted loop. Operands: lower bound, upper bound, step (one integer type, step > 0), initial values. Region:
-    /// index and
-    /// carried values → carried values. Results: the carried values after the last iteration.
+    /// index and carried values → carried values. Results: the carried values after the last iteration.
     For { num_stages: Option<u32>, unroll: Option<u32>, warp_specialize: Option<bool>, overlap: Option<bool> } = "for" (3..any) -> any, Regions, Tile;
     /// Two regions without parameters, which yield the results. Operand: scalar bool.
     If = "if" (1..1) -> any, Regions, Tile;
     /// Regions *before* (carried → `condition`) and *after* (values forwarded by `condition` → carried). Operands:
-    /// initial
-    /// values.
+    /// initial values.
     While = "while" (0..any) -> any, Regions, Tile;
     /// Ends a region and gives its values.
     Yield = "yield" (0..any) -> 0, Control, Tile;
     /// Ends the *before* region of a `while`. Operands: scalar bool, then the values for *after* or, when the loop
-    /// ends, for
-    /// the results.
+    /// ends, for the results.
     Condition = "condition" (1..any) -> 0, Control, Tile;
     /// Ends the kernel.
     Return = "return" (0..0) -> 0, Control, Tile;
@@ -388,10 +377,8 @@ op_table! {
     // Hints and debugging.
 
     /// The operand with facts stated by the user: groups of `contiguous` neighbors along the last dimension increase by
-    /// one,
-    /// and the first of each such run is a multiple of `divisible` (for pointers: of that many bytes). Without
-    /// `contiguous`,
-    /// runs are those of the actual values; along a last dimension of extent 1 each element is a run.
+    /// one, and the first of each such run is a multiple of `divisible` (for pointers: of that many bytes). Without
+    /// `contiguous`, runs are those of the actual values; along a last dimension of extent 1 each element is a run.
     Hint { divisible: Option<i64>, contiguous: Option<i64> } = "hint" (1..1) -> 1, Pure, Tile;
     /// States that a scalar bool is true.
     Assume = "assume" (1..1) -> 0, Control, Tile;
@@ -415,36 +402,28 @@ op_table! {
     /// A shared buffer with permuted dimensions; moves no data.
     LocalTrans { perm: Vec<usize> } = "local_trans" (1..1) -> 1, Pure, Laid;
     /// Starts the asynchronous copy of a view's block to a shared buffer (`cp.async`). Operands: view, buffer,
-    /// optionally a
-    /// bool predicate.
+    /// optionally a bool predicate.
     AsyncCopy { boundary: Vec<usize>, padding: Padding } = "async_copy" (2..3) -> 0, Write, Async;
     /// Closes a group of `async_copy` (`cp.async.commit_group`).
     AsyncCommit = "async_commit" (0..0) -> 0, Control, Async;
     /// Waits until at most `pending` groups are in flight (`cp.async.wait_group`).
     AsyncWait { pending: u32 } = "async_wait" (0..0) -> 0, Control, Async;
     /// `acc + a × b` in f32 by `mma.sync`. Operands: a and b in shared memory or in the operand layouts of the
-    /// instruction,
-    /// accumulator. `warps` counts the warps along M and N. a and b are zero from `k_end` on along K, and b from
-    /// `n_end` on
-    /// along N: the lowering may omit these parts.
+    /// instruction, accumulator. `warps` counts the warps along M and N. a and b are zero from `k_end` on along K, and
+    /// b from `n_end` on along N: the lowering may omit these parts.
     MmaSync { precision: Precision, warps: Vec<u32>, k_end: Option<u32>, n_end: Option<u32> } = "mma_sync" (3..3) -> 1, Read, Laid;
     /// `acc + a × b` by FMA; each thread computes its own elements of the accumulator. Operands: a and b in shared
-    /// memory,
-    /// accumulator.
+    /// memory, accumulator.
     FmaDot = "fma_dot" (3..3) -> 1, Read, Laid;
     /// Issues an asynchronous `wgmma`. Operands: a (in shared memory, or in registers in the operand layout of the
     /// instruction), b (in shared memory), accumulator. The result must not be used before a `wgmma_wait` that lists
-    /// it.
-    /// `warps` counts the warps along M and N. `late`: belongs to pipeline stage 1 of its loop, so the next iteration
-    /// issues
-    /// it and overlaps it with its own arithmetic. `open`: its wait is deferred until the next iteration has issued its
-    /// own
-    /// MMAs. (`skew_products` sets both, `rotate_loops` and `delay_waits` implement them.) `k_end` and `n_end` as in
-    /// `mma_sync`.
+    /// it. `warps` counts the warps along M and N. `late`: belongs to pipeline stage 1 of its loop, so the next
+    /// iteration issues it and overlaps it with its own arithmetic. `open`: its wait is deferred until the next
+    /// iteration has issued its own MMAs. (`skew_products` sets both, `rotate_loops` and `delay_waits` implement them.)
+    /// `k_end` and `n_end` as in `mma_sync`.
     Wgmma { warps: Vec<u32>, late: Option<bool>, open: Option<bool>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Laid;
     /// Waits until at most `pending` asynchronous MMAs are in flight. Operands are passed through: MMA results first,
-    /// then
-    /// values to compute before the wait, while the MMAs run.
+    /// then values to compute before the wait, while the MMAs run.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Laid;
     /// Orders generic-proxy writes to shared memory before reads by `wgmma` and TMA (the async proxy).
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;
@@ -454,26 +433,22 @@ op_table! {
     // TMA copies, and the mbarriers in shared memory that track their completion.
     //
     // An mbarrier goes through a sequence of phases. A phase completes when the number of arrivals given by
-    // `mbarrier_alloc`
-    // has been reached and all expected bytes have been written; then the next phase begins. Waits name a phase by its
-    // parity: 0 for the first phase, 1 for the second. A wait for the parity of the phase before the first returns
-    // immediately. Memory accesses of a thread before its arrival, and the copied bytes, are visible to threads that
-    // have
-    // waited for the phase.
+    // `mbarrier_alloc` has been reached and all expected bytes have been written; then the next phase begins. Waits
+    // name a phase by its parity: 0 for the first phase, 1 for the second. A wait for the parity of the phase before
+    // the first returns immediately. Memory accesses of a thread before its arrival, and the copied bytes, are visible
+    // to threads that have waited for the phase.
 
     /// Mbarriers in shared memory, initialized by one thread; a `block_barrier` separates this from their first use.
-    /// They
-    /// live until `mbarrier_free` or the end of the kernel. `arrivals` arrivals complete a phase.
+    /// They live until `mbarrier_free` or the end of the kernel. `arrivals` arrivals complete a phase.
     MbarrierAlloc { arrivals: u32 } = "mbarrier_alloc" (0..0) -> 1, Control, Async;
     /// Invalidates mbarriers. No thread waits for them afterwards, and no copy that they track is in flight.
     MbarrierFree = "mbarrier_free" (1..1) -> 0, Control, Async;
     /// Arrival of one thread that also expects `bytes` bytes from copies. Operands: mbarriers, i32 index, optionally a
-    /// bool
-    /// predicate.
+    /// bool predicate.
     MbarrierExpect { bytes: u32 } = "mbarrier_expect" (2..3) -> 0, Control, Async;
     /// Each of the `warps` warps that execute this arrives `lanes` times: once per warp after its threads have
-    /// converged (1),
-    /// or once per thread (32). Operands: mbarriers, i32 index, then values to compute before the arrival.
+    /// converged (1), or once per thread (32). Operands: mbarriers, i32 index, then values to compute before the
+    /// arrival.
     MbarrierArrive { warps: u32, lanes: u32 } = "mbarrier_arrive" (2..any) -> 0, Control, Async;
     /// Each of the `threads` threads that execute this arrives when its `async_copy`s so far have completed
     /// (`cp.async.mbarrier.arrive`). Operands: mbarriers, i32 index.
@@ -482,21 +457,17 @@ op_table! {
     /// predicate.
     MbarrierWait = "mbarrier_wait" (3..4) -> 0, Control, Async;
     /// Starts a TMA copy of a view's block to a shared buffer, issued by one thread and tracked by an mbarrier.
-    /// Elements
-    /// beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, mbarriers, i32 index,
-    /// optionally a
-    /// bool predicate.
+    /// Elements beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, mbarriers, i32
+    /// index, optionally a bool predicate.
     TmaLoad { boundary: Vec<usize> } = "tma_load" (4..5) -> 0, Write, Async;
     /// Ping-pong scheduling: waits until the previous consumer warpgroup has arrived. The first warpgroup is the first
-    /// to
-    /// proceed.
+    /// to proceed.
     TakeTurn = "take_turn" (0..0) -> 0, Control, Async;
     /// Ping-pong scheduling: lets the next consumer warpgroup proceed; the last one is followed by the first.
     PassTurn = "pass_turn" (0..0) -> 0, Control, Async;
     /// Warp specialization: partitions of the block that run concurrently. `warps` warps run the first region (the
     /// consumers). The block has four more warps, of which `producers` run the second. `registers` gives the registers
-    /// per
-    /// thread of either partition. In the first region, `block_barrier` and the barriers that the compiler inserts
+    /// per thread of either partition. In the first region, `block_barrier` and the barriers that the compiler inserts
     /// synchronize its own threads only.
     Roles { warps: u32, producers: u32, registers: Vec<u32> } = "roles" (0..0) -> 0, Regions, Async;
 }

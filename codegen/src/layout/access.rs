@@ -9,8 +9,7 @@ pub struct VectorAccess {
     /// Elements of each vector, a power of two.
     pub elements: usize,
     /// Registers of each access in memory order. Every register occurs once. The memory offset of the first one is a
-    /// multiple
-    /// of `elements` in every thread.
+    /// multiple of `elements` in every thread.
     pub groups: Vec<Vec<usize>>,
 }
 
@@ -37,8 +36,7 @@ impl LinearLayout {
     }
 
     /// The widest accesses, of at most `max_elements`, between the registers of all threads and `memory` (a shared
-    /// layout, or
-    /// global memory described by [`LinearLayout::shared_row_major`]). An access may combine any registers.
+    /// layout, or global memory described by [`LinearLayout::shared_row_major`]). An access may combine any registers.
     pub fn vector_access(&self, memory: &LinearLayout, max_elements: usize) -> VectorAccess {
         let map = self.locate_in(memory);
         let offsets =

@@ -1,8 +1,7 @@
 //! Constructors of distributed layouts: blocked layouts, and the fragments of tensor-core instructions.
 //!
 //! Fragment formulas are those of the PTX ISA ("Matrix Fragments for mma.m16n8k…", "Register Fragments for
-//! wgmma.m64k…");
-//! the tests spell them out per element.
+//! wgmma.m64k…"); the tests spell them out per element.
 
 use super::linear::{Basis, Dim, LinearLayout, bug};
 
@@ -25,8 +24,7 @@ impl LayoutBuilder {
     }
 
     /// Adds bits of `dim` along `axis`, for `extent` copies of the box so far. Bits that exceed the tensor wrap to its
-    /// start:
-    /// lanes and warps then hold replicas, and such register bits are omitted.
+    /// start: lanes and warps then hold replicas, and such register bits are omitted.
     #[must_use]
     pub fn along(mut self, dim: Dim, axis: usize, extent: u32) -> Self {
         if !extent.is_power_of_two() || axis >= self.shape.len() || dim == Dim::Offset {
@@ -67,10 +65,8 @@ impl LayoutBuilder {
 
 impl LinearLayout {
     /// Triton's blocked layout. Each thread holds a box of `size_per_thread`; `threads_per_warp` boxes tile the box of
-    /// a warp,
-    /// and `warps_per_cta` of those the box of the program. `order` lists the axes, fastest first. For a larger tensor,
-    /// the
-    /// program's box repeats in additional registers; for a smaller one, lanes and warps hold replicas.
+    /// a warp, and `warps_per_cta` of those the box of the program. `order` lists the axes, fastest first. For a larger
+    /// tensor, the program's box repeats in additional registers; for a smaller one, lanes and warps hold replicas.
     pub fn blocked(
         shape: &[u32],
         size_per_thread: &[u32],
@@ -94,8 +90,7 @@ impl LinearLayout {
     }
 
     /// The blocked layout that distributes `num_warps` warps over a tensor with this box per thread. Lanes, then warps,
-    /// fill
-    /// the axes in `order`; the rest goes along the slowest axis, as replicas.
+    /// fill the axes in `order`; the rest goes along the slowest axis, as replicas.
     pub fn blocked_filling(shape: &[u32], size_per_thread: &[u32], num_warps: u32, order: &[usize]) -> Self {
         if shape.is_empty() {
             return LayoutBuilder::new(shape).copies(Dim::Lane, 32).copies(Dim::Warp, num_warps).wrap(order);
@@ -117,10 +112,8 @@ impl LinearLayout {
     }
 
     /// A layout of `[k, n]` for transposition between memory that is contiguous along `n` and along `k`. Each thread
-    /// holds
-    /// 4×4 boxes, and the lanes of one wavefront cover both directions, so that accesses to either side of a swizzled
-    /// buffer
-    /// are free of bank conflicts.
+    /// holds 4×4 boxes, and the lanes of one wavefront cover both directions, so that accesses to either side of a
+    /// swizzled buffer are free of bank conflicts.
     pub fn transposing(shape: &[u32], num_warps: u32) -> Self {
         let small = |axis: usize, most: u32| most.min(shape[axis]);
         LayoutBuilder::new(shape)
@@ -135,8 +128,7 @@ impl LinearLayout {
 
     /// The accumulator of `mma.sync.m16n8` with 32-bit elements over a tensor `[m, n]`: c0, c1 in row lane/4, columns
     /// 2·(lane%4)+{0,1}; c2, c3 eight rows below. Warps tile `[m, n]`, along m first; additional instructions cover n,
-    /// then m,
-    /// with four registers each.
+    /// then m, with four registers each.
     pub fn mma_m16n8(shape: &[u32], warps_per_cta: [u32; 2]) -> Self {
         check_matrix(shape, [16, 8]);
         accumulator_tile(LayoutBuilder::new(shape))
@@ -146,14 +138,11 @@ impl LinearLayout {
     }
 
     /// The A operand `[m, k]` of `mma.sync.m16n8`: k16 for 16-bit elements, k8 for tf32, k32 for 8-bit. Warps along n
-    /// hold
-    /// replicas. Instructions cover k, then m.
+    /// hold replicas. Instructions cover k, then m.
     ///
     /// The 32-bit elements of a lane are neighbors along k, where the PTX ISA has them four apart. This is valid
-    /// because a dot
-    /// sums over k in any order that both operands share. Loads then take two elements at a time with fewer bank
-    /// conflicts, and
-    /// an accumulator is an A operand without conversion.
+    /// because a dot sums over k in any order that both operands share. Loads then take two elements at a time with
+    /// fewer bank conflicts, and an accumulator is an A operand without conversion.
     pub fn mma_m16n8_a(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [16, 8 * per_word]);
@@ -165,8 +154,7 @@ impl LinearLayout {
     }
 
     /// The B operand `[k, n]` of `mma.sync.m16n8`, see [`Self::mma_m16n8_a`]. Warps along m hold replicas. Instructions
-    /// cover
-    /// k, then n.
+    /// cover k, then n.
     pub fn mma_m16n8_b(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [8 * per_word, 8]);
@@ -184,10 +172,9 @@ impl LinearLayout {
     }
 
     /// The accumulator of `wgmma.m64nN` with 32-bit elements over a tensor `[m, n]`. Four warps lie along m, with
-    /// sixteen rows
-    /// each; the columns of a warp are as in `mma_m16n8`, with N/2 registers per instruction. `warps_per_cta[0]` is a
-    /// multiple
-    /// of four: additional warpgroups lie along m, `warps_per_cta[1]` along n. Additional instructions cover n, then m.
+    /// sixteen rows each; the columns of a warp are as in `mma_m16n8`, with N/2 registers per instruction.
+    /// `warps_per_cta[0]` is a multiple of four: additional warpgroups lie along m, `warps_per_cta[1]` along n.
+    /// Additional instructions cover n, then m.
     pub fn wgmma_acc(shape: &[u32], n_instr: u32, warps_per_cta: [u32; 2]) -> Self {
         check_matrix(shape, [64, n_instr]);
         if !(8..=256).contains(&n_instr) || !n_instr.is_power_of_two() {

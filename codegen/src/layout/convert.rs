@@ -74,8 +74,7 @@ pub struct Shuffle {
 }
 
 /// A conversion inside each warp, in three steps. Masks are per lane bit and warp bit: a thread XORs the masks of the
-/// bits
-/// that are set in its lane and warp number, written `⊕mask` here.
+/// bits that are set in its lane and warp number, written `⊕mask` here.
 ///
 /// 1. Rotate: `offer[s] = source[s ^ ⊕rotate_in]` — per set mask one select per register.
 /// 2. Shuffle: `taken[k] = shfl.idx(offer[shuffles[k].register], ⊕from ^ shuffles[k].lane)`.
@@ -113,12 +112,9 @@ impl LanePlan {
     /// A plan, if every value is already in the right warp and shuffles can move it to its lane.
     ///
     /// Let the element of register `r` of lane `l` of the result lie in source register `A·r + B·l`, lane `C·r + D·l`.
-    /// In a
-    /// shuffle, each lane provides the same register to all lanes that read from it. With shuffles numbered `k = r +
-    /// E·l`, a
-    /// lane reads from lane `C·k + M·l` with `M = D + C·E`. `E` (and, among replicas, `D`) is chosen to make `M`
-    /// injective; the
-    /// register that a lane provides is then a function of that lane and `k` alone.
+    /// In a shuffle, each lane provides the same register to all lanes that read from it. With shuffles numbered
+    /// `k = r + E·l`, a lane reads from lane `C·k + M·l` with `M = D + C·E`. `E` (and, among replicas, `D`) is chosen to make
+    /// `M` injective; the register that a lane provides is then a function of that lane and `k` alone.
     pub fn find(src: &LinearLayout, dst: &LinearLayout) -> Option<LanePlan> {
         let distinct = dst.without_redundant_registers().layout;
         let registers = distinct.registers_of(dst)?;
@@ -226,18 +222,15 @@ impl Sources {
     }
 
     /// Chooses `E`, per lane bit, and redirects lanes to replicas, such that lanes that read from one lane in one
-    /// shuffle
-    /// (`(D + C·E)·l = 0`) need the same register of it: afterwards, such `l` satisfy `B·l = 0` and `E·l = 0`. `None`
-    /// if
-    /// neither replicas nor the registers of the result give access to enough other lanes.
+    /// shuffle (`(D + C·E)·l = 0`) need the same register of it: afterwards, such `l` satisfy `B·l = 0` and `E·l = 0`.
+    /// `None` if neither replicas nor the registers of the result give access to enough other lanes.
     fn spread(&mut self) -> Option<Vec<u64>> {
         let column = |list: &[Source], part: fn(&Source) -> u64| -> Vec<u64> { list.iter().map(part).collect() };
         let reads = column(&self.lane, |source| source.lane);
         let wants = column(&self.lane, |source| source.register);
         let mut read = Span::of_columns(&reads);
         // Directions to other lanes. Moves to replicas are free, so these come first. In a choice, a bit below
-        // `registers` is a
-        // result register, a higher one a move between replicas.
+        // `registers` is a result register, a higher one a move between replicas.
         let registers = self.register.len();
         let copies = self.idle.iter().enumerate().map(|(i, source)| (registers + i, source.lane));
         let directions = copies.chain(self.register.iter().map(|source| source.lane).enumerate());
@@ -249,8 +242,7 @@ impl Sources {
         // Tags are the choices for the steps inserted so far, which makes the choice a linear function.
         let mut wanted = Span::default();
         // Lanes that differ by a kernel step read from one lane. The choice for a step is assigned to its highest bit,
-        // which no
-        // other step has.
+        // which no other step has.
         for step in gf2::kernel(&reads) {
             let bit = step.ilog2() as usize;
             let (rest, known) = wanted.reduce(gf2::image(&wants, step));

@@ -1,8 +1,7 @@
 //! Linear algebra over GF(2): vectors are the bits of a `u64`, addition is XOR.
 
 /// A basis in echelon form: stored vectors have distinct leading bits. Each vector has a `tag`, the set of inserted
-/// vectors
-/// that sum to it, so that membership in the span comes with a witness.
+/// vectors that sum to it, so that membership in the span comes with a witness.
 #[derive(Clone, Default)]
 pub(crate) struct Span {
     /// (vector, tag), leading bits strictly descending.
@@ -11,8 +10,8 @@ pub(crate) struct Span {
 
 impl Span {
     /// The span of `columns`; column `j` has tag `1 << j`. Columns that depend on earlier ones never occur in a
-    /// witness, so
-    /// `solve` returns the numerically smallest preimage: every kernel vector has its highest bit at such a column.
+    /// witness, so `solve` returns the numerically smallest preimage: every kernel vector has its highest bit at such a
+    /// column.
     pub(crate) fn of_columns(columns: &[u64]) -> Span {
         let mut span = Span::default();
         for (j, &column) in columns.iter().enumerate() {
@@ -68,8 +67,8 @@ pub(crate) fn dependent_columns(columns: &[u64]) -> u64 {
 }
 
 /// A basis of the inputs that the map with these columns sends to zero. The highest bit of each basis vector is a
-/// dependent
-/// column, each dependent column is the highest bit of one of them, and the other bits are independent columns.
+/// dependent column, each dependent column is the highest bit of one of them, and the other bits are independent
+/// columns.
 pub(crate) fn kernel(columns: &[u64]) -> Vec<u64> {
     let mut span = Span::default();
     let mut basis = Vec::new();
@@ -97,8 +96,7 @@ pub(crate) fn intersection(left: &[u64], right: &[u64]) -> Vec<u64> {
     let mut basis = Vec::new();
     for &vector in left {
         // The tag is the combination of left vectors itself, so a dependency among the remainders yields a vector of
-        // `left` that
-        // lies in the span of `right`.
+        // `left` that lies in the span of `right`.
         let (rest, inner) = remainders.reduce(right_span.reduce(vector).0);
         if rest != 0 {
             remainders.insert(rest, vector ^ inner);

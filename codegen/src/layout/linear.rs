@@ -321,8 +321,7 @@ impl LinearLayout {
     }
 
     /// Bits of `dim` that are redundant: their bases depend on those of lower bits (of this dim, or of an earlier one
-    /// in
-    /// [`Dim::ALL`]), so places that differ only in such a bit and in lower bits hold the same elements.
+    /// in [`Dim::ALL`]), so places that differ only in such a bit and in lower bits hold the same elements.
     pub fn free_mask(&self, dim: Dim) -> u32 {
         let free = gf2::dependent_columns(&self.all_columns());
         let before: usize = Dim::ALL.iter().take(dim as usize).map(|&dim| self.bits(dim)).sum();
@@ -356,8 +355,7 @@ impl LinearLayout {
     }
 
     /// For each place of `self`, the place where `other` holds the same element: `other⁻¹ ∘ self`. If `other` is a
-    /// shared
-    /// layout, this is the address computation of a load or store.
+    /// shared layout, this is the address computation of a load or store.
     ///
     /// # Panics
     /// If the shapes differ or `other` does not cover the tensor: a compiler bug.

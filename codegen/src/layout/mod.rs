@@ -3,13 +3,12 @@
 //! # The map
 //!
 //! A tensor is distributed over the registers of many threads, or over bytes of shared memory. Its layout maps a
-//! *place* to
-//! the coordinates of the element stored there. A place of a **distributed** layout is (register, lane, warp, block): a
-//! register of a thread. A place of a **shared** layout is an element offset. All extents are powers of two, so places
-//! and
-//! coordinates are bit strings, and every layout that matters in hardware has one property: flipping a bit of the place
-//! flips the same bits of the coordinates, whatever the other bits are. So a layout is a short table with one row (a
-//! *basis*) per bit of the place, and the coordinates of a place are the XOR of the rows of its set bits.
+//! *place* to the coordinates of the element stored there. A place of a **distributed** layout is (register, lane,
+//! warp, block): a register of a thread. A place of a **shared** layout is an element offset. All extents are powers of
+//! two, so places and coordinates are bit strings, and every layout that matters in hardware has one property: flipping
+//! a bit of the place flips the same bits of the coordinates, whatever the other bits are. So a layout is a short table
+//! with one row (a *basis*) per bit of the place, and the coordinates of a place are the XOR of the rows of its set
+//! bits.
 //!
 //! # Example
 //!
@@ -27,49 +26,39 @@
 //! ```
 //!
 //! Register 1 of lane 6 = 0b00110: the XOR of `[0,1]`, `[0,4]` and `[1,0]` is row 1, column 5. This is also the upper
-//! half
-//! of the accumulator fragment of `mma.m16n8`: tensor-core instructions need no special case.
+//! half of the accumulator fragment of `mma.m16n8`: tensor-core instructions need no special case.
 //!
 //! A swizzled shared layout is such a table too. With 16-byte chunks, a 128-byte row of eight chunks, and the chunk
-//! XORed
-//! with the row, an offset bit that advances the row by one also flips the chunk: its basis is `[1, 8]` where a plain
-//! row-major layout has `[1, 0]` (for two-byte elements).
+//! XORed with the row, an offset bit that advances the row by one also flips the chunk: its basis is `[1, 8]` where a
+//! plain row-major layout has `[1, 0]` (for two-byte elements).
 //!
 //! # Replication
 //!
 //! A zero basis means that its bit does not matter: both places hold the same element. It occurs if a tensor is smaller
-//! than
-//! its program, and in the result of a reduction along the rows, of which every lane of a row holds a replica. More
-//! generally, a bit is *free* ([`LinearLayout::free_mask`]) if its basis is a XOR of earlier bases. Code that writes
-//! each
-//! element to memory once, or combines each element once, skips free bits. Broadcasting along an axis moves no data
-//! either:
-//! the layout of the operand is that of the result without this coordinate ([`LinearLayout::unbroadcast`]).
+//! than its program, and in the result of a reduction along the rows, of which every lane of a row holds a replica.
+//! More generally, a bit is *free* ([`LinearLayout::free_mask`]) if its basis is a XOR of earlier bases. Code that
+//! writes each element to memory once, or combines each element once, skips free bits. Broadcasting along an axis moves
+//! no data either: the layout of the operand is that of the result without this coordinate
+//! ([`LinearLayout::unbroadcast`]).
 //!
 //! # Conversion is a quotient
 //!
 //! Let `src` and `dst` be layouts of one tensor. The thread that needs the element of place `p` of `dst` finds it at
 //! `src⁻¹(dst(p))`, which is again a linear map, from places to places. The bits that it changes determine the cost of
-//! the
-//! conversion ([`Conversion::between`]): no bits, no cost; only register bits, a renaming of registers; lane bits,
-//! shuffles;
-//! warp bits, a round trip through shared memory. Replicated elements have several preimages; the classification takes
-//! the
-//! nearest. If `src` is a shared layout, the same quotient ([`LinearLayout::locate_in`]) is the address that each
-//! thread
-//! reads: the images of lane and warp bits are XORed at run time, those of register bits are constants.
+//! the conversion ([`Conversion::between`]): no bits, no cost; only register bits, a renaming of registers; lane bits,
+//! shuffles; warp bits, a round trip through shared memory. Replicated elements have several preimages; the
+//! classification takes the nearest. If `src` is a shared layout, the same quotient ([`LinearLayout::locate_in`]) is
+//! the address that each thread reads: the images of lane and warp bits are XORed at run time, those of register bits
+//! are constants.
 //!
 //! # Shape operations
 //!
 //! Transpose, reshape, slice, broadcast, join and split change coordinates, not places. Each gives the layout of its
-//! result
-//! and maps the registers of the result to those of the operand.
+//! result and maps the registers of the result to those of the operand.
 //!
 //! In reading order: `linear` (the map, its inverse, composition), `construct` and `shared` (constructors), `rename`
-//! (shape
-//! operations), `convert` (conversions), `reduce`, `access` (vector widths), `text`, and `gf2`, the Gaussian
-//! elimination that
-//! they build on.
+//! (shape operations), `convert` (conversions), `reduce`, `access` (vector widths), `text`, and `gf2`, the Gaussian
+//! elimination that they build on.
 
 mod access;
 mod construct;

@@ -13,8 +13,7 @@ pub struct Reduction {
     /// Step 2: for each mask, in order, each lane combines with the same register of lane `lane ^ mask`.
     pub lanes: Vec<u32>,
     /// Step 3: the partial results of warps that differ by these masks (and their XORs) are combined through shared
-    /// memory.
-    /// Empty if no warp splits the axis.
+    /// memory. Empty if no warp splits the axis.
     pub warps: Vec<u32>,
 }
 
@@ -27,8 +26,8 @@ impl Reduction {
 
 impl LinearLayout {
     /// How to reduce along `axis` so that each element counts once, however often it is replicated. `None` if lanes or
-    /// warps
-    /// mix the axis with others, and the operand must be converted first; never for blocked layouts and fragments.
+    /// warps mix the axis with others, and the operand must be converted first; never for blocked layouts and
+    /// fragments.
     pub fn reduction(&self, axis: usize) -> Option<Reduction> {
         let layout = self.slice(axis).layout;
         let along = |dim| -> Vec<u64> { self.bases(dim).iter().map(|basis| u64::from(basis[axis])).collect() };

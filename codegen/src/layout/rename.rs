@@ -2,8 +2,7 @@
 //! register of the operand that each register of the result is.
 //!
 //! The axes of a rank-`r` layout are `0..r`. An axis or shape out of range is a compiler bug (the verifier has checked
-//! the
-//! program before) and panics.
+//! the program before) and panics.
 
 use super::gf2::{self, Span};
 use super::linear::{Basis, Dim, LinearLayout, bug, unflatten};
@@ -41,8 +40,7 @@ impl LinearLayout {
     }
 
     /// For each register of `target`, the register of `self` that holds the same element in the same thread (whose
-    /// place must
-    /// be the same in both layouts). `None` if some register has none.
+    /// place must be the same in both layouts). `None` if some register has none.
     pub fn registers_of(&self, target: &LinearLayout) -> Option<Vec<usize>> {
         let span = Span::of_columns(&self.columns(Dim::Register));
         let sources: Option<Vec<u64>> =
@@ -60,8 +58,7 @@ impl LinearLayout {
     }
 
     /// Drops the bits of `dim` with zero bases. For registers, the values stay where they are; for other dims, the
-    /// result
-    /// describes fewer lanes or warps.
+    /// result describes fewer lanes or warps.
     pub fn remove_zero_bases(&self, dim: Dim) -> Renaming {
         let kept: Vec<usize> =
             (0..self.bits(dim)).filter(|&bit| self.bases(dim)[bit].iter().any(|&coordinate| coordinate != 0)).collect();
@@ -85,10 +82,8 @@ impl LinearLayout {
     }
 
     /// The layout of a reduction over `axis`: drops that coordinate. Registers that become redundant are dropped (each
-    /// result
-    /// register names the first of the operand registers that it combines, see [`Self::registers_meeting`]). Lanes and
-    /// warps
-    /// along the axis remain and hold replicas.
+    /// result register names the first of the operand registers that it combines, see [`Self::registers_meeting`]).
+    /// Lanes and warps along the axis remain and hold replicas.
     pub fn slice(&self, axis: usize) -> Renaming {
         self.check_axis(axis, self.rank());
         let drop = |list: &[u32]| without(list, axis);
@@ -96,16 +91,14 @@ impl LinearLayout {
     }
 
     /// For each register of `self.slice(axis)`, the operand registers of the thread that it combines, each element
-    /// once, in
-    /// ascending order of the coordinate along `axis` relative to the first.
+    /// once, in ascending order of the coordinate along `axis` relative to the first.
     pub fn registers_meeting(&self, axis: usize) -> Vec<Vec<usize>> {
         let sliced = self.slice(axis);
         let distinct = self.without_redundant_registers();
         let mut groups: Vec<Vec<usize>> = vec![Vec::new(); sliced.registers.len()];
         let operand = distinct.layout.map_bases(&without(self.shape(), axis), |basis| without(basis, axis));
         // `operand` may hold more registers than the slice. Each maps to the register of the slice with the same
-        // coordinates,
-        // which exists because the slice spans the same coordinates.
+        // coordinates, which exists because the slice spans the same coordinates.
         match sliced.layout.registers_of(&operand) {
             Some(targets) => {
                 targets.iter().zip(&distinct.registers).for_each(|(&to, &from)| groups[to].push(from));
@@ -130,9 +123,8 @@ impl LinearLayout {
     }
 
     /// The layout of a tensor of extent one along `axis` for which broadcasting along the axis gives `self` without
-    /// moving
-    /// data. Here `registers` maps from the result of the broadcast to the operand: register `r` of `self` is register
-    /// `registers[r]` of the returned layout.
+    /// moving data. Here `registers` maps from the result of the broadcast to the operand: register `r` of `self` is
+    /// register `registers[r]` of the returned layout.
     pub fn unbroadcast(&self, axis: usize) -> Renaming {
         self.check_axis(axis, self.rank());
         let mut shape = self.shape().to_vec();
@@ -159,8 +151,7 @@ impl LinearLayout {
     }
 
     /// The layout of two tensors of this layout, joined along a new last axis of extent two: the lowest register bit
-    /// selects
-    /// the operand.
+    /// selects the operand.
     pub fn join(&self) -> Join {
         let mut shape = self.shape().to_vec();
         shape.push(2);
@@ -173,8 +164,7 @@ impl LinearLayout {
     }
 
     /// Splits a last axis of extent two, if each thread holds both halves of every pair. Otherwise `None`: the operand
-    /// must
-    /// first be converted (e.g. to [`Self::splittable`]).
+    /// must first be converted (e.g. to [`Self::splittable`]).
     pub fn split(&self) -> Option<Split> {
         let last = self.rank().checked_sub(1)?;
         let threads = [Dim::Lane, Dim::Warp, Dim::Block, Dim::Offset];

@@ -63,14 +63,11 @@ impl LinearLayout {
     /// The layout that TMA boxes with this swizzle produce, and that wgmma descriptors expect.
     ///
     /// The contiguous axis `order[0]` is divided into panels `swizzle_bytes` (32, 64 or 128) wide. Each panel holds all
-    /// rows
-    /// (the other axes in `order`), one span after another; panels follow each other. Inside a panel, bits 4.. of the
-    /// byte
-    /// address (the 16-byte chunk of a span) are XORed with bits 7..: three bits for 128, two for 64, one for 32. So
-    /// the chunk
-    /// index is XORed with the row modulo 8 for 128-byte spans, with half the row modulo 4 for 64-byte spans, and with
-    /// a quarter
-    /// of the row modulo 2 for 32-byte spans. The buffer must be aligned to [`Swizzle::alignment`].
+    /// rows (the other axes in `order`), one span after another; panels follow each other. Inside a panel, bits 4.. of
+    /// the byte address (the 16-byte chunk of a span) are XORed with bits 7..: three bits for 128, two for 64, one
+    /// for 32. So the chunk index is XORed with the row modulo 8 for 128-byte spans, with half the row modulo 4 for 64-byte
+    /// spans, and with a quarter of the row modulo 2 for 32-byte spans. The buffer must be aligned to
+    /// [`Swizzle::alignment`].
     ///
     /// # Panics
     /// If the contiguous axis is narrower than the span ([`Swizzle::widest_for`]).
@@ -102,16 +99,12 @@ impl LinearLayout {
     }
 
     /// A shared layout for converting a tensor from layout `src` to layout `dst` without bank conflicts and without
-    /// padding
-    /// (as far as the layouts permit).
+    /// padding (as far as the layouts permit).
     ///
     /// In terms of subspaces of coordinates: the lowest offset bits are register bits common to both sides, up to 16
-    /// bytes
-    /// (vector accesses). The highest offset bits do not change the bank, so no combination of them may be the
-    /// difference of two
-    /// lanes of one wavefront, on either side. They are taken from the complement of all lanes, then from sums of a
-    /// lane of one
-    /// side and a lane of the other. The remaining ones are the bank bits.
+    /// bytes (vector accesses). The highest offset bits do not change the bank, so no combination of them may be the
+    /// difference of two lanes of one wavefront, on either side. They are taken from the complement of all lanes, then
+    /// from sums of a lane of one side and a lane of the other. The remaining ones are the bank bits.
     pub fn conversion_scratch(src: &LinearLayout, dst: &LinearLayout, element_bytes: u32) -> Self {
         let shape = src.shape();
         if dst.shape() != shape || !src.is_distributed() || !dst.is_distributed() {
@@ -123,8 +116,7 @@ impl LinearLayout {
         vector.truncate(4u32.saturating_sub(element_bits) as usize);
 
         // Elements of one four-byte word share its bank, so a word is filled first, with registers of one side if both
-        // have none
-        // in common.
+        // have none in common.
         let word = 2u32.saturating_sub(element_bits) as usize;
         let mut filled = Span::of_columns(&vector);
         let units = || (0..total).map(|bit| 1 << bit);

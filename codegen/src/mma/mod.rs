@@ -1,6 +1,5 @@
 //! The MMA instructions of NVIDIA GPUs: one table for planning, the verifier, the lowering, the simulator and the
-//! random
-//! programs. It is the only definition of what is legal.
+//! random programs. It is the only definition of what is legal.
 //!
 //! - [`TABLE`] has a row per family, operand type and accumulator type (PTX ISA, "Matrix Multiply-Accumulate
 //!   Instructions").
@@ -95,8 +94,7 @@ impl Instruction {
     /// Distributes a dot [m, k] · [k, n] over `num_warps` warps; `None` if the shape is too small for the instruction.
     ///
     /// Warps lie along M as far as the rows of the instruction permit. So a row of the result (and with it a row-wise
-    /// softmax,
-    /// and the next dot of a chain) stays in one warp.
+    /// softmax, and the next dot of a chain) stays in one warp.
     pub fn plan(&'static self, [m, n, k]: [u32; 3], num_warps: u32) -> Option<Plan> {
         let whole = m.is_multiple_of(self.m) && k.is_multiple_of(self.k) && num_warps.is_multiple_of(self.warps);
         if !whole || n < self.n[0] {
@@ -149,8 +147,7 @@ pub struct Plan {
 }
 
 /// The instruction for a dot: `wgmma` if possible (for f32 operands only with `wgmma_f32`), else `mma.sync`. `None` if
-/// no
-/// MMA instruction applies and the dot is computed by FMA.
+/// no MMA instruction applies and the dot is computed by FMA.
 pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Option<Plan> {
     let DotShape { m, n, k, operands, acc, precision } = dot;
     let f32 = operands == DType::F32;
@@ -167,8 +164,7 @@ pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Op
 
 impl Instruction {
     /// Minimum registers per thread for an instruction with `n` columns, whose operand a is in registers or in shared
-    /// memory:
-    /// accumulator, a, and what `ptxas` (13.0) needs in addition. `ptxas` fails with fewer.
+    /// memory: accumulator, a, and what `ptxas` (13.0) needs in addition. `ptxas` fails with fewer.
     pub fn fewest_registers(&self, n: u32, a_in_registers: bool) -> u32 {
         match self.family {
             Family::Wgmma => n / 2 + if a_in_registers { 30 } else { 26 },

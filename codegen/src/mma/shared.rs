@@ -1,8 +1,7 @@
 //! Operands of `wgmma` in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout").
 //!
 //! The contiguous dimension is divided into panels as wide as the swizzle span. Each panel holds all rows, one span
-//! after
-//! another; panels follow each other. Without a swizzle, the span is one chunk of 16 bytes.
+//! after another; panels follow each other. Without a swizzle, the span is one chunk of 16 bytes.
 
 use crate::layout::{LinearLayout, Swizzle};
 
@@ -67,8 +66,7 @@ impl Matrix {
     }
 
     /// The constant part of a matrix descriptor (PTX ISA, "Matrix Descriptor Format"): leading and stride byte offsets
-    /// in units
-    /// of 16 bytes, and the swizzle mode.
+    /// in units of 16 bytes, and the swizzle mode.
     pub fn descriptor(&self) -> u64 {
         let span = u64::from(self.swizzle.bytes());
         let (eight_rows, next_panel) = (8 * span, u64::from(self.k) * span);

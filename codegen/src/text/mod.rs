@@ -10,10 +10,8 @@
 //! ```
 //!
 //! All ops have the form `results = mnemonic operands {attributes} : result types (params) { region }`, without the
-//! parts
-//! that are empty. Values are numbered in text order, so that equal functions have equal text; `parse(print(f))` is
-//! `f`. The
-//! text contains no source locations.
+//! parts that are empty. Values are numbered in text order, so that equal functions have equal text; `parse(print(f))`
+//! is `f`. The text contains no source locations.
 
 mod parse;
 mod print;

@@ -527,8 +527,7 @@ impl Parser {
     }
 
     /// `<64x128xf32`, without the closing bracket. The tokenizer gives `64` and the word `x128xf32`, so extents are
-    /// split off
-    /// words.
+    /// split off words.
     fn shaped(&mut self) -> Result<(Vec<usize>, Elem)> {
         self.punct('<')?;
         let mut shape = vec![self.integer("an extent")?];

@@ -60,8 +60,7 @@ pub(super) fn scan(cx: &OpCx, axis: usize) -> Check {
 }
 
 /// Rules that `reduce` and `scan` share: operands, axis, number of results, and region. Returns the element types of
-/// the
-/// operands.
+/// the operands.
 fn combined(cx: &OpCx, axis: usize) -> Result<Vec<Elem>, super::Broken> {
     let shape = cx.operand(0).shape();
     for (i, ty) in cx.operands().into_iter().enumerate() {

@@ -1,12 +1,9 @@
 //! The verifier: invariants of every function of Tile IR.
 //!
 //! The rules are the variants of [`Rule`], in the order in which they are checked. Structural rules come first. If one
-//! of
-//! them is violated, types are not checked, because type rules index operands and regions without bounds checks. A
-//! violation
-//! in a function from the language surface or a pass is a compiler bug (the surface reports user errors before); a
-//! function
-//! parsed from text may simply be invalid.
+//! of them is violated, types are not checked, because type rules index operands and regions without bounds checks. A
+//! violation in a function from the language surface or a pass is a compiler bug (the surface reports user errors
+//! before); a function parsed from text may simply be invalid.
 
 mod barriers;
 mod contract;
@@ -35,38 +32,32 @@ attr_enum! {
         /// actual one.
         Placement = "placement",
         /// A kernel has one `Arg` per parameter, with a unique name. Arguments are scalars. `divisible_by` (at least 1)
-        /// is for
-        /// integers and pointers, `equal_to` for integers.
+        /// is for integers and pointers, `equal_to` for integers.
         Arguments = "arguments",
         /// The numbers of operands and results match the op table.
         Arity = "arity",
         /// `for`, `reduce` and `scan` have one region, `if`, `while` and `roles` two, other ops none.
         Regions = "regions",
         /// The kernel ends with `return`, the first region of `while` with `condition`, every other region with
-        /// `yield`; these ops
-        /// occur nowhere else.
+        /// `yield`; these ops occur nowhere else.
         Terminator = "terminator",
         /// Operands are defined before the op, in its block or an enclosing one.
         Dominance = "dominance",
         /// Ops are legal from their own stage on. Shared memory, mbarriers and tokens are not legal at stage tile. From
-        /// stage laid
-        /// on, loops carry no views and branches yield none.
+        /// stage laid on, loops carry no views and branches yield none.
         StageLegal = "stage",
 
         // Types.
 
         /// Extents of tiles and view blocks are powers of two, with at most 2^20 elements. The same holds for shared
-        /// buffers,
-        /// except for the first extent, which may count buffers.
+        /// buffers, except for the first extent, which may count buffers.
         Extents = "extents",
         /// At stage tile, tiles have no layout. From stage laid on, they have a distributed layout of their shape that
-        /// covers
-        /// every element. Shared buffers have a shared layout of their shape, or, in a ring, of the shape of one
+        /// covers every element. Shared buffers have a shared layout of their shape, or, in a ring, of the shape of one
         /// buffer.
         Layouts = "layouts",
         /// Attributes are in range: axes below the rank, complete permutations, ascending boundaries, literals in the
-        /// range of
-        /// their type.
+        /// range of their type.
         Attributes = "attributes",
         /// Operands have the types that the op requires.
         OperandTypes = "operand types",

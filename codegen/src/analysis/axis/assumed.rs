@@ -1,6 +1,5 @@
 //! Ranges of arguments from `assume`. An `assume` outside branches and loops that compares an argument with a constant
-//! is
-//! checked by every launch ([`crate::analysis::reach`]), so it holds from the first op of the kernel on.
+//! is checked by every launch ([`crate::analysis::reach`]), so it holds from the first op of the kernel on.
 
 use super::full_range;
 use crate::ir::{BinaryOp, CmpOp, Func, Op, OpId, Value};

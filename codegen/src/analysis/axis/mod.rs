@@ -2,16 +2,12 @@
 //! (as in Triton's `AxisInfo`).
 //!
 //! Vectorization and coalescing depend on it: a run of `contiguity` neighbors whose first address is a multiple of 16
-//! bytes
-//! can be one 128-bit access if the mask is constant over the run (`constancy`).
+//! bytes can be one 128-bit access if the mask is constant over the run (`constancy`).
 //!
 //! Integer arithmetic wraps, and so may runs: an i32 run that begins below 2^31 and is widened afterwards continues
-//! 2^32
-//! lower. Contiguity therefore holds modulo 2^32 (modulo the width of narrower types). It holds without wrapping for
-//! runs
-//! no longer than their divisor ([`AxisInfo::exact_run`]), which suffices for accesses. Transfer functions that depend
-//! on
-//! signs (`rem`, `div`) use the range.
+//! 2^32 lower. Contiguity therefore holds modulo 2^32 (modulo the width of narrower types). It holds without wrapping
+//! for runs no longer than their divisor ([`AxisInfo::exact_run`]), which suffices for accesses. Transfer functions
+//! that depend on signs (`rem`, `div`) use the range.
 
 mod assumed;
 mod transfer;
@@ -28,17 +24,14 @@ use crate::num;
 const MAX_DIVISOR: u64 = 1 << 32;
 
 /// Facts about one value, per dimension of its tile (one entry for scalars). The elements of a run differ only in the
-/// index
-/// of that dimension; facts about runs hold for all indices of the other dimensions.
+/// index of that dimension; facts about runs hold for all indices of the other dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AxisInfo {
     /// Length of aligned runs, a power of two, in which each element is the one before plus one (for pointers: one
-    /// element
-    /// further), modulo 2^32 beyond [`AxisInfo::exact_run`].
+    /// element further), modulo 2^32 beyond [`AxisInfo::exact_run`].
     pub contiguity: Vec<u64>,
     /// Power of two that divides the first element of each contiguous run (for pointers: its byte address). Shorter
-    /// runs
-    /// start inside longer ones, so code that reduces `contiguity` must use [`AxisInfo::divisor_at`].
+    /// runs start inside longer ones, so code that reduces `contiguity` must use [`AxisInfo::divisor_at`].
     pub divisibility: Vec<u64>,
     /// Length of aligned runs, a power of two, of equal elements.
     pub constancy: Vec<u64>,
@@ -99,8 +92,7 @@ impl AxisInfo {
     }
 
     /// Divisor of the first elements of aligned runs of length `run` along a dimension. Such runs start anywhere inside
-    /// longer
-    /// contiguous runs.
+    /// longer contiguous runs.
     pub fn divisor_at(&self, dim: usize, run: u64) -> u64 {
         let d = self.divisibility[dim];
         if self.contiguity[dim] <= run { d } else { d.min(run * self.unit) }
@@ -112,8 +104,7 @@ impl AxisInfo {
     }
 
     /// Length of the aligned runs along a dimension that are contiguous without wrapping around and whose first element
-    /// is a
-    /// multiple of the length.
+    /// is a multiple of the length.
     pub fn exact_run(&self, dim: usize) -> u64 {
         let aligned = self.contiguity[dim].min(self.divisibility[dim] / self.unit);
         aligned.min(1 << (self.bits - 1)).max(1)

@@ -284,8 +284,7 @@ fn a_run_that_a_selection_cuts_no_longer_starts_at_a_multiple() {
 }
 
 /// A remainder keeps runs only if the dividend is not negative and the divisor not zero: -16, -15, … by 16 give 0, -15,
-/// …,
-/// and a remainder by zero is always zero.
+/// …, and a remainder by zero is always zero.
 #[test]
 fn a_remainder_keeps_runs_of_numbers_that_are_not_negative() {
     let by = |first: &str, divisor: &str| {

@@ -120,8 +120,7 @@ impl AxisAnalysis {
             let (divisible, contiguous) = promised(id);
             let d = divisor(divisible as i128);
             // The hint states the divisor of the first element of its runs. Without a length, these are the longest
-            // runs of the actual
-            // values, and runs of the length known here may start anywhere inside them.
+            // runs of the actual values, and runs of the length known here may start anywhere inside them.
             let stated = single || contiguous.is_some_and(|n| n.count_ones() == 1);
             let first = if stated { d } else { d.min(info.contiguity[inner] * info.unit) };
             info.divisibility[inner] = info.divisibility[inner].max(first);
@@ -241,8 +240,7 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
 
 /// Length of the aligned runs along a dimension in which a / b is constant: up to the next multiple of the divisor, and
 /// for division by zero (which gives zero). Only for non-negative dividends: −4, −3, −2, −1 by 4 give −1, 0, 0, 0,
-/// toward
-/// zero.
+/// toward zero.
 fn quotient_run(a: &AxisInfo, b: &AxisInfo, dim: usize) -> u64 {
     if a.range.0 < 0 {
         return 1;
@@ -280,8 +278,7 @@ fn range_of(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo) -> (i128, i1
 }
 
 /// Facts about a comparison. Compared with a constant, consecutive numbers change the result only at multiples of a
-/// common
-/// divisor.
+/// common divisor.
 pub(super) fn compare(op: CmpOp, a: &AxisInfo, b: &AxisInfo, ty: &Type) -> AxisInfo {
     let mut info = equal_where_all_are(&[a.clone(), b.clone()], ty);
     for i in 0..info.rank() {

@@ -1,15 +1,13 @@
 //! Addresses as affine sums of unknowns, bounded by comparisons of sums of the same unknowns.
 //!
-//! Example: Triton's introductory matmul advances its pointers by `block · stride` per iteration and loads where
-//! `i < k − n · block`, with n the number of the iteration. In interval arithmetic, i is small and n · block is not,
-//! and
+//! Example: Triton's introductory matmul advances its pointers by `block · stride` per iteration and loads where `i < k
+//! − n · block`, with n the number of the iteration. In interval arithmetic, i is small and n · block is not, and
 //! nothing bounds their sum. As sums, the address is row + stride · i + stride · block · n, and the comparison states
 //! i + block · n − k ≤ −1. Subtracting `stride` times the comparison from the address leaves row + stride · (k − 1).
 //!
 //! Unknowns are the elements of ranges, program ids, iteration numbers, and every value that is not a sum. Coefficients
-//! are
-//! launch-invariant numbers. Wherever arithmetic could wrap, a *test* requires that it does not. If a test fails, or a
-//! coefficient is not a single number, the result is the interval of the address.
+//! are launch-invariant numbers. Wherever arithmetic could wrap, a *test* requires that it does not. If a test fails,
+//! or a coefficient is not a single number, the result is the interval of the address.
 
 use super::build::{Axes, Bound, Builder, Step, loop_of, peel, step, widened};
 use super::{Interval, Launch, Node, NodeId};
@@ -19,8 +17,7 @@ use crate::ir::{BinaryOp, Def, Op, OpId, Value};
 type Test = (NodeId, Interval);
 
 /// Maximum number of values that are visited for one address and its comparisons: more than hand-written kernels need,
-/// and
-/// a bound for generated ones.
+/// and a bound for generated ones.
 const BUDGET: usize = 400;
 /// Maximum number of comparisons that are used for one address.
 const MAX_LIMITS: usize = 16;
@@ -97,10 +94,8 @@ impl Bounded {
 /// An upper bound of Σ sum · unknown, given that the sum of each limit is at most 0.
 ///
 /// For every λ ≥ 0, Σ sum · unknown ≤ Σ (sum − λ · limit) · unknown, whose maximum over the ranges of the unknowns is
-/// easy to
-/// compute. The best λ eliminates an unknown. Limits are applied one after the other, each with an integer λ: the bound
-/// is
-/// sound, and tight if each limit has unknowns that no other one has.
+/// easy to compute. The best λ eliminates an unknown. Limits are applied one after the other, each with an integer λ:
+/// the bound is sound, and tight if each limit has unknowns that no other one has.
 fn most(mut sum: Vec<i128>, limits: &[Vec<i128>], ranges: &[Interval]) -> Option<i128> {
     let mut best = highest(&sum, ranges)?;
     for limit in limits {
@@ -163,8 +158,7 @@ impl Multiple {
 }
 
 /// An integer or an address as a sum, from which a launch can decide whether all elements are multiples of `by`; `None`
-/// if
-/// no launch can.
+/// if no launch can.
 pub(super) fn multiple(b: &mut Builder, v: Value, by: i64) -> Option<Multiple> {
     let mut budget = BUDGET;
     let axes: Axes = (0..b.func.ty(v).shape().len()).collect();

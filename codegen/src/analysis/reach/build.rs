@@ -10,8 +10,7 @@ use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
 use std::collections::{HashMap, HashSet};
 
 /// For each dimension of a value, the dimension of the access that it is indexed by. Two uses refer to the same element
-/// of
-/// a value if their axes are equal.
+/// of a value if their axes are equal.
 pub(super) type Axes = Vec<usize>;
 
 /// Maximum nesting of selects whose conditions are used.
@@ -38,8 +37,7 @@ pub(super) fn build(func: &Func) -> Reach {
 }
 
 /// Drops hints that no launch can check (such as `max_contiguous`), and clamps extents to 0 that no launch can check
-/// for
-/// negative values.
+/// for negative values.
 pub(super) fn distrust_unchecked(func: &mut Func) {
     let mut builder = Builder::new(func, false);
     let mut kept: HashMap<OpId, bool> = HashMap::new();

@@ -1,14 +1,11 @@
 //! Loop-carried values as linear functions of other values (scalar evolution).
 //!
 //! Example: a block pointer that advances by one tile per iteration of `for i in range(first, last)` starts at first ·
-//! tile,
-//! and so is at i · tile. Interval arithmetic misses this: first may be large, and the number of iterations may be
-//! large,
-//! but not both. In a linear function, first cancels.
+//! tile, and so is at i · tile. Interval arithmetic misses this: first may be large, and the number of iterations may
+//! be large, but not both. In a linear function, first cancels.
 //!
 //! Wrapping arithmetic is linear only modulo 2ⁿ. Each sum that must be in the range of its type for the result to hold
-//! is a
-//! *test*, which is evaluated with the other intervals of the launch.
+//! is a *test*, which is evaluated with the other intervals of the launch.
 
 use super::build::{Builder, Step, loop_of, step, widened};
 use super::{Interval, NodeId};
@@ -102,8 +99,7 @@ fn linear(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
 }
 
 /// A value with a constant increment per iteration: initial value + by / step · (index − start). After the loop, the
-/// end
-/// replaces the index.
+/// end replaces the index.
 fn carried(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
     let func = b.func;
     let (id, place, after) = match func.value(v).def {
@@ -143,8 +139,7 @@ fn carried(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
 }
 
 /// Tests under which `x` ≥ `y` follows from their definitions: by rules for minimum, maximum and division by a
-/// constant,
-/// down to sums that differ by a constant.
+/// constant, down to sums that differ by a constant.
 fn at_least(b: &mut Builder, x: Value, y: Value, depth: usize) -> Option<Vec<Test>> {
     let deeper = depth.checked_sub(1)?;
     let func = b.func;

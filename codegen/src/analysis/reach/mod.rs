@@ -1,32 +1,26 @@
 //! Bounds analysis: the access footprint of a kernel, as formulas of its arguments and grid.
 //!
 //! The formulas are built once per recorded kernel ([`Reach::of`]) and evaluated before each launch ([`Reach::check`]).
-//! They
-//! make launches from safe code memory-safe: a launch whose extents, strides or masks do not keep the kernel inside its
-//! buffers is rejected.
+//! They make launches from safe code memory-safe: a launch whose extents, strides or masks do not keep the kernel
+//! inside its buffers is rejected.
 //!
 //! The analysis is interval arithmetic on integers. At launch, arguments and grid are known numbers; `program_id`,
-//! `arange`
-//! and loop indices have known ranges. The elements that an access may touch are an interval:
+//! `arange` and loop indices have known ranges. The elements that an access may touch are an interval:
 //!
 //! - Through a view: the intersection of block and shape in dimensions of `boundary_check`, the block in other
 //!   dimensions.
 //! - Through pointers: the offsets, limited by the mask. Its comparisons (joined by `&&`) bound the values that they
-//!   compare,
-//!   as do the conditions of enclosing branches.
+//!   compare, as do the conditions of enclosing branches.
 //!
 //! Arithmetic wraps as in the generated code: two's complement, in the type of the op. Other preconditions of the
-//! generated
-//! code (non-negative extents, `assume`, hints) are checked too (`promises.rs`).
+//! generated code (non-negative extents, `assume`, hints) are checked too (`promises.rs`).
 //!
 //! If intervals are too coarse, addresses are also analyzed as affine sums, which the mask may bound as a whole
 //! (`affine.rs`).
 //!
 //! The analysis is sound: values that it does not follow (e.g. numbers loaded from memory) may be any value of their
-//! type. It
-//! is not complete: relations between values are known only for affine sums, so it may reject accesses that are always
-//! in
-//! bounds.
+//! type. It is not complete: relations between values are known only for affine sums, so it may reject accesses that
+//! are always in bounds.
 
 mod affine;
 mod build;
@@ -76,8 +70,7 @@ enum Node {
     /// Index of a loop: start, end, step.
     Index(NodeId, NodeId, NodeId),
     /// A value that grows from `from` by `by` per iteration of the loop `range` (start, end, step): at the beginning of
-    /// an
-    /// iteration, or, with `after`, after the last one.
+    /// an iteration, or, with `after`, after the last one.
     Grown {
         from: NodeId,
         by: NodeId,
@@ -342,8 +335,7 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
 }
 
 /// Removes from a recorded kernel the hints that no launch can check, and clamps extents to 0 that no launch can check
-/// for
-/// negative values. The remaining assumptions are checked by [`Reach::check`].
+/// for negative values. The remaining assumptions are checked by [`Reach::check`].
 pub fn distrust_unchecked(func: &mut Func) {
     build::distrust_unchecked(func);
 }

@@ -1,10 +1,8 @@
 //! Preconditions of a launch other than accesses in bounds: extents are not negative, loops count up and end before
-//! their
-//! index overflows, and `assume` and `multiple_of` hold.
+//! their index overflows, and `assume` and `multiple_of` hold.
 //!
 //! The generated code relies on them, so a launch that violates one is rejected. Only launch-invariant values are
-//! checked:
-//! an `assume` about other values has no effect, a hint about other values is dropped before compilation
+//! checked: an `assume` about other values has no effect, a hint about other values is dropped before compilation
 //! ([`super::distrust_unchecked`]), and a negative extent loaded from memory counts as 0.
 
 use super::affine::{Multiple, multiple};

@@ -22,8 +22,7 @@ impl Launch for Numbers {
 }
 
 /// Minimum number of f32 elements of argument 0 for which a launch is accepted; `None` if no number suffices.
-/// `integers`
-/// are the values of all arguments, including placeholders for pointers.
+/// `integers` are the values of all arguments, including placeholders for pointers.
 fn needed(text: &str, integers: &[i128], grid: [u32; 3]) -> Option<u64> {
     let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
     let reach = Reach::of(&func);

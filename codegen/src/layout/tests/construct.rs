@@ -10,8 +10,7 @@ fn covers(layout: &LinearLayout) -> bool {
 }
 
 /// Blocked coordinates in plain arithmetic: the position of the thread's box, plus the position inside the box, plus
-/// the
-/// repetition, modulo the shape.
+/// the repetition, modulo the shape.
 #[test]
 fn blocked_agrees_with_arithmetic() {
     // Each thread holds 2×4; 8×4 threads; 2×2 warps: a box of 32×32 elements on a tensor of 64×16.
@@ -135,8 +134,7 @@ fn mma_fragments_agree_with_the_ptx_manual() {
 }
 
 /// PTX ISA, register fragment D of `wgmma.m64nNk…`: d_i is in row (warp % 4)·16 + lane/4 + 8·(i/2 % 2) and column
-/// 8·(i/4)
-/// + 2·(lane%4) + i%2.
+/// 8·(i/4) + 2·(lane%4) + i%2.
 #[test]
 fn wgmma_fragments_agree_with_the_ptx_manual() {
     for n in [8, 64, 256] {
