@@ -243,7 +243,7 @@ impl Constexpr for Precision {
 ///
 /// ```
 /// tilewright_codegen::constexpr_enum! {
-///     /// What follows the product.
+///     /// Activation function of the epilogue.
 ///     pub enum Activation { None, Relu, Gelu }
 /// }
 /// ```
