@@ -1,8 +1,8 @@
-//! Arithmetic: the meaning of the operators in kernel code. Comparisons are in [`super::compare`].
+//! Arithmetic: the operators in kernel code. Comparisons are in [`super::compare`].
 //!
-//! `#[kernel]` turns `a + b` into [`add`]`(a, b)` and so on, so that one rule ([`Combine`]) types them all:
-//! tile with tile, scalar, or Rust number gives a tile; scalar with scalar or number gives a scalar; Rust numbers among
-//! themselves stay Rust numbers. `i32` and `i64` may be mixed and give `i64`.
+//! `#[kernel]` turns `a + b` into [`add`]`(a, b)` and so on, so that one rule ([`Combine`]) types them all: tile with
+//! tile, scalar, or Rust number gives a tile; scalar with scalar or number gives a scalar; two Rust numbers stay a Rust
+//! number. `i32` and `i64` may be mixed and promote to `i64`.
 
 use super::dtype::{Dtype, Int};
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
@@ -12,11 +12,11 @@ use super::record::{emit, fail, mistake, shape};
 pub use crate::ir::BinaryOp;
 use crate::ir::{DType, Value};
 
-/// Pairs that the arithmetic operators accept.
+/// Operand pairs that the arithmetic operators accept.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` and `{R}` cannot be combined",
-    label = "no operation between `{Self}` and `{R}`",
-    note = "element types do not mix silently: convert one side with `.to::<…>()`"
+    label = "incompatible operands `{Self}` and `{R}`",
+    note = "element types are not converted implicitly: convert one side with `.to::<…>()`"
 )]
 pub trait Combine<R> {
     type Output;
@@ -26,7 +26,7 @@ pub trait Combine<R> {
     fn combine(self, rhs: R, op: BinaryOp) -> Self::Output;
 }
 
-/// How the source writes an operation.
+/// The operator as written in source, for messages.
 fn symbol(op: BinaryOp) -> &'static str {
     match op {
         BinaryOp::Add => "+",
@@ -46,7 +46,7 @@ fn symbol(op: BinaryOp) -> &'static str {
     }
 }
 
-/// Ends with a message where the element type has no such operation.
+/// Fails with a message if the element type does not support the operation.
 #[track_caller]
 fn check_op(op: BinaryOp, dtype: DType) {
     let (legal, what) = match op {
@@ -63,13 +63,13 @@ fn check_op(op: BinaryOp, dtype: DType) {
     let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
     if !legal {
         fail(
-            mistake(format!("`{}` works on {what}, found {dtype}", symbol(op)))
+            mistake(format!("`{}` requires {what}, found {dtype}", symbol(op)))
                 .label(format!("the elements are {dtype}")),
         );
     }
     if small {
         fail(
-            mistake(format!("{dtype} is a storage type: `{}` has no meaning on it", symbol(op)))
+            mistake(format!("{dtype} is a storage type: `{}` is not supported on it", symbol(op)))
                 .label(format!("the elements are {dtype}"))
                 .help("compute in a wider type: `.to::<f32>()`"),
         );
@@ -99,7 +99,7 @@ impl<T: Dtype, R: Operand<T>> Combine<R> for Scalar<T> {
     }
 }
 
-/// i32 beside i64: the narrower side is widened.
+/// i32 with i64: the narrower operand is widened.
 macro_rules! widening {
     ($($a:ident, $b:ident => $out:ident;)*) => { $(
         widening!(@pair $a<i32>, $b<i64>, $out);
@@ -123,11 +123,11 @@ widening! {
     Scalar, Scalar => Scalar;
 }
 
-/// Ends with a message about Rust numbers that no operation can combine.
+/// Fails with a message: the operation on these Rust numbers has no result.
 #[track_caller]
 fn host_failure(op: BinaryOp, a: impl std::fmt::Display, b: impl std::fmt::Display) -> ! {
     fail(
-        mistake(format!("`{a} {} {b}` has no value", symbol(op)))
+        mistake(format!("`{a} {} {b}` cannot be evaluated", symbol(op)))
             .label("overflow, division by zero, or an operation that this type does not have"),
     )
 }
@@ -177,7 +177,7 @@ macro_rules! host_left {
 }
 host_left!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
 
-/// Rust numbers among themselves: the operation happens while the kernel is specialised.
+/// Two Rust numbers: folded at specialization.
 macro_rules! host_pair {
     ($($ty:ty, $a:ident: $left:ty = $left_value:expr, $b:ident: $right:ty = $right_value:expr, $kind:ident;)*) => { $(
         impl Combine<$right> for $left {
@@ -220,7 +220,7 @@ macro_rules! host_pair {
     }};
 }
 
-/// A literal as a number of its neighbour's type.
+/// A literal as a number of the other operand's type.
 #[track_caller]
 fn literal_as<T: TryFrom<i128>>(lit: IntLit, type_name: &str) -> T {
     T::try_from(lit.0)
@@ -260,7 +260,7 @@ impl Combine<bool> for bool {
     }
 }
 
-/// Literals among themselves stay literals.
+/// Two literals give a literal.
 impl Combine<IntLit> for IntLit {
     type Output = IntLit;
     #[track_caller]
@@ -288,11 +288,11 @@ float_literals! {
 
 /// What can be added to a pointer: integers, in elements.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not an offset: pointers move by integers, in elements",
+    message = "`{Self}` cannot be added to a pointer: offsets are integers, in elements",
     label = "expected an integer tile, scalar or number"
 )]
 pub trait Offset<T: Dtype> {
-    /// What a scalar pointer becomes.
+    /// The type of the moved pointer, for a scalar pointer.
     type Moved;
     #[doc(hidden)]
     fn raw_offset(self) -> Raw;
@@ -346,12 +346,12 @@ macro_rules! host_offsets {
 }
 host_offsets!(i32, i64, u32, usize, IntLit);
 
-/// `ptr ± offset`, repeated to their common shape. Offsets are i32 or i64 from here on.
+/// `ptr ± offset`, broadcast to their common shape. Offsets are i32 or i64 from here on.
 #[track_caller]
 fn move_pointer<T: Dtype, I: Offset<T>>(ptr: Value, offset: I, op: BinaryOp) -> Value {
     if !matches!(op, BinaryOp::Add | BinaryOp::Sub) {
-        let message = format!("`{}` has no meaning on a pointer", symbol(op));
-        fail(mistake(message).label("pointers can be moved with `+` and `-`"));
+        let message = format!("`{}` is not supported on pointers", symbol(op));
+        fail(mistake(message).label("pointers support only `+` and `-`"));
     }
     let dtype = I::offset_type();
     let mut offset = materialise(offset.raw_offset(), dtype);
@@ -403,7 +403,7 @@ operators! {
     div, Div;
     /// ⌈a / b⌉ for integers. Nothing wraps on the way.
     cdiv, CeilDiv;
-    /// `a % b`: the sign of `a`, as in Rust.
+    /// `a % b`: has the sign of `a`, as in Rust.
     rem, Rem;
     /// `a & b`.
     bitand, And;
@@ -415,9 +415,9 @@ operators! {
     shl, Shl;
     /// `a >> b`: arithmetic for signed integers.
     shr, Shr;
-    /// The smaller of two numbers, elementwise; of a number and a NaN, the number.
+    /// The smaller of two numbers, elementwise; if one is NaN, the other.
     minimum, Min;
-    /// The larger of two numbers, elementwise; of a number and a NaN, the number.
+    /// The larger of two numbers, elementwise; if one is NaN, the other.
     maximum, Max;
     /// High half of the full product of two integers.
     umulhi, MulHi;
