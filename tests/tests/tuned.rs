@@ -165,7 +165,7 @@ fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
         (queries, DType::F32, 256, tiles(128, 64, 4)),
     ] {
         let why = found(autotune, dtype, d, config.clone()).unwrap_or_else(|| panic!("{config} is kept"));
-        assert!(why.contains("registers a thread, which can have 255"), "{config}: {why}");
+        assert!(why.contains("registers per thread, and 255 are available"), "{config}: {why}");
     }
     // Enough registers, but every product is written out.
     let why = found(forward, DType::F32, 128, tiles(128, 128, 8)).unwrap_or_default();
