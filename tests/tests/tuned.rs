@@ -169,7 +169,7 @@ fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
     }
     // Enough registers, but every product is written out.
     let why = found(forward, DType::F32, 128, tiles(128, 128, 8)).unwrap_or_default();
-    assert!(why.contains("its code has 32768 multiply-adds a thread"), "{why}");
+    assert!(why.contains("its code has 32768 unrolled multiply-adds per thread"), "{why}");
     // Tensor cores need no such code.
     assert_eq!(found(forward, DType::BF16, 128, tiles(128, 128, 8)), None);
     assert_eq!(found(forward, DType::F32, 128, tiles(64, 64, 4)), None);
