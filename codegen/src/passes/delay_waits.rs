@@ -3,12 +3,12 @@
 //! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that overwrites the
 //! registers of an operand (at the latest before the terminator of the block), and lets it leave the `wgmma` that were
 //! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
-//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. The wait of a `wgmma` marked
-//! `open` leaves the one of this iteration in flight and completes the one of the previous iteration; another wait
-//! behind the loop completes the last.
+//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (marked by
+//! `skew_products`) leaves the `wgmma` of this iteration in flight and completes the one of the previous iteration;
+//! another wait behind the loop completes the last.
 //! Requires: stage *laid*; each `wgmma` is followed by its own wait in the same block.
-//! Keeps: results. Every `wgmma` but those marked `open` is waited for in the block that issues it.
-//! Does not: leave a marked `wgmma` in flight that reads a buffer which the loop itself fills; it drops the mark.
+//! Keeps: results. Every `wgmma` without a deferred wait is waited for in the block that issues it.
+//! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills; it drops the mark.
 
 use super::edit::{terminator, uses};
 use super::late;

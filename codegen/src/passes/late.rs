@@ -1,7 +1,7 @@
 //! Analyses of the two-stage software pipelining of loops: which ops run in stage 1, one iteration after stage 0.
 //!
-//! `skew_products` marks the `wgmma` of stage 1, `rotate_loops` moves them with all ops that depend on them. A second
-//! mark, `open`, defers only the wait for a `wgmma` to the next iteration.
+//! `skew_products` marks the `wgmma` of stage 1, and `rotate_loops` moves them with all ops that depend on them. A
+//! second mark defers only the wait for a `wgmma` to the next iteration.
 
 use super::edit::{terminator, uses};
 use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};

@@ -5,8 +5,8 @@
 //! stages. The copies of the first iterations come before the loop (prologue); each iteration then issues the copies of
 //! the iteration `stages − 1` ahead and waits for its own. Dots read the ring directly; other users read it by
 //! `local_load`. With the option `bulk_copies`, TMA copies what a tensor map describes, with one mbarrier per stage.
-//! Buffers that `wgmma` marked `late` or `open` read have to live one iteration longer: their rings have one more
-//! buffer.
+//! Buffers that a `wgmma` of stage 1 or one with a deferred wait reads have to live one iteration longer: their rings
+//! have one more buffer.
 //! Requires: stage *laid*.
 //! Keeps: results. Barriers other than those of the rings are placed later.
 //! Does not: pipeline loads whose address comes from memory, loads that `cp.async` cannot express (accesses below four
