@@ -139,12 +139,12 @@ fn insert(func: &mut Func, block: BlockId, at: usize, like: OpId, op: Op, operan
 
 fn place_of(func: &Func, block: BlockId, id: OpId) -> usize {
     let place = func.block(block).ops.iter().position(|&op| op == id);
-    place.expect("internal compiler error: an op left its block, please report")
+    place.expect("internal compiler error: an op is not in its block, please report")
 }
 
 fn block_of(func: &Func, id: OpId) -> BlockId {
     let inner = func.walk().into_iter().flat_map(|op| func.op(op).regions.clone());
     let mut blocks = std::iter::once(func.body).chain(inner);
     let found = blocks.find(|&block| func.block(block).ops.contains(&id));
-    found.expect("internal compiler error: an op stands in no block, please report")
+    found.expect("internal compiler error: an op is in no block, please report")
 }

@@ -66,7 +66,7 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
         let results = func.op(wait).results.clone();
         let rewritten = rewritten(func, block, wait);
         let ops = &func.block(block).ops;
-        let from = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
+        let from = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
         let needed = (from + 1..ops.len())
             .find(|&i| {
                 let data = func.op(ops[i]);
@@ -121,7 +121,7 @@ fn take_returns(func: &mut Func, block: BlockId) -> Vec<OpId> {
 /// there feeds them.
 fn computed_before(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
     let ops = &func.block(block).ops;
-    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
+    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
     let asynchronous = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. });
     let from = ops[..until].iter().rposition(asynchronous).map_or(until, |at| at + 1);
     let used: Vec<Value> = ops[from..until].iter().flat_map(|&op| uses(func, op)).collect();
@@ -156,7 +156,7 @@ fn rewritten(func: &Func, block: BlockId, wait: OpId) -> Option<Value> {
 fn started_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
     let ops = &func.block(block).ops;
     let product = product(func, wait);
-    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
+    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
     let from = ops.iter().position(|&op| Some(op) == product).map_or(until, |at| at + 1);
     let products = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
     match product.map(|id| &func.op(id).op) {
@@ -189,7 +189,7 @@ fn merge(func: &mut Func, block: BlockId) {
             func.replace_uses(old, new);
         }
         let ops = &mut func.block_mut(block).ops;
-        let at = ops.iter().position(|&op| op == run[0]).expect("internal compiler error: a lost wait");
+        let at = ops.iter().position(|&op| op == run[0]).expect("internal compiler error: a wait is not in its block");
         ops.splice(at..at + run.len(), [one]);
     }
 }

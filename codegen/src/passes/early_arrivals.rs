@@ -21,7 +21,7 @@ pub fn run(func: &mut Func) {
                 continue;
             }
             let from = func.block(block).ops.iter().position(|&op| op == id);
-            let from = from.expect("internal compiler error: a lost op");
+            let from = from.expect("internal compiler error: an op is not in its block");
             let operands = &func.op(id).operands;
             let buffers: Vec<OpId> = operands.iter().filter_map(|&v| buffer_of(func, v)).collect();
             // A transposed view of a buffer counts as the buffer.

@@ -53,6 +53,6 @@ fn hoist(func: &mut Func, id: OpId) {
     }
     let parent = func.parent_block(id);
     let ops = &mut func.block_mut(parent).ops;
-    let at = ops.iter().position(|&op| op == id).expect("internal compiler error: a lost loop");
+    let at = ops.iter().position(|&op| op == id).expect("internal compiler error: a loop is not in its block");
     ops.splice(at..at, moved);
 }

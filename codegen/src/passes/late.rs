@@ -140,7 +140,12 @@ fn duplicate(func: &mut Func, region: BlockId, id: OpId, users: &[OpId], late: &
     let data = func.op(id).clone();
     let ty = func.ty(data.results[0]).clone();
     let copy = func.create_op(data.op, data.operands, vec![ty], Vec::new(), data.loc);
-    let at = func.block(region).ops.iter().position(|&op| op == id).expect("internal compiler error: a lost op");
+    let at = func
+        .block(region)
+        .ops
+        .iter()
+        .position(|&op| op == id)
+        .expect("internal compiler error: an op is not in its block");
     func.block_mut(region).ops.insert(at + 1, copy);
     let map = HashMap::from([(data.results[0], func.result(copy))]);
     for &user in users.iter().filter(|op| late.contains(op)) {

@@ -215,7 +215,7 @@ pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> boo
 fn beside(func: &Func, id: OpId) -> Vec<OpId> {
     let order = func.walk();
     let place = |op: OpId| order.iter().position(|&o| o == op);
-    let first = place(id).expect("internal compiler error: a lost loop");
+    let first = place(id).expect("internal compiler error: a loop is not in its block");
     let last = first + func.walk_from(func.op(id).regions[0]).len();
     let loops: Vec<(usize, usize)> = order
         .iter()
@@ -308,7 +308,7 @@ impl<'f> Pipeline<'f> {
         let mut after = vec![self.func.create_op(barrier, vec![], vec![], vec![], loc.clone())];
         after.extend(self.full.map(|full| self.func.create_op(Op::MbarrierFree, vec![full], vec![], vec![], loc)));
         let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
+        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a loop is not in its block");
         ops.splice(at + 1..at + 1, after);
     }
 
@@ -474,7 +474,7 @@ impl<'f> Pipeline<'f> {
         for (c, &ring) in candidates.iter().zip(rings) {
             let load = self.func.op(c.load).clone();
             let Op::LoadView { boundary, padding, .. } = load.op else {
-                panic!("internal compiler error: a candidate that is no load")
+                panic!("internal compiler error: a candidate that is not a load")
             };
             let view = self.clone_slice(block, load.operands[0], &mut map);
             let mut b = Builder::new(self.func, block, load.loc);
@@ -514,7 +514,7 @@ impl<'f> Pipeline<'f> {
     fn splice_before(&mut self, parent: BlockId, scratch: BlockId) {
         let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
         let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
+        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a loop is not in its block");
         ops.splice(at..at, new);
     }
 

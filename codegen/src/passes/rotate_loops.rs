@@ -148,7 +148,7 @@ impl Rotation {
             func.replace_uses(old, new);
         }
         let at = func.block(parent).ops.iter().position(|&op| op == self.id);
-        let at = at.expect("internal compiler error: a lost loop");
+        let at = at.expect("internal compiler error: a loop is not in its block");
         let scratch = func.add_block();
         let exists = Builder::new(func, scratch, loc.clone()).cmp(CmpOp::Lt, lower, upper);
         let mut new = std::mem::take(&mut func.block_mut(scratch).ops);
@@ -181,7 +181,7 @@ impl Rotation {
         }
         self.hand_over_last(func, &mut first);
         let at = first.iter().position(|&op| op == self.before);
-        let at = at.expect("internal compiler error: a stage without its place");
+        let at = at.expect("internal compiler error: no insertion point for stage 1");
         first.splice(at..at, second);
         func.block_mut(self.region).ops = first;
         before

@@ -81,7 +81,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
             BinaryOp::Mul => w.inst(format!("fmul {vty} {a}, {b}")),
             BinaryOp::Div => w.inst(format!("fdiv {vty} {a}, {b}")),
             BinaryOp::Rem => w.inst(format!("frem {vty} {a}, {b}")),
-            // Of what is rounded to 8 bits, infinity would become a number.
+            // Rounding to e5m2 saturates infinity to the largest number. Other types need no rounding here.
             BinaryOp::Min | BinaryOp::Max if d == DType::F8E5M2 => extremum(w, op, ty, lanes, a, b),
             BinaryOp::Min | BinaryOp::Max => return extremum(w, op, ty, lanes, a, b),
             BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {

@@ -88,7 +88,10 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let elem = self.dtype(data.results[0]);
         if elem.bits() < 32 {
-            return self.unsupported(format!("atomic_cas on {elem}"), Some("use a 32-bit or 64-bit type"));
+            return self.unsupported(
+                format!("atomic_cas on {elem} is not supported on the GPU"),
+                Some("use a 32-bit or 64-bit type"),
+            );
         }
         let operands: Vec<_> = data.operands.iter().map(|&v| self.regs(v)).collect();
         let (owner, free) = self.owner_of(data.operands[0]);
@@ -132,7 +135,8 @@ impl Lowering<'_> {
     fn atomic(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str, predicate: Option<Val>) -> Result<Val> {
         let ty = llvm_type(Elem::Num(elem));
         if elem == DType::Bool || matches!(elem, DType::F8E4M3 | DType::F8E5M2) {
-            return self.unsupported(format!("atomics on {elem}"), Some("use a wider type"));
+            return self
+                .unsupported(format!("atomics on {elem} are not supported on the GPU"), Some("use a wider type"));
         }
         let float = elem.is_float();
         let signed = elem.is_signed_int();
@@ -147,7 +151,10 @@ impl Lowering<'_> {
             (AtomicOp::Xor, false) => Some("xor"),
             (AtomicOp::Xchg, _) => Some("xchg"),
             (AtomicOp::And | AtomicOp::Or | AtomicOp::Xor, true) => {
-                return self.unsupported(format!("atomic {} on {elem}", op.name()), Some("use an integer type"));
+                return self.unsupported(
+                    format!("atomic {} on {elem} is not supported", op.name()),
+                    Some("use an integer type"),
+                );
             }
         };
         if let (AtomicOp::Add, DType::F32 | DType::F64 | DType::F16) = (op, elem) {

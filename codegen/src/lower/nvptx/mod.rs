@@ -73,7 +73,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         return Err(Unsupported {
             loc: func.loc.clone(),
             message: format!(
-                "kernel `{}` needs {} bytes of shared memory in a block, {} has {}",
+                "kernel `{}` needs {} bytes of shared memory per block, and {} has {}",
                 func.name,
                 plan.bytes,
                 arch.name(),

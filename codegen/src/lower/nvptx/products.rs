@@ -9,7 +9,7 @@ impl Lowering<'_> {
     /// Emits `wgmma.wait_group`, with the accumulators as tied operands, so that no use of them moves above it.
     pub(super) fn wgmma_wait(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wait") };
+        let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wgmma_wait") };
         let under_way = |&v: &Value| match self.func.def_op(v) {
             Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For { .. }),
             None => true,

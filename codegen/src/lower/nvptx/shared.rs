@@ -162,7 +162,9 @@ impl Lowering<'_> {
     pub(super) fn local_slot(&mut self, id: OpId) {
         let data = self.func.op(id);
         let ty = self.func.ty(data.results[0]);
-        let Type::Shared { elem, .. } = ty else { panic!("internal compiler error: a slot of no buffer") };
+        let Type::Shared { elem, .. } = ty else {
+            panic!("internal compiler error: a slot of a value that is not a buffer")
+        };
         let bytes = ty.numel() * elem.bytes();
         let (base, index) = (self.scalar(data.operands[0]), self.scalar(data.operands[1]));
         let offset = self.e.inst(format!("mul i32 {index}, {bytes}"));
@@ -351,7 +353,7 @@ impl Lowering<'_> {
     pub(super) fn exchange_copies(&mut self, result: Value, layout: &LinearLayout, values: Vec<Val>) -> Vec<Val> {
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         let memory = LinearLayout::shared_row_major(layout.shape(), &order);
-        let id = self.func.def_op(result).expect("internal compiler error: an exchange of a parameter");
+        let id = self.func.def_op(result).expect("internal compiler error: a broadcast of a block parameter");
         let base = self.plan.scratch(id).to_string();
         let elem = self.dtype(result);
         let mut access = self.shared_access(layout, &memory, base.clone(), elem);
@@ -363,7 +365,7 @@ impl Lowering<'_> {
 
     /// Broadcasts a scalar from thread 0.
     pub(super) fn exchange_scalar(&mut self, result: Value, values: Vec<Val>) -> Vec<Val> {
-        let id = self.func.def_op(result).expect("internal compiler error: an exchange of a parameter");
+        let id = self.func.def_op(result).expect("internal compiler error: a broadcast of a block parameter");
         let base = self.plan.scratch(id);
         let elem = self.dtype(result);
         let ty = memory_type(elem);

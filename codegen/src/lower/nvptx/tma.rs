@@ -63,7 +63,7 @@ impl Lowering<'_> {
 
     pub(super) fn mbarrier_free(&mut self, id: OpId) {
         let group = self.func.op(id).operands[0];
-        let made = self.func.def_op(group).expect("internal compiler error: barriers from nowhere");
+        let made = self.func.def_op(group).expect("internal compiler error: mbarriers without an mbarrier_alloc");
         let (base, count) = (self.plan.offset(made), self.barriers_of(group));
         let leader = self.leader();
         self.when(Some(leader), |this| {
@@ -77,7 +77,7 @@ impl Lowering<'_> {
     fn barriers_of(&self, group: Value) -> u32 {
         match self.func.ty(group) {
             Type::Barrier { count } => *count as u32,
-            other => panic!("internal compiler error: {other} is no group of barriers"),
+            other => panic!("internal compiler error: {other} is not a group of mbarriers"),
         }
     }
 

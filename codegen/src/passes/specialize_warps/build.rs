@@ -43,7 +43,7 @@ pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
 
     // The original body becomes the consumer partition.
     let mut ops = std::mem::take(&mut roles.func.block_mut(body).ops);
-    let ret = ops.pop().expect("internal compiler error: a kernel without an end");
+    let ret = ops.pop().expect("internal compiler error: a kernel without a terminator");
     let mut start = roles.states(consume, 0);
     roles.func.block_mut(consume).ops.extend(ops);
     roles.consume(consume, &mut start);
@@ -229,7 +229,7 @@ impl Roles<'_> {
         let Made { ring: buffers, full, empty } = self.made[group][number];
         let data = self.func.op(load).clone();
         let Op::LoadView { boundary, padding, .. } = data.op else {
-            panic!("internal compiler error: a candidate that is no load")
+            panic!("internal compiler error: a candidate that is not a load")
         };
         let view = map[&data.operands[0]];
         let mut b = Builder::new(self.func, to, data.loc);
