@@ -165,7 +165,7 @@ impl Rotation {
     }
 
     /// Rebuilds the loop body: stage 0, and stage 1 of the previous iteration, which takes its values from new carried
-    /// values. Returns these, by the value that they hold one iteration later.
+    /// values. Returns these, keyed by the value of stage 0 that they carry.
     fn rotate_body(&self, func: &mut Func, end: OpId) -> HashMap<Value, Value> {
         let mut before = HashMap::new();
         for &v in &self.crossing {

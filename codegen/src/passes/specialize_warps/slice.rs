@@ -12,7 +12,7 @@ pub(super) struct Slice {
     pub ops: HashSet<OpId>,
     /// Loops and branches to clone.
     pub control: HashSet<OpId>,
-    /// The indices of the carried values or results of `control` to keep.
+    /// For the ops of `control`, the indices of the carried values or results to keep.
     pub carried: HashMap<OpId, BTreeSet<usize>>,
     /// The op that contains a block as a region.
     owners: HashMap<BlockId, OpId>,
