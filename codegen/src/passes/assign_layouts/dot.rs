@@ -47,7 +47,7 @@ impl DotPlan {
         }
     }
 
-    /// The layout of operand a in registers; `None` where the instruction has none.
+    /// The layout of operand a in registers; `None` for multiply-adds, which read it from shared memory.
     pub fn a_layout(&self, m: usize, k: usize) -> Option<LinearLayout> {
         match self {
             DotPlan::Mma(plan) => Some(plan.a_layout(&extents(&[m, k]))),
@@ -55,7 +55,7 @@ impl DotPlan {
         }
     }
 
-    /// The layout of operand b in registers; `None` where the instruction reads it from shared memory.
+    /// The layout of operand b in registers; `None` for `wgmma` and multiply-adds, which read it from shared memory.
     pub fn b_layout(&self, k: usize, n: usize) -> Option<LinearLayout> {
         match self {
             DotPlan::Mma(plan) => plan.b_layout(&extents(&[k, n])),
