@@ -6,7 +6,7 @@
 //!
 //! A traversal of the ops tracks the accesses since the last barrier, and inserts a barrier before an access that
 //! overlaps an earlier one if at least one of them writes. It repeats loops with the accesses pending at their end
-//! until nothing changes. Hazards with accesses from before a loop alone get one barrier before the loop.
+//! until nothing changes. A hazard with an access from before a loop gets one barrier before the loop.
 //!
 //! Global memory is tracked too, where one thread may read what another writes ([`exchange`](super::exchange)).
 //!
