@@ -1,6 +1,6 @@
 //! The Tilewright compiler: from typed tile programs to PTX and native code.
 //!
-//! This crate accesses no file, environment variable or device: it takes text and values, and returns an
+//! This crate accesses no file, environment variable or device. Its input is text and values, its output an
 //! [`Artifact`](target::Artifact).
 
 pub mod analysis;
@@ -26,8 +26,8 @@ pub mod verify;
 /// Version of the compiler: the package version, and a hash of the sources of this build.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("TILEWRIGHT_SOURCE_HASH"));
 
-/// Everything in this build that determines the generated code, as text: [`VERSION`], and the version of the linked
-/// LLVM as LLVM reports it. Part of every cache key.
+/// Identifies everything in this build that decides the generated code: [`VERSION`] and the version that the linked
+/// LLVM reports. Part of every cache key.
 pub fn compiler_id() -> &'static str {
     static ID: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
         let (major, minor, patch) = llvm::version();

@@ -255,7 +255,7 @@ fn warps_that_are_not_specialized_are_explained() {
     assert!(of("matmul", DType::BF16, GpuArch::Sm80, Schedule::default()).is_empty());
     for (name, arch, schedule, reason) in [
         ("matmul", GpuArch::Sm80, asked, "sm_80 has no TMA"),
-        ("softmax_rows", GpuArch::Sm90a, asked, "no loop loads operands of products"),
+        ("softmax_rows", GpuArch::Sm90a, asked, "no loop loads operands of dots"),
         ("matmul", GpuArch::Sm90a, Schedule { bulk_copies: Some(false), ..asked }, "bulk_copies is off"),
     ] {
         let notes = of(name, DType::BF16, arch, schedule);

@@ -165,11 +165,11 @@ fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
         (queries, DType::F32, 256, tiles(128, 64, 4)),
     ] {
         let why = found(autotune, dtype, d, config.clone()).unwrap_or_else(|| panic!("{config} is kept"));
-        assert!(why.contains("registers a thread, which can have 255"), "{config}: {why}");
+        assert!(why.contains("registers per thread, and 255 are available"), "{config}: {why}");
     }
     // Enough registers, but every product is written out.
     let why = found(forward, DType::F32, 128, tiles(128, 128, 8)).unwrap_or_default();
-    assert!(why.contains("its code has 32768 multiply-adds a thread"), "{why}");
+    assert!(why.contains("its code has 32768 unrolled multiply-adds per thread"), "{why}");
     // Tensor cores need no such code.
     assert_eq!(found(forward, DType::BF16, 128, tiles(128, 128, 8)), None);
     assert_eq!(found(forward, DType::F32, 128, tiles(64, 64, 4)), None);
