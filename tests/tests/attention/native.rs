@@ -136,7 +136,7 @@ fn mistakes_say_what_is_expected() {
     let mut none = Buffer::<f32>::zeros(&device, 0).unwrap();
     let short = attention::forward_into(&device, q, q, q, o, lse.view_mut(), none.view_mut(), &Options::default());
     let message = short.unwrap_err().to_string();
-    assert!(message.contains("`lse` expects 16 numbers") && message.contains("found 15"), "{message}");
+    assert!(message.contains("`lse` expects 16 elements") && message.contains("found 15"), "{message}");
 }
 
 /// Precision is about f32 on GPUs; on the CPU every choice is at least as good as asked for.
