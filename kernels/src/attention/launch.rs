@@ -119,7 +119,11 @@ fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T
     expect_shape("k", k.shape(), [batch, heads_kv, n_k, d])?;
     expect_shape("v", v.shape(), k.shape())?;
     if heads_kv == 0 && heads > 0 || heads_kv > 0 && !heads.is_multiple_of(heads_kv) {
-        return mistake("k", "a number of heads that divides the number of heads of q", format!("{heads_kv} heads; q has {heads}"));
+        return mistake(
+            "k",
+            "a number of heads that divides the number of heads of q",
+            format!("{heads_kv} heads; q has {heads}"),
+        );
     }
     if n_q.max(n_k) > MAX_ROWS {
         return mistake("q", format!("at most {MAX_ROWS} rows, as for k"), format!("{n_q} rows, and {n_k} of k"));

@@ -1,4 +1,4 @@
-//! Mistakes that are found while a kernel is recorded: they name the user's line.
+//! Errors that are found while a kernel is recorded: they name the user's line.
 
 use tilewright::codegen::lang::kernel::{KernelDef, Specialization};
 use tilewright::prelude::*;
