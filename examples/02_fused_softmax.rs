@@ -1,7 +1,7 @@
 //! Fused softmax of rows: one kernel reads each row once and writes it once.
 //!
 //! With one kernel per operation (maximum, difference, exponential, sum, quotient), the matrix would pass between
-//! memory and processor five times. Here a row stays in registers, so the kernel is as fast as a copy.
+//! device memory and the SMs five times. Here a row stays in registers, so the kernel is as fast as a copy.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;

@@ -96,7 +96,7 @@ fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
     }
 }
 
-/// Multiplies matrices whose sizes are no multiples of the tiles, with each activation.
+/// Multiplies matrices whose sizes are not multiples of the tiles, with each activation.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let (m, n, k) = (200, 264, 136);
     let a: Vec<f16> = (0..m * k).map(|i| f16::from_f32((i as f32 * 0.7).sin())).collect();

@@ -5,7 +5,7 @@
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
-/// counts[x[i]] += 1: one atomic addition per element. Values that are no bin are not counted.
+/// counts[x[i]] += 1: one atomic addition per element. Values outside of 0..bins are not counted.
 ///
 /// Simple, and correct for any data. But additions to one address serialize, so it is slow where few values are
 /// frequent.
@@ -28,7 +28,7 @@ pub fn histogram_private(x: In<u8>, counts: InOut<i32>, n: i32, #[constexpr] til
     let mut mine = zeros::<i32>([bins]);
     for first in range(program_id(0) * tile, n, num_programs(0) * tile) {
         let i = first + arange(0, tile);
-        // −1 is no bin.
+        // −1 is not a bin.
         let value = where_(i < n, load(x + i, mask = i < n).to::<i32>(), -1);
         let hit = value.expand_dims(1) == bin.expand_dims(0);
         mine += sum(hit.to::<i32>(), axis = 0);

@@ -6,8 +6,8 @@
 //! - m ← m + (1 − β₁) · (g − m) and v ← v + (1 − β₂) · (g² − v),
 //! - p ← p − lr · (m̂ / (√v̂ + ε) + λ · p) with m̂ = m / (1 − β₁ᵗ) and v̂ = v / (1 − β₂ᵗ).
 //!
-//! p (the master weights), m and v are f32; g may have another type. The same launch writes `copy`, the compute weights
-//! of a model that computes in a narrower type.
+//! p (the master weights), m and v are f32; g may have another type. For a model that computes in a narrower type, the
+//! same launch writes `copy`: p, rounded to that type.
 //!
 //! Step-dependent scalars are kernel arguments in [`step`] and are read from device memory in [`step_by`]: for a step
 //! that is enqueued before its gradient is known, or replayed as a CUDA graph.
@@ -282,7 +282,7 @@ fn expect_numbers(kernel: &str, list: &[(&'static str, usize, usize)]) -> Result
     match list.iter().find(|(_, found, expected)| found < expected) {
         None => Ok(()),
         Some(&(name, found, expected)) => {
-            let (expected, found) = (format!("{expected} numbers"), found.to_string());
+            let (expected, found) = (format!("{expected} elements"), found.to_string());
             Err(Error::Argument { kernel: kernel.into(), name, expected, found })
         }
     }

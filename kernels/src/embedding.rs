@@ -92,8 +92,8 @@ pub fn embedding_bwd<T: Float, I: Int>(
 const MAX_D_TILE: usize = 512;
 const IDS_TILE: usize = 512;
 
-/// Adds grad_y [tokens, d] to the rows of grad_w [vocabulary, d] that `ids` [tokens] select. Ids that are no row of
-/// grad_w, such as −1 for padding, are skipped.
+/// Adds grad_y [tokens, d] to the rows of grad_w [vocabulary, d] that `ids` [tokens] select. Ids outside of
+/// 0..vocabulary, such as −1 for padding, are skipped.
 ///
 /// # Errors
 /// Shapes that do not match; tensors on another device; launch errors.

@@ -1,5 +1,5 @@
 //! GEMM with a fused epilogue: c = f(a·b + bias) + addend for a [m, k], b [k, n] and c [m, n] of any strides. f is
-//! elementwise; bias has one number per column or per row; addend is a matrix, which may be c itself.
+//! elementwise; bias has one element per column or per row; addend is a matrix, which may be c itself.
 //!
 //! Each program computes one tile of c. Programs are numbered so that concurrent programs share rows of a and columns
 //! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix multiplication
@@ -29,9 +29,9 @@ constexpr_enum! {
     pub enum Bias {
         /// No bias.
         None,
-        /// One number for each column of c, as the bias of a linear layer.
+        /// One element for each column of c, as the bias of a linear layer.
         Columns,
-        /// One number for each row of c.
+        /// One element for each row of c.
         Rows,
     }
 }

@@ -235,7 +235,7 @@ fn same(what: &str, found: &[f32], want: &[f32]) {
     assert_eq!(found.len(), want.len(), "{what}");
     for (at, (found, want)) in found.iter().zip(want).enumerate() {
         let near = (found - want).abs() <= 1e-5 * want.abs().max(1.0);
-        assert!(near, "{what}: {found} for {want} in place {at}");
+        assert!(near, "{what}: element {at} is {found}, expected {want}");
     }
 }
 
@@ -479,7 +479,10 @@ pub fn check_shipped_walks(device: &Device) {
             };
             let want = run(1);
             for stages in 2..=4 {
-                assert!(run(stages) == want, "{rows} × {d}, {rows_tile} rows at a time, {stages} stages: other bits");
+                assert!(
+                    run(stages) == want,
+                    "{rows} × {d}, {rows_tile} rows at a time, {stages} stages: the bits differ"
+                );
             }
         }
     }

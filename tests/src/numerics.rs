@@ -117,7 +117,10 @@ impl HostTensor {
         }
         let poison = u64::MAX >> (64 - self.dtype.bits());
         for (place, inside) in inside.into_iter().enumerate() {
-            assert!(inside || self.bits(place) == poison, "{what}: element {place}, which is in a gap, was overwritten");
+            assert!(
+                inside || self.bits(place) == poison,
+                "{what}: element {place}, which is in a gap, was overwritten"
+            );
         }
     }
 
@@ -168,7 +171,7 @@ pub fn tolerance(dtype: DType) -> f64 {
         DType::F32 => 1e-5,
         DType::F16 => 2e-3,
         DType::BF16 => 1e-2,
-        other => panic!("no tolerance is stated for {other}"),
+        other => panic!("no tolerance for {other}"),
     }
 }
 

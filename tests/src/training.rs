@@ -208,7 +208,7 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
         (0..3).map(|_| Placed::random(device, &[n], crate::on_device::DENSE, &mut random)).collect();
     let options = adamw::Options { lr: 0.02, weight_decay: 0.1, grad_scale: 0.5, ..adamw::Options::default() };
     for (with_copy, by_memory) in [(false, false), (false, true), (true, false), (true, true)] {
-        let what = format!("adamw {} [{n}] copy: {with_copy}, by memory: {by_memory}", T::dtype());
+        let what = format!("adamw {} [{n}] compute weights: {with_copy}, scalars in memory: {by_memory}", T::dtype());
         let mut want = state.clone();
         let mut placed =
             state.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
@@ -253,7 +253,7 @@ pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
     let average: Vec<f64> = own.iter().zip(&other).map(|(a, b)| f64::from((*a as f32 + *b as f32) * 0.5)).collect();
     let average = HostTensor::of(T::dtype(), &[n], &[1], &average).values();
     for with_copy in [false, true] {
-        let what = format!("adamw_of_two {} [{n}] copy: {with_copy}", T::dtype());
+        let what = format!("adamw_of_two {} [{n}] compute weights: {with_copy}", T::dtype());
         let mut want = [p.clone(), vec![0.0; n], vec![0.0; n]];
         let mut placed =
             want.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
@@ -280,12 +280,15 @@ pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
                 let range = i * each..n.min((i + 1) * each);
                 let right: f64 = average[range.clone()].iter().map(|g| g * g).sum();
                 if t == 2 && i == sums - 1 {
-                    assert!(!found.is_finite(), "{what}: {found}");
+                    assert!(!found.is_finite(), "{what}: sum of squares {i} is {found}, expected inf or NaN");
                     want.iter_mut()
                         .zip(&before)
                         .for_each(|(want, before)| want[range.clone()].copy_from_slice(&before[range.clone()]));
                 } else {
-                    assert!((f64::from(*found) - right).abs() <= 1e-5 * right, "{what}: {found} for {right}");
+                    assert!(
+                        (f64::from(*found) - right).abs() <= 1e-5 * right,
+                        "{what}: sum of squares {i} is {found}, expected {right}"
+                    );
                 }
             }
         }
@@ -350,7 +353,7 @@ fn cast_to<T: FloatElement, U: FloatElement>(device: &Device, shape: [usize; 2],
     y.check(&what, &want.values(), 0.0);
 }
 
-/// Few rows of the table for many tokens, some with ids that are no row.
+/// Few rows of the table for many tokens, some with ids outside of the table.
 pub fn check_embedding<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
     embedding_with::<T, i32>(device, shape, spacing);
     embedding_with::<T, i64>(device, shape, spacing);
@@ -370,7 +373,7 @@ fn embedding_with<T: FloatElement, I: IndexElement>(device: &Device, [tokens, d]
     grad.check(&what, &want, F32);
 }
 
-/// Logits of −∞, and targets that are no column.
+/// Logits of −∞, and targets outside of the columns.
 pub fn check_unusual_cross_entropy(device: &Device) {
     let inf = f32::NEG_INFINITY;
     let logits = [[1.0, inf, 1.0], [inf, 0.5, inf], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [f32::NAN, 0.0, inf]];

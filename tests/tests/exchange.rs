@@ -30,7 +30,7 @@ fn a_program_reads_what_it_has_written() {
             let found = run(def, Form::Simulated { arch, num_warps, num_stages: 2 });
             for (at, (found, want)) in found.iter().zip(&want).enumerate() {
                 let near = (found - want).abs() <= 1e-5 * want.abs().max(1.0);
-                assert!(near, "{}, {num_warps} warps: {found} for {want} in place {at}", def.name);
+                assert!(near, "{}, {num_warps} warps: element {at} is {found}, expected {want}", def.name);
             }
         }
     }

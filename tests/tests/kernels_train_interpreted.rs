@@ -397,7 +397,7 @@ fn gradient_of_an_embedding_matches() {
         let ([tokens, d], mut random) = (shape, Random::new(8));
         let g = HostTensor::random(dtype, &shape, s, &mut random);
         let before = HostTensor::random(DType::F32, &[3, d], &[d + 2, 1], &mut random);
-        // Two of the five ids are no row.
+        // Two of the five ids are outside of the table.
         let ids: Vec<i64> = (0..tokens as i64).map(|t| (7 * t) % 5 - 1).collect();
         let mut want = before.values();
         embedding::reference(&ids, &g.values(), d, &mut want);

@@ -43,7 +43,7 @@ struct Region {
 impl Region {
     fn new() -> Region {
         let page = page();
-        // SAFETY: a fresh mapping; its first and last page are taken back.
+        // SAFETY: a new anonymous mapping; `edge` is its first and its last page.
         let start = unsafe {
             let all = libc::mmap(
                 std::ptr::null_mut(),
@@ -63,13 +63,13 @@ impl Region {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is never taken back; kernels have ended where this is called, and its uses do not overlap.
+        // SAFETY: the mapping is never unmapped; no kernel runs during a call, and no two borrows overlap.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.start), MOST_BYTES) }
     }
 }
 
 fn page() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: `sysconf` accesses no memory of the caller.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
@@ -242,7 +242,7 @@ fn length(bytes: usize, size: usize, class: Class) -> usize {
     let per_line = (16 / size).max(1);
     let elements = match multiple {
         true => elements.next_multiple_of(per_line),
-        // An odd number of elements is no multiple of 16 bytes.
+        // An odd number of elements is not a multiple of 16 bytes.
         false => elements | 1,
     };
     elements * size

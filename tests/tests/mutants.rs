@@ -1,9 +1,9 @@
 //! Mutation tests of synchronization: for each fault that is injected into the shipped kernels, the simulated GPU must
 //! report an error, or the outputs must differ.
 //!
-//! By default some mutants of each kernel run; `TILEWRIGHT_MUTANTS=all` runs them all, and a number that many of each
-//! kernel. `TILEWRIGHT_MUTANTS_OF=matmul` selects kernels by name. A mutant that survives must be one of those that
-//! [`equivalent`] explains.
+//! By default some mutants of each kernel run; `TILEWRIGHT_MUTANTS=all` runs all of them, and `TILEWRIGHT_MUTANTS=n`
+//! runs n of each kernel. `TILEWRIGHT_MUTANTS_OF=matmul` selects kernels by name. A mutant that survives must be one of
+//! those that [`equivalent`] explains.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

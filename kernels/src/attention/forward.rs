@@ -28,8 +28,8 @@ use tilewright_runtime::prelude::*;
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
 ///
-/// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler peels them into a loop of
-/// their own (index-set splitting, pass `split_masks`).
+/// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler peels them into a separate
+/// loop (index-set splitting, pass `split_masks`).
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),

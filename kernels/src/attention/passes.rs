@@ -110,7 +110,7 @@ fn expect_whole_tiles(tiles: Tiles, parts: Parts) -> Result<()> {
     mistake("tiles", format!("tile sizes that divide {UNIT}, since the loop is split"), format!("{q_tile} × {k_tile}"))
 }
 
-/// The results of preprocessing, one number per query row each.
+/// The results of preprocessing, each with one value per query row.
 #[derive(Clone, Copy)]
 pub(super) struct RowVectors<'a> {
     pub lse2: View<'a, f32>,

@@ -7,7 +7,7 @@ use tilewright::prelude::*;
 fn message(def: &KernelDef) -> String {
     let source = include_str!("diagnostics.rs");
     match def.record(&[], &[], &Specialization::default()) {
-        Ok(_) => panic!("{} has no mistake", def.name),
+        Ok(_) => panic!("{} records without an error", def.name),
         Err(d) => {
             let text = d.render(Some(source));
             for internal in ["Tile<", "Scalar<", "IntLit", "Value(", "lang::", "Operand"] {

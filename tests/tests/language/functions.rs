@@ -273,7 +273,7 @@ fn random_numbers_are_those_of_triton() {
                     let found = f64::from(normal[place + i]);
                     assert!(
                         (found - expected).abs() < 1e-5,
-                        "seed {seed}, offset {offset:#x}: {found}, not {expected}"
+                        "seed {seed}, offset {offset:#x}: {found}, expected {expected}"
                     );
                 }
             }

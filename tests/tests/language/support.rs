@@ -35,11 +35,11 @@ pub enum A<'a> {
     I64(&'a [i64]),
     /// Elements of any type.
     Bytes(&'a [u8]),
-    /// A poisoned output of that many f32.
+    /// A poisoned output with this number of f32.
     OutF32(usize),
-    /// A zeroed output of that many i32.
+    /// A zeroed output with this number of i32.
     OutI32(usize),
-    /// A zeroed output of that many bytes.
+    /// A zeroed output with this number of bytes.
     OutBytes(usize),
     Int(i64),
     Float(f64),
