@@ -76,7 +76,7 @@ fn numerics_runs_what_is_named() {
 }
 
 /// A model that runs in moments.
-const TINY: [&str; 10] = ["--layers", "1", "--width", "32", "--hidden", "64", "--heads", "2", "--vocabulary", "100"];
+const TINY: [&str; 10] = ["--layers", "1", "--width", "32", "--hidden", "64", "--heads", "2", "--vocab", "100"];
 
 #[test]
 fn memory_accounts_for_the_allocators_peak() {

@@ -11,12 +11,15 @@
 //! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` that tests and `doctor` use; without it, the first on `PATH` |
 //! | `NVTX_INJECTION64_PATH` | a file | set by NVIDIA's tools for the programs that they run: where ranges go |
 //!
-//! An empty value counts as unset.
+//! An empty value counts as unset. A value that makes no sense is an error, which names the variable, the value and what is expected; what is
+//! wrong with a folder or a file shows when it is used.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
+
+use tilewright_codegen::pipeline::PASS_NAMES;
 
 use crate::error::{Error, Result};
 
@@ -91,7 +94,7 @@ impl Env {
             },
         };
         let device = text("TILEWRIGHT_DEVICE", DEVICE_VALUES)?.map(|value| parse_device(&value)).transpose()?;
-        let dump = text("TILEWRIGHT_DUMP", DUMP_VALUES)?.map(|value| parse_dump(&value)).transpose()?;
+        let dump = text("TILEWRIGHT_DUMP", &DUMP_VALUES)?.map(|value| parse_dump(&value)).transpose()?;
         let tune = text("TILEWRIGHT_TUNE", TUNE_VALUES)?.map(|value| parse_tune(&value)).transpose()?;
         let cache_dir = match path("TILEWRIGHT_CACHE") {
             Some(value) if value == "off" => None,
@@ -118,7 +121,12 @@ impl Env {
 }
 
 const DEVICE_VALUES: &str = "cpu, cuda or cuda:N (N counts GPUs from 0)";
-const DUMP_VALUES: &str = "STAGE or STAGE:KERNEL, several separated by commas";
+/// What `TILEWRIGHT_DUMP` can name besides passes.
+const STAGES: [&str; 5] = ["tile", "laid", "async", "llvm", "ptx"];
+static DUMP_VALUES: LazyLock<String> = LazyLock::new(|| {
+    let (stages, passes) = (STAGES.join(", "), PASS_NAMES.join(", "));
+    format!("STAGE or STAGE:KERNEL, several separated by commas; stages are {stages}, and the passes {passes}")
+});
 
 const SIZE_VALUES: &str =
     "a number of bytes above 0, such as 500M or 2G (K, M, G and T are powers of 1024), or `unlimited`";
@@ -158,13 +166,13 @@ fn parse_device(value: &str) -> Result<DeviceChoice> {
 }
 
 fn parse_dump(value: &str) -> Result<Vec<DumpRequest>> {
-    let bad = || Error::BadVariable { name: "TILEWRIGHT_DUMP", value: value.to_string(), expected: DUMP_VALUES };
+    let bad = || Error::BadVariable { name: "TILEWRIGHT_DUMP", value: value.to_string(), expected: &DUMP_VALUES };
     let parse_one = |entry: &str| {
         let (stage, kernel) = match entry.trim().split_once(':') {
             Some((stage, kernel)) => (stage.trim(), Some(kernel.trim())),
             None => (entry.trim(), None),
         };
-        if stage.is_empty() || kernel.is_some_and(str::is_empty) {
+        if !STAGES.iter().chain(PASS_NAMES).any(|known| *known == stage) || kernel.is_some_and(str::is_empty) {
             return Err(bad());
         }
         Ok(DumpRequest { stage: stage.to_string(), kernel: kernel.map(str::to_string) })
@@ -180,6 +188,8 @@ fn user_cache_dir(path: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     fn parse(vars: &[(&str, &str)]) -> Result<Env> {
@@ -244,8 +254,32 @@ mod tests {
         let env = parse(&[("TILEWRIGHT_DUMP", "ptx, laid:matmul")]).unwrap();
         assert!(env.dumps("ptx", "anything") && env.dumps("laid", "matmul"));
         assert!(!env.dumps("laid", "softmax") && !env.dumps("tile", "matmul"));
-        for bad in [":k", "ptx:", "ptx,,laid"] {
-            assert!(parse(&[("TILEWRIGHT_DUMP", bad)]).unwrap_err().to_string().contains("STAGE:KERNEL"));
+        for bad in [":k", "ptx:", "ptx,,laid", "nonsense", "ptx,lade:matmul"] {
+            assert!(parse(&[("TILEWRIGHT_DUMP", bad)]).unwrap_err().to_string().contains("STAGE:KERNEL"), "{bad}");
+        }
+    }
+
+    /// Of every variable in the table of this page: what is refused, and what the message has to name. Files and folders are taken as they
+    /// are.
+    #[test]
+    fn every_variable_refuses_nonsense() {
+        let refused = [
+            ("TILEWRIGHT_DEVICE", "gpu", "cuda:N"),
+            ("TILEWRIGHT_CACHE_MAX_SIZE", "lots", "2G"),
+            ("TILEWRIGHT_DUMP", "nonsense", "assign_layouts"),
+            ("TILEWRIGHT_TUNE", "soon", "a number of seconds"),
+        ];
+        let paths = ["TILEWRIGHT_CACHE", "TILEWRIGHT_REPRO", "TILEWRIGHT_PTXAS", "NVTX_INJECTION64_PATH"];
+        let rows = include_str!("env.rs").lines().filter_map(|line| line.strip_prefix("//! | `")?.split('`').next());
+        let listed: Vec<&str> = refused.iter().map(|(name, ..)| *name).chain(paths).collect();
+        let missing: Vec<&str> = rows.filter(|name| !listed.contains(name)).collect();
+        assert!(missing.is_empty(), "what do they refuse? {missing:?}");
+        for (name, value, expected) in refused {
+            let message = parse(&[(name, value)]).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains(value) && message.contains(expected), "{message}");
+            let bytes = |asked: &str| (asked == name).then(|| OsString::from_vec(vec![0xff]));
+            assert!(Env::parse(bytes).unwrap_err().to_string().contains(name), "{name} that is no text");
+            assert_eq!(parse(&[(name, "")]).unwrap(), Env::default());
         }
     }
 }

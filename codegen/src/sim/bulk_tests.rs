@@ -139,12 +139,12 @@ fn what_is_missing_is_noticed_on_the_simulated_gpu() {
 #[test]
 fn what_is_missing_is_noticed_by_the_interpreter() {
     for (text, replacement, complaint) in [
-        ("mbarrier_wait %full, %slot, %parity", "", "nothing has written"),
-        ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", "", "waits for ever"),
-        ("mbarrier_expect %full, %slot2 {bytes = 8192}", "", "only 0 more are announced"),
-        ("bytes = 8192", "bytes = 8200", "waits for ever"),
-        ("bytes = 8192", "bytes = 4096", "only 4096 more are announced"),
-        ("{warps = 4, lanes = 1}", "{warps = 5, lanes = 1}", "5 arrive"),
+        ("mbarrier_wait %full, %slot, %parity", "", "uninitialized shared memory"),
+        ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", "", "deadlock"),
+        ("mbarrier_expect %full, %slot2 {bytes = 8192}", "", "only 0 more are expected"),
+        ("bytes = 8192", "bytes = 8200", "deadlock"),
+        ("bytes = 8192", "bytes = 4096", "only 4096 more are expected"),
+        ("{warps = 4, lanes = 1}", "{warps = 5, lanes = 1}", "5 arrivals"),
     ] {
         let broken = without(text, 0, replacement);
         match interpret(&broken) {

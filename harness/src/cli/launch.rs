@@ -32,8 +32,8 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDRESS", env = "MASTER_ADDR", default_value = "127.0.0.1")]
     master_addr: String,
     /// Port of the rendezvous. Default: a free port, or 29500 with several hosts
-    #[arg(long, value_name = "PORT", env = "MASTER_PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    master_port: Option<u16>,
+    #[arg(long, value_name = "PORT", env = "MASTER_PORT", value_parser = port)]
+    master_port: Option<Port>,
     /// Job identifier, the same on all hosts: ranks of another job are rejected
     #[arg(long, value_name = "WORD", env = "TILEWRIGHT_JOB")]
     job: Option<String>,
@@ -45,18 +45,31 @@ pub struct Arguments {
     /// job's hosts
     #[arg(long)]
     unauthenticated: bool,
-    /// Seconds that ranks have to exit after one of them failed, and again between SIGTERM and SIGKILL
+    /// Seconds that ranks have to exit after one of them failed, and again between SIGTERM and SIGKILL; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = wait)]
     grace: Duration,
-    /// Seconds that ranks have to stop after a forwarded SIGINT, SIGTERM, SIGHUP or SIGUSR1
+    /// Seconds that ranks have to stop after a forwarded SIGINT, SIGTERM, SIGHUP or SIGUSR1; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = wait)]
     stop_timeout: Duration,
-    /// Seconds that ranks have to stop while one of them reports that it is saving its state
+    /// Seconds that ranks have to stop while one of them reports that it is saving its state; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = wait)]
     save_timeout: Duration,
     /// Program of every rank, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// A value of `--master-port`: a port, or `None` for an empty environment variable.
+#[derive(Clone, Copy, Debug)]
+struct Port(Option<u16>);
+
+/// Parses a port number.
+fn port(word: &str) -> Result<Port, String> {
+    match (word.is_empty(), word.parse::<u16>()) {
+        (true, _) => Ok(Port(None)),
+        (false, Ok(port)) if port > 0 => Ok(Port(Some(port))),
+        _ => Err("expected a port from 1 to 65535".into()),
+    }
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
@@ -148,7 +161,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         return Err(CliError::usage(message, "hosts are numbered from 0"));
     }
     let several = arguments.hosts > 1;
-    let port = match arguments.master_port {
+    let port = match arguments.master_port.and_then(|port| port.0) {
         Some(port) => port,
         None if several => PORT,
         None => launch::free_port().map_err(|error| CliError::Failure(format!("no free port: {error}")))?,
@@ -158,7 +171,10 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         format!("{}-{}", std::process::id(), since.as_nanos())
     };
-    let job = arguments.job.clone().unwrap_or_else(|| if several { String::new() } else { own() });
+    // An empty environment variable counts as unset, as in the ranks.
+    let address = Some(arguments.master_addr.clone()).filter(|address| !address.is_empty());
+    let job = arguments.job.clone().filter(|job| !job.is_empty());
+    let job = job.unwrap_or_else(|| if several { String::new() } else { own() });
     let mut command = arguments.command.iter().cloned();
     let program = command.next().ok_or_else(|| CliError::usage("no command was given", "give the program after --"))?;
     // `tilewright` denotes this very executable, wherever it is installed.
@@ -170,7 +186,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         processes: arguments.nproc.into(),
         hosts: arguments.hosts.into(),
         host: arguments.host.into(),
-        master: (arguments.master_addr.clone(), port),
+        master: (address.unwrap_or_else(|| "127.0.0.1".into()), port),
         job,
         access: access(arguments)?,
         patience: Patience { grace: arguments.grace, stop: arguments.stop_timeout, save: arguments.save_timeout },

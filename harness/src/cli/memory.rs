@@ -80,9 +80,11 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
         [Column::integer("context"), Column::number("parameters").unit("MiB").decimals(2)].into_iter().chain(peaks),
     )
     .note(
-        "Peaks include everything: parameters, gradients, optimizer state if there is one, and what a step allocates.",
+        "Peaks include everything: parameters, gradients if there is a backward pass, optimizer state if there is one, \
+         and what a step allocates.",
     );
     let mut details: Vec<(Work, Config, Trace)> = Vec::new();
+    let mut lacks = Vec::new();
     for &context in &arguments.context {
         let config = arguments.step.config(context as usize)?;
         let mut row = vec![Cell::from(u64::from(context)), Cell::from(mib(4 * config.parameters() as u64))];
@@ -95,7 +97,10 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
                     row.push(Cell::from(mib(Timeline::new(&trace).peak().bytes)));
                     found.push((work, config.clone(), trace));
                 }
-                Fitted::No(_) => row.push(Cell::OutOfMemory),
+                Fitted::No(why) => {
+                    lacks.push(format!("context {context}, {}: {why}", work.name()));
+                    row.push(Cell::OutOfMemory);
+                }
             }
         }
         table.push(row);
@@ -103,6 +108,7 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
             details = found;
         }
     }
+    table = lacks.into_iter().fold(table, Table::note);
     let last = details.last().map(|(_, config, _)| config.clone());
     let Some(config) = last else {
         return Ok((Report::new("memory", "Memory").table(table), Vec::new()));

@@ -46,15 +46,17 @@ mod train;
 mod trial;
 mod tune;
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tilewright::terminal;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::dist::launch::guard;
-use crate::dist::lifeline;
+use crate::dist::{lifeline, rank};
 use crate::signals::{self, Heard};
 
 pub use error::{CliError, Result, STOPPED};
@@ -131,7 +133,10 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
     // A write beyond the limit of `ulimit -f` then returns an error instead of killing the process.
     // SAFETY: SIG_IGN installs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    let filter = EnvFilter::try_from_env("TILEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let (filter, log) = match log_filter(std::env::var_os(LOG)) {
+        Ok(filter) => (filter, Ok(())),
+        Err(error) => (EnvFilter::new("warn"), Err(error)),
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
@@ -142,16 +147,26 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
         .with_target(false)
         .init();
     // Before any file is opened, so that the launcher's socket still has the descriptor number that it passed.
-    lifeline::attach();
+    let lifeline = lifeline::attach();
     // Standard output is not locked: kernels print from the threads of the pool.
     let mut out = Output::new();
     let arguments = A::try_parse().map_err(CliError::Arguments);
-    let outcome = arguments.and_then(|arguments| run(arguments, &mut out)).and_then(|()| Ok(out.finish()?));
+    let environment = || -> Result<()> {
+        log?;
+        tilewright::env::Env::get()?;
+        let own = lifeline.and_then(|()| rank::check_own());
+        own.map_err(|error| CliError::Failure(error.to_string()))
+    };
+    let outcome = arguments.and_then(|arguments| {
+        environment()?;
+        run(arguments, &mut out)?;
+        Ok(out.finish()?)
+    });
     let error = match outcome {
         Ok(()) => return ExitCode::SUCCESS,
         // `--help` and `--version` are successes.
         Err(CliError::Arguments(help)) if !help.use_stderr() => {
-            match help.print().and_then(|()| io::stdout().flush()) {
+            match output::expect_open().and_then(|()| help.print()).and_then(|()| io::stdout().flush()) {
                 Ok(()) => return ExitCode::SUCCESS,
                 Err(error) => error.into(),
             }
@@ -169,6 +184,32 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
         }
     }
     error.exit_code()
+}
+
+/// Environment variable with the log filter of standard error. Default: `warn`.
+const LOG: &str = "TILEWRIGHT_LOG";
+/// The accepted values of [`LOG`], for its error message.
+const LOG_VALUES: &str =
+    "a level (off, error, warn, info, debug or trace) or MODULE=LEVEL, several separated by commas";
+
+/// Parses the value of `TILEWRIGHT_LOG`.
+///
+/// # Errors
+/// Not UTF-8, an unknown level, or another error of the filter's syntax.
+fn log_filter(value: Option<OsString>) -> Result<EnvFilter> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(EnvFilter::new("warn")) };
+    let bad = || tilewright::Error::BadVariable {
+        name: LOG,
+        value: value.to_string_lossy().into_owned(),
+        expected: LOG_VALUES,
+    };
+    let text = value.to_str().ok_or_else(bad)?;
+    // `EnvFilter` accepts any word as the name of a module to log at all levels: a misspelled level would log nothing.
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    if !text.contains('[') && !text.split(',').map(str::trim).all(|word| is_level(word) || word.contains('=')) {
+        return Err(bad().into());
+    }
+    Ok(EnvFilter::try_new(text).map_err(|_| bad())?)
 }
 
 /// Calls `heard` for every signal that asks to stop ([`crate::signals`]), on a separate thread.

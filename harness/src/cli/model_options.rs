@@ -51,6 +51,11 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
+    /// Returns the default vocabulary size: 10000 for the named sizes of the assignment, 1024 for the small model.
+    pub fn usual_vocabulary(&self) -> usize {
+        if self.size.is_some() { 10_000 } else { 1024 }
+    }
+
     /// Returns `base`, or the named size, with the given options applied.
     ///
     /// # Errors

@@ -1,6 +1,33 @@
 //! Standard output of a command.
 
 use std::io::{self, BufWriter, Stdout, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether this process was started with standard output closed, as by `>&-`. Rust's runtime opens `/dev/null` in its
+/// place before `main`, where all writes succeed.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Sets [`CLOSED`] before Rust's runtime starts.
+#[used]
+#[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
+static LOOK: extern "C" fn() = {
+    extern "C" fn look() {
+        // SAFETY: F_GETFD only reads the descriptor's flags, and fails if the descriptor is closed.
+        CLOSED.store(unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } < 0, Ordering::Relaxed);
+    }
+    look
+};
+
+/// Checks that standard output was open when the process started.
+///
+/// # Errors
+/// Standard output is closed, so that all output would be lost.
+pub fn expect_open() -> io::Result<()> {
+    match CLOSED.load(Ordering::Relaxed) {
+        true => Err(io::Error::other("standard output is closed")),
+        false => Ok(()),
+    }
+}
 
 /// Buffered standard output. For a command whose work matters more than its output, write errors can be deferred
 /// ([`Output::going_on`]).
@@ -26,11 +53,12 @@ impl Output {
     /// Flushes the output.
     ///
     /// # Errors
-    /// The first write error, now or earlier. A closed pipe is not an error after [`Output::going_on`].
+    /// The first write error, now or earlier. After [`Output::going_on`], neither a closed pipe nor a closed standard
+    /// output is an error.
     pub fn finish(&mut self) -> io::Result<()> {
         self.flush()?;
         match self.lost.take() {
-            Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            Some(error) if error.kind() != io::ErrorKind::BrokenPipe && expect_open().is_ok() => Err(error),
             _ => Ok(()),
         }
     }
@@ -51,7 +79,7 @@ impl Output {
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.attempt(bytes.len(), |to| to.write(bytes))
+        self.attempt(bytes.len(), |to| expect_open().and_then(|()| to.write(bytes)))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -64,13 +64,13 @@ pub struct Arguments {
     /// Append the results to this file as JSON lines, in the format of harness/records
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// Warm-up time of each pass, in milliseconds. Default: 1000, or 25 in a sweep or on the CPU
+    /// Warm-up time of each pass, in milliseconds, at most a day. Default: 1000, or 25 in a sweep or on the CPU
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub warmup_ms: Option<f64>,
-    /// Measurement time of each pass, in milliseconds. Default: 10000, or 100 in a sweep or on the CPU
+    /// Measurement time of each pass, in milliseconds, at most a day. Default: 10000, or 100 in a sweep or on the CPU
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub rep_ms: Option<f64>,
-    /// Autotune each kernel first, for at most this many seconds
+    /// Autotune each kernel first, for at most this many seconds (at most 86400)
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub tune: Option<f64>,
     /// One-pass backward: the dK/dV kernel accumulates dQ with atomics. Faster in some cases, but dQ is not bitwise

@@ -48,6 +48,22 @@ pub enum Kind {
     TrainStep,
 }
 
+/// Bytes that a step takes at least, by what they are for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepBytes {
+    /// Parameters in f32, and beside them in the type of products where that is a shorter one.
+    pub weights: f64,
+    pub gradients: f64,
+    pub moments: f64,
+    pub activations: f64,
+}
+
+impl StepBytes {
+    pub fn total(&self) -> f64 {
+        self.weights + self.gradients + self.moments + self.activations
+    }
+}
+
 /// Which norm stands before attention, feed-forward and head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -235,15 +251,16 @@ impl Config {
         of(self.layers) * block + heads * of(self.vocabulary) * width + norm
     }
 
-    /// Bytes of host or device memory that the model takes at least: f32 values and gradients, and what is known of each tensor.
+    /// Bytes of host or device memory that the model takes at least to run forward: its values, and what is known of each tensor.
     pub fn model_bytes(&self) -> f64 {
-        8.0 * self.count() + 128.0 * 6.0 * self.layers as f64
+        let shorter = if self.precision.dtype().size_in_bytes() < 4 { 2.0 } else { 0.0 };
+        (4.0 + shorter) * self.count() + 128.0 * 6.0 * self.layers as f64
     }
 
-    /// Bytes that a step of `windows` windows takes at least: the parameters with what training keeps for each, the logits, and what
-    /// the blocks keep for backward. Activations follow Korthikanti et al., "Reducing activation recomputation in large transformer
-    /// models" (2023), section 4.1. What is refused by it would not have fitted.
-    pub fn step_bytes(&self, windows: usize, kind: Kind) -> f64 {
+    /// Bytes that a step takes at least, of so many micro-batches of `windows` windows: the parameters with what training keeps for each,
+    /// the logits, and what the blocks keep for backward. Activations follow Korthikanti et al., "Reducing activation recomputation in
+    /// large transformer models" (2023), section 4.1. What is refused by it would not have fitted.
+    pub fn step_bytes(&self, windows: usize, micro_batches: usize, kind: Kind) -> StepBytes {
         let of = |n: usize| n as f64;
         let element = self.precision.dtype().size_in_bytes() as f64;
         let tokens = of(windows) * of(self.context);
@@ -260,8 +277,14 @@ impl Config {
             (_, true) => of(self.layers) * stream + logits,
             (_, false) => of(self.layers) * block + logits,
         };
-        let moments = if kind == Kind::TrainStep { 8.0 * self.count() } else { 0.0 };
-        self.model_bytes() + moments + activations
+        // Those of several micro-batches are added up in f32.
+        let gradient = if self.precision == Precision::Bf16 && micro_batches <= 1 { 2.0 } else { 4.0 };
+        StepBytes {
+            weights: self.model_bytes(),
+            gradients: if kind == Kind::Forward { 0.0 } else { gradient * self.count() },
+            moments: if kind == Kind::TrainStep { 8.0 * self.count() } else { 0.0 },
+            activations,
+        }
     }
 
     /// Multiplications and additions of a training step per token: 6 per weight of a product, and attention's two products of
@@ -360,5 +383,25 @@ fn nearest_divisors(n: usize, count: usize) -> String {
         (Some(a), Some(b)) => format!("{a} and {b} do"),
         (Some(a), None) | (None, Some(a)) => format!("{a} does"),
         (None, None) => "1 does".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_step_are_those_of_its_tensors() {
+        let of = |precision, micro_batches, kind| {
+            let config = Config { precision, ..Config::default() };
+            let StepBytes { weights, gradients, moments, .. } = config.step_bytes(4, micro_batches, kind);
+            // Without what is known of each tensor.
+            [weights - 768.0 * config.layers as f64, gradients, moments].map(|bytes| bytes / config.parameters() as f64)
+        };
+        assert_eq!(of(Precision::F32, 1, Kind::TrainStep), [4.0, 4.0, 8.0]);
+        assert_eq!(of(Precision::Bf16, 1, Kind::TrainStep), [6.0, 2.0, 8.0]);
+        assert_eq!(of(Precision::Bf16, 2, Kind::TrainStep), [6.0, 4.0, 8.0], "micro-batches add up in f32");
+        assert_eq!(of(Precision::F16, 1, Kind::ForwardBackward), [6.0, 4.0, 0.0]);
+        assert_eq!(of(Precision::F32, 1, Kind::Forward), [4.0, 0.0, 0.0]);
     }
 }

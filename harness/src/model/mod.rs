@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 
-pub use config::{Attention, Config, Fusion, Kind, Norm, Precision, SIZES};
+pub use config::{Attention, Config, Fusion, Kind, Norm, Precision, SIZES, StepBytes};
 pub use replay::Replay;
 
 use crate::ops::{self, Rope};
@@ -125,10 +125,29 @@ impl Transformer {
     /// # Errors
     /// A config whose numbers do not fit together, or no memory.
     pub fn new(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
+        // Gradients begin in f32, whatever becomes of them.
+        let bytes = config.step_bytes(0, 2, Kind::ForwardBackward).total();
+        Transformer::made(config, device, bytes, || Params::new(config.specs(), device, seed))
+    }
+
+    /// As [`Transformer::new`], without memory for gradients: to run forward only.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn for_inference(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
+        Transformer::made(config, device, config.model_bytes(), || Params::without_grads(config.specs(), device, seed))
+    }
+
+    /// A model of the parameters that `make` makes, which take at least `bytes`.
+    fn made(
+        config: &Config,
+        device: &Device,
+        bytes: f64,
+        make: impl FnOnce() -> Result<Params>,
+    ) -> Result<Transformer> {
         config.check()?;
-        ops::memory::kernel_device(device)?.expect_memory(config.model_bytes()).map_err(ops::memory::kernel_error)?;
-        let params = Params::new(config.specs(), device, seed)?;
-        Transformer::with_params(config, params)
+        ops::memory::kernel_device(device)?.expect_memory(bytes).map_err(ops::memory::kernel_error)?;
+        Transformer::with_params(config, make()?)
     }
 
     /// A model of existing parameters, with their values. The copy for computing is made if it is not there.

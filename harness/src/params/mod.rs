@@ -104,11 +104,21 @@ struct Inner {
 
 impl Params {
     /// Makes the parameters that `specs` describe, in that order, with starting values that depend on `seed` and the order
-    /// alone: not on the device.
+    /// alone: not on the device. Their gradients are f32 zeros.
     ///
     /// # Errors
     /// Two parameters of one name, or no memory on the device.
     pub fn new(specs: Vec<ParamSpec>, device: &Device, seed: u64) -> Result<Params> {
+        let params = Params::without_grads(specs, device, seed)?;
+        params.keep_grads(DType::F32)?;
+        Ok(params)
+    }
+
+    /// As [`Params::new`], without memory for gradients: for models that only run forward, until [`Params::keep_grads`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn without_grads(specs: Vec<ParamSpec>, device: &Device, seed: u64) -> Result<Params> {
         let mut by_name = HashMap::new();
         let mut ranges = Vec::with_capacity(specs.len());
         let mut end = 0_usize;
@@ -120,7 +130,7 @@ impl Params {
             end = (end + spec.numel()).next_multiple_of(ALIGNMENT);
         }
         let values = starting_values(&Start::new(&specs, &ranges, seed), end, device)?;
-        let grads = Tensor::zeros(end, DType::F32, device)?;
+        let anchor = Var::zeros(1, DType::F32, device)?;
         let pending = specs.iter().map(|_| AtomicUsize::new(0)).collect();
         let [blank, lent] = [0; 2].map(|_| specs.iter().map(|_| AtomicBool::new(false)).collect());
         Ok(Params(Arc::new(Inner {
@@ -129,13 +139,13 @@ impl Params {
             by_name,
             ranges,
             values,
-            grads: RwLock::new(grads),
+            grads: RwLock::new(anchor.as_detached_tensor()),
             exposed: AtomicBool::new(false),
             blank,
             lent,
             copy: RwLock::new(None),
             exchanged: AtomicU64::new(0),
-            anchor: Var::zeros(1, DType::F32, device)?,
+            anchor,
             pending,
             callbacks: RwLock::default(),
         })))
@@ -198,9 +208,11 @@ impl Params {
     /// # Errors
     /// Another type, someone who listens for finished gradients and knows where they lie, or no memory.
     pub fn keep_grads(&self, dtype: DType) -> Result<()> {
-        if self.grads().dtype() == dtype {
+        let now = self.grads();
+        if now.dtype() == dtype && now.elem_count() == self.flat_len() {
             return Ok(());
         }
+        drop(now);
         if !matches!(dtype, DType::F32 | DType::BF16) {
             let message = format!("gradients are kept in f32 or bf16, not in {}", dtype.as_str());
             return Err(candle_core::Error::Msg(message));

@@ -18,7 +18,7 @@ const MODEL: [&str; 14] = [
     "2",
     "--context",
     "128",
-    "--vocabulary",
+    "--vocab",
     "500",
     "--warmup",
     "1",

@@ -197,7 +197,7 @@ impl Search<'_> {
         attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
     ) -> Result<(Config, Source)> {
         let (kernel, key) = (self.autotune.def.name, self.problem.key());
-        let cache = Cache::shared()?;
+        let cache = Cache::from_env()?;
         let remembered = store::recall(cache, kernel, &self.id);
         let shipped = self.shipped();
         // Recording the kernel is for those who need it: whoever tunes, and whoever has something to hold against it.
@@ -311,7 +311,7 @@ impl Search<'_> {
         let report = tuner::tune(&job, candidates, &mut journal)?;
         let (config, median_ms) = report.chosen.clone();
         let entry = Entry { config: config.to_string(), median_ms: Some(median_ms), ..wanted.clone() };
-        store::remember(Cache::shared()?, &self.id, &entry);
+        store::remember(Cache::from_env()?, &self.id, &entry);
         ASKED.with(|asked| {
             if let Some((_, reports)) = asked.borrow_mut().as_mut() {
                 reports.push(report);

@@ -97,7 +97,7 @@ pub(super) fn recall(cache: &Cache, kernel: &str, device: &DeviceId) -> Table {
 /// What this machine remembers about a kernel: for `tilewright tune --export`.
 pub fn remembered(kernel: &str, device: &Device) -> Table {
     let id = DeviceId::of(device);
-    match Cache::shared() {
+    match Cache::from_env() {
         Ok(cache) => recall(cache, kernel, &id),
         Err(_) => Table::new(id, Vec::new()),
     }

@@ -61,23 +61,18 @@ enum About {
 }
 
 impl Cache {
-    /// The cache that the environment asks for: see [`env`](crate::env).
+    /// The cache that the environment asks for ([`env`](crate::env)). A process has one, so that it warns once.
     ///
     /// # Errors
     /// A variable with a bad value.
-    pub fn from_env() -> Result<Cache> {
-        let env = Env::get()?;
-        let cache = env.cache_dir.as_ref().map_or_else(Cache::disabled, Cache::at);
-        Ok(cache.max_bytes(env.cache_max_bytes.unwrap_or(DEFAULT_MAX_BYTES)))
-    }
-
-    /// The one of [`from_env`](Cache::from_env) that all of this process shares.
-    ///
-    /// # Errors
-    /// A variable with a bad value.
-    pub(crate) fn shared() -> Result<&'static Cache> {
+    pub fn from_env() -> Result<&'static Cache> {
         static CACHE: OnceLock<Result<Cache>> = OnceLock::new();
-        CACHE.get_or_init(Cache::from_env).as_ref().map_err(Clone::clone)
+        let open = || {
+            let env = Env::get()?;
+            let cache = env.cache_dir.as_ref().map_or_else(Cache::disabled, Cache::at);
+            Ok(cache.max_bytes(env.cache_max_bytes.unwrap_or(DEFAULT_MAX_BYTES)))
+        };
+        CACHE.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
     /// A cache in `dir`, which is made at the first write.

@@ -52,7 +52,7 @@ pub(crate) fn record(
 /// # Errors
 /// What the target does not have.
 pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
-    let cache = Cache::shared()?;
+    let cache = Cache::from_env()?;
     let env = Env::get()?;
     let key = Key::new(func, target, options);
     // What somebody wants to see must be compiled.

@@ -85,10 +85,10 @@ struct Common {
     /// Append each row to this file when it is measured, as JSON lines
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Warm-up time of each kernel, in milliseconds
+    /// Warm-up time of each kernel, in milliseconds, at most a day
     #[arg(long, value_name = "MS", default_value_t = 100.0, value_parser = milliseconds)]
     warmup_ms: f64,
-    /// Measurement time of each kernel, in milliseconds
+    /// Measurement time of each kernel, in milliseconds, at most a day
     #[arg(long, value_name = "MS", default_value_t = 400.0, value_parser = milliseconds)]
     rep_ms: f64,
     #[command(flatten)]

@@ -31,10 +31,10 @@ pub struct Arguments {
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
-    /// Time budget of each kernel and problem, in seconds
+    /// Time budget of each kernel and problem, in seconds, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     budget: f64,
-    /// Timeout of one run of a candidate, in seconds
+    /// Timeout of one run of a candidate, in seconds, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = seconds)]
     limit: f64,
     /// Tune again even if the configuration is known

@@ -44,7 +44,7 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
         // Read concurrently: the buffer of a pipe is small.
         let output = worker.stdout.take().map(|pipe| reader(pipe, false)).transpose();
         // With TILEWRIGHT_LOG, the worker's log is printed as it is written.
-        let logs = std::env::var_os("TILEWRIGHT_LOG").is_some();
+        let logs = std::env::var_os("TILEWRIGHT_LOG").is_some_and(|value| !value.is_empty());
         let messages = worker.stderr.take().map(|pipe| reader(pipe, logs)).transpose();
         let (output, messages) = match (output, messages) {
             (Ok(output), Ok(messages)) => (output, messages),

@@ -55,7 +55,8 @@ pub struct Arguments {
     /// Number of measured steps
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     steps: u16,
-    /// Time limit of warm-up, of measured steps and of steps timed by phase, in seconds each; at least three steps run
+    /// Time limit of warm-up, of measured steps and of steps timed by phase, in seconds each, at most 86400; at least
+    /// three steps run
     #[arg(long, value_name = "SECONDS", value_parser = crate::cli::numbers::seconds)]
     seconds: Option<f64>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
