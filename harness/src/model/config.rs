@@ -319,16 +319,13 @@ impl Config {
         }
         if !self.heads.is_multiple_of(self.heads_kv) {
             let near = nearest_divisors(self.heads, self.heads_kv);
-            return fail(format!(
-                "{} key/value heads do not divide {} heads: {near}",
-                self.heads_kv, self.heads
-            ));
+            return fail(format!("{} key/value heads do not divide {} heads: {near}", self.heads_kv, self.heads));
         }
         let d = self.width / self.heads;
         if d % 2 == 1 || d > 256 {
             return fail(format!(
-                "{} heads of a model of width {} have a head dimension of {d}: expected an even number up to 256, because \
-                 rope rotates pairs and attention takes up to 256",
+                "{} heads of a width of {} have a head dimension of {d}: expected an even number up to 256, since rope \
+                 rotates pairs and attention takes up to 256",
                 self.heads, self.width
             ));
         }

@@ -190,8 +190,7 @@ impl Transformer {
     /// As [`Transformer::logits`]; also targets of another shape.
     pub fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         if tokens.dims() != targets.dims() {
-            let message =
-                format!("expected one target per token: found {:?} and {:?}", tokens.dims(), targets.dims());
+            let message = format!("expected one target per token: found {:?} and {:?}", tokens.dims(), targets.dims());
             return Err(Error::Msg(message));
         }
         let targets = targets.flatten_all()?.contiguous()?;
@@ -244,8 +243,8 @@ impl Transformer {
             return Ok(());
         }
         let message = format!(
-            "expected at most {} tokens, the context length of the model, found {length}: shorten the input, or use a model \
-             with a larger context",
+            "expected at most {} tokens, the context length of the model, found {length}: shorten the input, or use a \
+             model with a larger context",
             self.config.context
         );
         Err(Error::Msg(message))

@@ -72,7 +72,7 @@ impl Param {
             return Ok(());
         }
         Err(Error::Msg(format!(
-            "cannot access the gradient of `{}`: its buffer holds an activation of a forward pass that has not run backward\n  \
+            "cannot access the gradient of `{}`: its buffer holds an activation for a pending backward pass\n  \
              help: run backward before the next forward, or start the step with zero_grads instead of blank_grads",
             self.name()
         )))

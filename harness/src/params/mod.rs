@@ -209,7 +209,8 @@ impl Params {
             return Err(candle_core::Error::Msg(message));
         }
         if self.has_listeners() {
-            let message = "cannot change the dtype of gradients that ranks exchange: set it before communication starts";
+            let message =
+                "cannot change the dtype of gradients that ranks exchange: set it before communication starts";
             return Err(candle_core::Error::Msg(message.into()));
         }
         let mut grads = self.0.grads.write().unwrap_or_else(PoisonError::into_inner);

@@ -85,8 +85,12 @@ impl Param {
         if tensor.dims() == self.shape() {
             return Ok(());
         }
-        let message =
-            format!("expected the shape {1:?} for the parameter `{0}`, found {2:?}", self.name(), self.shape(), tensor.dims());
+        let message = format!(
+            "expected the shape {1:?} for the parameter `{0}`, found {2:?}",
+            self.name(),
+            self.shape(),
+            tensor.dims()
+        );
         Err(candle_core::Error::Msg(message))
     }
 }

@@ -150,5 +150,8 @@ impl CustomOp1 for Leaf {
 }
 
 fn elsewhere(storage: &Storage) -> candle_core::Error {
-    candle_core::Error::Msg(format!("a parameter is on {:?}, and its anchor on another device", storage.device().location()))
+    candle_core::Error::Msg(format!(
+        "a parameter is on {:?}, and its anchor on another device",
+        storage.device().location()
+    ))
 }
