@@ -37,7 +37,7 @@ pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 /// As [`product`], but returns an allocation that can be recorded in the autograd graph.
 pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
-    let _span = span("matrix product");
+    let _span = span("matmul");
     let (m, k, n) = sizes(a, b)?;
     let device = a.device();
     let mut c = Fresh::<T>::new(device, m * n)?;
@@ -58,7 +58,7 @@ pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
 /// # Errors
 /// As [`product`]; also a base with another number of elements.
 pub fn product_plus(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let _span = span("matrix product");
+    let _span = span("matmul");
     let (m, k, n) = sizes(a, b)?;
     if base.elem_count() != m * n {
         let message = format!("cannot accumulate a matmul result of shape {:?} into {:?}", [m, n], base.dims());
@@ -97,7 +97,7 @@ pub fn add_product(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
 /// # Errors
 /// As [`product`].
 pub fn product_into(c: &Tensor, a: &Tensor, b: &Tensor, adds: bool) -> Result<()> {
-    let _span = span("matrix product");
+    let _span = span("matmul");
     let (m, k, n) = sizes(a, b)?;
     if c.dims() != [m, n] {
         return Err(candle_core::Error::Msg(format!(

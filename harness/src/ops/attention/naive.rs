@@ -64,7 +64,7 @@ pub(super) fn causal_mask(
 /// Batched matmul a·b. Candle's CPU back end has no bf16 matmul: there the operands are widened to f32, which is exact,
 /// and the result is rounded once.
 pub(super) fn batched_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let _span = span("matrix product");
+    let _span = span("matmul");
     let (a, b) = (a.contiguous()?, b.contiguous()?);
     if a.dtype() == DType::BF16 && a.device().is_cpu() {
         return a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?)?.to_dtype(DType::BF16);
