@@ -194,8 +194,8 @@ impl Params {
     /// Changes the dtype of gradients to f32 or bf16. This sets all gradients to zero unless they have that dtype
     /// already.
     ///
-    /// In bf16 gradients take half of the memory, and every op rounds what it accumulates. Use it only if each
-    /// parameter gets one contribution per step, not to accumulate over micro-batches or ranks.
+    /// In bf16 gradients take half of the memory, and every op rounds what it accumulates. This is for steps in which
+    /// each parameter gets one contribution, not for accumulation over micro-batches or ranks.
     ///
     /// # Errors
     /// Another dtype; a callback of [`Params::on_grad_ready`] is registered, because it may hold the address of the
