@@ -94,7 +94,7 @@ pub(super) fn stream(
 
 fn take<S>(saved: &Mutex<Option<S>>) -> Result<S> {
     let saved = saved.lock().unwrap_or_else(PoisonError::into_inner).take();
-    saved.ok_or_else(|| Error::Msg("backward ran twice: run forward again before it".into()))
+    saved.ok_or_else(|| Error::Msg("backward ran twice on one result: run forward again".into()))
 }
 
 fn forward<T: Elem + FloatElement>(

@@ -20,7 +20,7 @@ impl Replay {
         Replay {
             #[cfg(feature = "cuda")]
             state: cuda::State::default(),
-            why_not: (!device.is_cuda()).then(|| "the CPU has no graphs".to_string()),
+            why_not: (!device.is_cuda()).then(|| "the CPU has no CUDA graphs".to_string()),
         }
     }
 
