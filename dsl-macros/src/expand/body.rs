@@ -1,4 +1,4 @@
-//! Bodies of kernels and device functions: statements and expressions.
+//! Expands statements and expressions of kernels and device functions.
 
 use super::{lang, returns};
 use crate::parse::assigned::{assigned_in_expr, bound_names, is_compound};
@@ -13,43 +13,43 @@ use syn::{
     Pat, Stmt, Type, UnOp,
 };
 
-/// Rewrites one body; collects what cannot be translated.
+/// Rewrites one body; collects errors for code that cannot be translated.
 #[derive(Default)]
 pub struct Body {
     pub errors: Vec<Error>,
-    /// Names that the function's patterns bind: a `tl` of its own is no module of Triton's.
+    /// Names bound by the function's patterns: a local variable `tl` is not Triton's module.
     bound: HashSet<String>,
 }
 
-/// A name that the user's code cannot see.
+/// An identifier with mixed-site hygiene, which the user's code cannot see.
 pub fn hidden(name: &str) -> Ident {
     Ident::new(name, Span::mixed_site())
 }
 
 impl Body {
-    /// For the body of this function.
+    /// A rewriter for the body of this function.
     pub fn of(f: &ItemFn) -> Body {
         Body { errors: Vec::new(), bound: triton::bound(&f.block, f.sig.inputs.iter().cloned()) }
     }
 
-    /// The `tl` that an expression starts with.
+    /// The module name, such as `tl`, that an expression starts with.
     pub fn triton_module<'a>(&self, expr: &'a Expr) -> Option<&'a Ident> {
         triton::module(expr).filter(|name| !self.bound.contains(&name.to_string()))
     }
 
     pub fn reject(&mut self, span: Span, message: impl std::fmt::Display) -> TokenStream {
         self.errors.push(Error::new(span, message));
-        // Of any type, so that rustc reports nothing on top.
+        // `unreachable!()` has any type, so that rustc reports no further error.
         quote_spanned!(span=> ::core::unreachable!())
     }
 
-    /// The whole body of a function, with its early returns resolved.
+    /// Rewrites the whole body of a function, with early returns resolved.
     pub fn function(&mut self, block: &Block) -> TokenStream {
         let stmts = returns::lower(block.stmts.clone(), &mut self.errors);
         self.tail(&stmts)
     }
 
-    /// Statements at the end of a function: nothing that they assign is used afterwards.
+    /// Rewrites statements at the end of a function: nothing that they assign is used afterwards.
     pub fn tail(&mut self, stmts: &[Stmt]) -> TokenStream {
         match stmts.split_last() {
             Some((Stmt::Expr(Expr::If(branch), None), before)) => {
@@ -107,7 +107,7 @@ impl Body {
         self.bind(pat.to_token_stream(), ty, &init.expr, literals)
     }
 
-    /// `let pat: ty = expr;`, where the expression may assign variables around it.
+    /// `let pat: ty = expr;`, where the expression may assign variables of its surroundings.
     pub fn bind(&mut self, pat: TokenStream, ty: Option<&Type>, expr: &Expr, literals: Literals) -> TokenStream {
         let ty = ty.map(|ty| quote!(: #ty));
         if matches!(expr, Expr::If(_) | Expr::Match(_) | Expr::Block(_)) && !assigned_in_expr(expr).is_empty() {
@@ -161,7 +161,7 @@ impl Body {
         }
     }
 
-    /// The left side of an assignment.
+    /// Rewrites the left side of an assignment.
     fn place(&mut self, expr: &Expr) -> TokenStream {
         match expr {
             Expr::Path(path) if path.path.get_ident().is_some_and(|name| !self.bound.contains(&name.to_string())) => {
@@ -194,7 +194,7 @@ impl Body {
         }
     }
 
-    /// An expression whose literals take the type of their neighbour.
+    /// Rewrites an expression; literals take the type of the other operand.
     pub fn operand(&mut self, expr: &Expr) -> TokenStream {
         let span = expr.span();
         let lang = lang(span);
@@ -297,7 +297,7 @@ impl Body {
         quote!(#base.#member)
     }
 
-    /// `as`, which is for Rust's own numbers.
+    /// Rewrites `as`, which only applies to Rust's own number types.
     fn cast(&mut self, cast: &ExprCast) -> TokenStream {
         let (value, ty, token) = (self.expr(&cast.expr), &cast.ty, &cast.as_token);
         if literal::kind(&cast.expr).is_some() {
@@ -309,12 +309,12 @@ impl Body {
         };
         let span = token.span;
         let lang = lang(span);
-        // A name at `as`, so that rustc marks that where the value is no number.
+        // A name with the span of `as`, so that rustc points there if the value is not a number.
         let name = Ident::new("value", Span::mixed_site().located_at(span));
         quote_spanned!(span=> ({ let #name = #value; #lang::operand::rust_number::<#to, _>(#name) } #token #ty))
     }
 
-    /// A list. Literals take the type of the elements that are none.
+    /// Rewrites an array. Literals take the type of the elements that are not literals.
     fn array(&mut self, array: &ExprArray) -> TokenStream {
         let is_literal = |e: &Expr| literal::kind(e).is_some();
         let Some(first) = array.elems.iter().position(|e| !is_literal(e)) else {
@@ -342,7 +342,7 @@ impl Body {
         quote!({ let (#(#names,)*) = (#(#values,)*); [#(#list),*] })
     }
 
-    /// What kernel code cannot contain, with what to write instead.
+    /// Rejects an expression that kernels cannot contain; the message says what to write instead.
     fn untranslatable(&mut self, expr: &Expr) -> TokenStream {
         let (span, message) = match expr {
             Expr::Assign(a) => (
@@ -387,7 +387,7 @@ impl Body {
         self.reject(span, message)
     }
 
-    /// An operator, plain or compound, as a call at the operator's place.
+    /// Rewrites an operator, plain or compound, to a call with the operator's span.
     fn binary(&mut self, binary: &ExprBinary) -> TokenStream {
         let span = binary.op.span();
         let lang = lang(span);
@@ -417,7 +417,7 @@ impl Body {
             BinOp::Or(_) => return quote_spanned!(span=> #lang::compare::or(#left, || #right)),
             _ => return self.reject(span, "this operator cannot be translated"),
         };
-        // The trait's own function: rustc then tells once, and without the bounds of a function between, what does not fit.
+        // Calls the trait's function directly: rustc then reports a type error once, without the bounds of a wrapper.
         let op = format_ident!("{name}", span = span);
         quote_spanned!(span=> #lang::arith::Combine::combine(#left, #right, #lang::arith::BinaryOp::#op))
     }
@@ -475,7 +475,7 @@ impl Body {
     }
 }
 
-/// `place = value;`, with a message of the language where the types differ.
+/// `place = value;`, with the language's error message if the types differ.
 fn assignment(place: &Expr, left: &TokenStream, value: &TokenStream, span: Span) -> TokenStream {
     if !matches!(place, Expr::Path(_) | Expr::Field(_)) {
         return quote!(#left = #value;);
@@ -484,16 +484,16 @@ fn assignment(place: &Expr, left: &TokenStream, value: &TokenStream, span: Span)
     quote_spanned!(span=> #left = #lang::operand::assigned(#lang::operand::type_of(&#left), #value);)
 }
 
-/// What happens to literals that have no neighbour.
+/// How literals without another operand are treated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Literals {
-    /// They wait for one.
+    /// They adapt to a later operand.
     Adapt,
-    /// rustc decides.
+    /// rustc infers their type.
     Keep,
 }
 
-/// Expressions that stand as statements without a value.
+/// Expressions that are statements without a value.
 pub fn is_statement_like(expr: &Expr) -> bool {
     matches!(expr, Expr::If(_) | Expr::ForLoop(_) | Expr::While(_) | Expr::Block(_) | Expr::Match(_))
 }

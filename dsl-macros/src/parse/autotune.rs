@@ -1,4 +1,4 @@
-//! The arguments of `#[autotune]`.
+//! Parses the arguments of `#[autotune]`.
 
 use super::calls::named_argument;
 use super::kernel::{self, Default, Elem, Param, ParamKind, Signature};
@@ -8,20 +8,20 @@ use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{Error, Expr, ExprArray, ExprCall, ExprPath, Ident, MetaNameValue, Token};
 
-/// What `#[autotune]` says, checked against the kernel's signature.
+/// The arguments of `#[autotune]`, checked against the kernel's signature.
 pub struct Autotune {
-    /// The constants that every configuration gives, in the order of the first one.
+    /// The constants that every configuration sets, in the order of the first one.
     pub tuned: Vec<Ident>,
     pub configs: Vec<Config>,
-    /// Instead of both: the static of another kernel's configurations.
+    /// Instead of `tuned` and `configs`: the static of another kernel's configurations.
     pub shared: Option<ExprPath>,
     pub key: Vec<Key>,
-    /// A function that makes the default, and tables.
+    /// The function that computes the default configuration, and the shipped tables.
     pub default: Option<Expr>,
     pub tables: Option<Expr>,
 }
 
-/// What a configuration chooses of the compiler's schedule, by the names that it has there.
+/// Options of the compiler's schedule that a configuration may set, by the names of their fields.
 pub const CHOICES: [&str; 5] = ["bulk_copies", "warp_specialize", "take_turns", "overlap", "wgmma_f32"];
 
 pub struct Config {
@@ -37,13 +37,13 @@ pub struct Config {
 /// An entry of the key.
 pub struct Key {
     pub name: Ident,
-    /// Whether it counts by its size.
+    /// Whether its size counts (the next power of two), not its value.
     pub size: bool,
 }
 
 const HELP: &str = "expected `#[autotune(configs = [Config(tile = 64, num_warps = 4), …], key = [n, …])]`";
 
-/// Reads the arguments; collects every mistake.
+/// Parses the arguments; collects all errors.
 pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>, Vec<Error>) {
     let pairs = match Punctuated::<MetaNameValue, Token![,]>::parse_terminated.parse2(attribute) {
         Ok(pairs) => pairs,
@@ -97,7 +97,7 @@ fn elements<'a>(list: &'a Expr, what: &str, errors: &mut Vec<Error>) -> Vec<&'a 
     }
 }
 
-/// The parameters that configurations can choose.
+/// The parameters that configurations can set.
 pub fn constants(signature: &Signature) -> impl Iterator<Item = &Param> {
     signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_)))
 }
@@ -138,7 +138,7 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
         for call in combinations(call) {
             let known = errors.len();
             let config = read_config(&call, signature, &mut tuned, errors);
-            // The other combinations have the same mistakes.
+            // The other combinations have the same errors.
             if errors.len() > known {
                 break;
             }
@@ -154,10 +154,11 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
     (tuned.unwrap_or_default(), configs)
 }
 
-/// Configurations that one `Config` with lists may make: a slip of the pen should not compile for hours.
+/// Maximum number of configurations that one `Config` with lists may expand to: a typo should not cause hours of
+/// compilation.
 const MOST_COMBINATIONS: usize = 256;
 
-/// Arguments that are lists, with their places. An empty one is told as a value that is none.
+/// Arguments that are lists, with their positions. An empty list is reported as an invalid value.
 fn lists(call: &ExprCall) -> impl Iterator<Item = (usize, &ExprArray)> {
     call.args.iter().enumerate().filter_map(|(place, arg)| match named_argument(arg) {
         Some((_, Expr::Array(list))) if !list.elems.is_empty() => Some((place, list)),
@@ -165,7 +166,7 @@ fn lists(call: &ExprCall) -> impl Iterator<Item = (usize, &ExprArray)> {
     })
 }
 
-/// The calls that a call with lists stands for, one for each combination of their elements; the last list changes fastest.
+/// Expands a call with lists to one call per combination of their elements; the last list varies fastest.
 fn combinations(call: &ExprCall) -> Vec<ExprCall> {
     let with = |call: &ExprCall, place: usize, value: &Expr| {
         let mut call = call.clone();
@@ -179,7 +180,7 @@ fn combinations(call: &ExprCall) -> Vec<ExprCall> {
     })
 }
 
-/// One configuration; `tuned` are the constants of the first one.
+/// Parses one configuration; `tuned` holds the constants of the first one.
 fn read_config(
     call: &ExprCall,
     signature: &Signature,
@@ -202,7 +203,7 @@ fn read_config(
             Err(error) => errors.push(error),
         }
     }
-    // What it would have chosen is not known, and no measure for the others.
+    // An erroneous configuration is not compared with the others.
     if errors.len() > known {
         return config;
     }
@@ -237,7 +238,7 @@ impl Config {
     }
 }
 
-/// One argument of a `Config`: a constant of the kernel, or a choice of the compiler.
+/// Parses one argument of a `Config`: a constant of the kernel, or an option of the compiler.
 fn read_argument(
     arg: &Expr,
     signature: &Signature,
@@ -289,7 +290,7 @@ fn read_argument(
     }
 }
 
-/// A choice of the compiler that is made or not.
+/// Parses a boolean option of the compiler.
 fn read_flag(name: &Ident, value: &Expr, slot: &mut Option<bool>) -> Result<Option<(Ident, Default)>, Error> {
     let Some(Default::Bool(flag)) = kernel::constant(value) else {
         return Err(Error::new(value.span(), format!("`{name}` is true or false")));

@@ -1,4 +1,4 @@
-//! The signature of a kernel.
+//! Parses the signature of a kernel.
 
 use proc_macro2::Span;
 use syn::spanned::Spanned;
@@ -14,7 +14,7 @@ pub struct Signature {
     pub doc: String,
 }
 
-/// A type parameter and the name of its class.
+/// A type parameter and the name of its bound.
 pub struct Generic {
     pub name: Ident,
     pub bound: Ident,
@@ -22,7 +22,7 @@ pub struct Generic {
 
 pub struct Param {
     pub name: Ident,
-    /// Whether the body may assign it.
+    /// Whether it is declared `mut`.
     pub mutable: bool,
     pub kind: ParamKind,
     /// The default of a constexpr parameter, as written.
@@ -46,13 +46,13 @@ pub enum Access {
     InOut,
 }
 
-/// An element type: a type parameter by index, or a Rust type by name of its variant.
+/// An element type: a type parameter by index, or a Rust type by the name of its variant.
 pub enum Elem {
     Generic(usize),
     Fixed(&'static str),
 }
 
-/// The default of a constexpr parameter: a literal, or a variant's name.
+/// The default of a constexpr parameter: a literal, or the name of a variant.
 pub enum Default {
     Int(i64),
     Float(f64),
@@ -79,10 +79,10 @@ const ELEMS: &[(&str, &str)] = &[
     ("f64", "F64"),
 ];
 
-/// Types that a scalar argument can be passed as.
+/// Types of scalar arguments.
 const SCALARS: &[&str] = &["bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64"];
 
-/// Reads the signature; collects every mistake.
+/// Parses the signature; collects all errors.
 pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
     let mut errors = Vec::new();
     let mut signature = Signature { generics: Vec::new(), params: Vec::new(), doc: doc_text(&f.attrs) };
@@ -299,7 +299,7 @@ pub fn constant(expr: &Expr) -> Option<Default> {
     }
 }
 
-/// The text of doc comments, with the space after `///` taken off.
+/// The text of doc comments, without the space after `///`.
 fn doc_text(attrs: &[Attribute]) -> String {
     let mut lines = Vec::new();
     for attr in attrs {

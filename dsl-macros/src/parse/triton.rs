@@ -1,7 +1,7 @@
-//! What Triton spells otherwise: found in code, with what to write here.
+//! Detects Triton syntax, and suggests what to write instead.
 //!
-//! Some of it is no Rust (`x[:, None]`, `where(…)`). rustc tells that first, in its own words; attribute macros still get the
-//! tokens, so that the right spelling can be told beside it.
+//! Some of it is not valid Rust (`x[:, None]`, `where(…)`). rustc reports its own syntax error first; attribute macros
+//! still get the tokens, so that the suggestion can be reported as well.
 
 use super::calls::function;
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use syn::visit::{self, Visit};
 use syn::{Error, Expr, Member, PatIdent};
 
-/// Functions of the language without named arguments, which [`function`] does not know.
+/// Functions of the language without named arguments, which [`function`] does not list.
 const PLAIN: &[&str] = &[
     "abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sigmoid", "sin", "sqrt", "sqrt_rn",
     "tanh",
@@ -35,10 +35,10 @@ const TYPES: &[(&str, &str)] = &[
     ("uint64", "u64"),
 ];
 
-/// Triton's modules, and those of Python beside it.
+/// Triton's modules, and Python modules that are used with them.
 const MODULES: &[&str] = &["tl", "triton", "libdevice", "math", "torch"];
 
-/// Names that patterns of the code bind.
+/// Names that the patterns of the code bind.
 pub fn bound(block: &syn::Block, inputs: impl IntoIterator<Item = syn::FnArg>) -> HashSet<String> {
     struct Names(HashSet<String>);
     impl Visit<'_> for Names {
@@ -53,7 +53,7 @@ pub fn bound(block: &syn::Block, inputs: impl IntoIterator<Item = syn::FnArg>) -
     names.0
 }
 
-/// The `tl` at the start of `tl.sum`, `tl.math.exp` or `tl.float32`.
+/// The module `tl` at the start of `tl.sum`, `tl.math.exp` or `tl.float32`.
 pub fn module(expr: &Expr) -> Option<&Ident> {
     match expr {
         Expr::Path(path) => path.path.get_ident().filter(|name| MODULES.iter().any(|module| name == module)),
@@ -62,7 +62,7 @@ pub fn module(expr: &Expr) -> Option<&Ident> {
     }
 }
 
-/// What to write for `tl.name(arguments)`.
+/// The suggestion for `tl.name(arguments)`.
 pub fn call(name: &Ident, args: &[&Expr], source: Option<String>) -> String {
     let text = name.to_string();
     let dtype = |arg: &&Expr| match named(arg, "dtype") {
@@ -96,7 +96,7 @@ pub fn call(name: &Ident, args: &[&Expr], source: Option<String>) -> String {
     }
 }
 
-/// What to write for `tl.float32`.
+/// The suggestion for `tl.float32`.
 pub fn name(member: &Member) -> String {
     let text = member.to_token_stream().to_string();
     match TYPES.iter().find(|(triton, _)| *triton == text) {
@@ -116,14 +116,14 @@ pub fn type_name(expr: &Expr) -> Option<String> {
             let text = field.member.to_token_stream().to_string();
             TYPES.iter().find(|(triton, _)| *triton == text).map(|(_, rust)| (*rust).to_string())
         }
-        // Of a pointer or tile: whatever the kernel calls that type.
+        // The element type of a pointer or tile: the name of the kernel's type parameter is not known here.
         Expr::Field(_) => Some("T".into()),
         Expr::Path(path) => path.path.get_ident().map(Ident::to_string),
         _ => None,
     }
 }
 
-/// Mistakes in the tokens of a function that does not parse; none where all that is known is right.
+/// Errors for Triton syntax in the tokens of a function that does not parse; empty if none is recognized.
 pub fn in_tokens(tokens: TokenStream) -> Vec<Error> {
     let mut errors = Vec::new();
     scan(&tokens.clone().into_iter().collect::<Vec<_>>(), &mut errors);
@@ -165,7 +165,7 @@ fn scan(tokens: &[TokenTree], errors: &mut Vec<Error>) {
     }
 }
 
-/// What to write for an index such as `[None, :]` or `[0:4]`; nothing where it is one that Rust has.
+/// The suggestion for an index such as `[None, :]` or `[0:4]`; `None` if Rust has such an index.
 fn index(group: &Group) -> Option<String> {
     if group.delimiter() != Delimiter::Bracket {
         return None;
@@ -226,7 +226,7 @@ fn has_arrow(tokens: &[TokenTree]) -> bool {
     tokens.windows(2).any(|pair| punct(&pair[0], '=') && punct(&pair[1], '>'))
 }
 
-/// Parameters without a type, and `tl.constexpr`.
+/// Reports parameters without a type, and `tl.constexpr`.
 fn parameters(tokens: TokenStream, errors: &mut Vec<Error>) {
     let is_list = |t: &TokenTree| is_group(Some(t), Delimiter::Parenthesis);
     let Some(TokenTree::Group(list)) = tokens.into_iter().skip_while(|t| !is_fn(t)).find(is_list) else {
@@ -261,7 +261,7 @@ fn is_punct(token: &TokenTree, c: char) -> bool {
     matches!(token, TokenTree::Punct(p) if p.as_char() == c)
 }
 
-/// Where `tl.constexpr` stands.
+/// The span of `tl.constexpr`.
 fn triton_constexpr(ty: &[TokenTree]) -> Option<Span> {
     match ty {
         [TokenTree::Ident(module), dot, TokenTree::Ident(name), ..] if is_punct(dot, '.') && name == "constexpr" => {
