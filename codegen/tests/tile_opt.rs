@@ -75,7 +75,9 @@ fn errors_say_what_to_do() {
         "tile-opt: - is not a valid function:\n  `%0 = not %x : f32`: operand 0 should be a scalar or tile of bool or integers, \
          found f32 (rule: operand types)\n"
     );
-    assert!(fails(&["-", "--passes", "nothing"], ADD).starts_with("tile-opt: no pass is called `nothing`; there are "));
+    assert!(
+        fails(&["-", "--passes", "nothing"], ADD).starts_with("tile-opt: unknown pass `nothing`: expected one of ")
+    );
     assert_eq!(
         fails(&["-", "--interpret", "--arg", "x=zeros:1"], ADD),
         "tile-opt: the kernel's argument `y` needs a value, for example --arg y=random:1024\n"

@@ -328,7 +328,7 @@ pub fn run_native(program: &Program, func: &Func, artifact: &Artifact) -> Result
         }
     }
     if arena.last().is_some_and(|line| line.0 != guard.0) {
-        return Err("the code wrote behind its arena".into());
+        return Err("the code wrote past its arena".into());
     }
     let of_output = |(arg, &address): (&Argument, &u64)| match arg {
         Argument::Output { bytes, .. } => {

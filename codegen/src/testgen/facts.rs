@@ -36,12 +36,14 @@ impl Claims {
 
     fn check(&self, v: Value, tile: &Tile) -> Result<(), String> {
         let info = &self.axis[v.0 as usize];
-        info.check(tile).map_err(|e| format!("{e}, against {info:?}"))?;
+        info.check(tile).map_err(|e| format!("{e}, but the analysis gives {info:?}"))?;
         for &(dim, from) in &self.zero_from[v.0 as usize] {
             let inner: usize = tile.shape[dim + 1..].iter().product();
             let zero = |(i, &bits): (usize, &u64)| i / inner % tile.shape[dim] < from || bits == 0;
             if let Some(i) = tile.bits.iter().enumerate().position(|element| !zero(element)) {
-                return Err(format!("element {i} is not zero, although dimension {dim} ends at {from}"));
+                return Err(format!(
+                    "element {i} is not zero, but the analysis gives zeros from index {from} of dimension {dim}"
+                ));
             }
         }
         Ok(())
@@ -107,7 +109,7 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
         let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
         let sizes = Sizes { args: &program.args, bytes, addresses: &addresses };
         if reach.check(&sizes, program.grid).is_ok() {
-            return Err(format!("argument `{}` is accessed up to byte {end}, beyond its reach", func.args[arg].name));
+            return Err(format!("argument `{}` is accessed up to byte {end}, beyond its bounds", func.args[arg].name));
         }
     }
     Ok(())
@@ -133,7 +135,10 @@ fn run(program: &Program, func: &Func) -> Result<(Vec<u64>, Vec<u64>), String> {
         let [read, wrote] = memory.accessed(id);
         for (end, through, what) in [(read, &reads, "read"), (wrote, &writes, "written")] {
             if end > 0 && !through.contains(&params[arg]) {
-                return Err(format!("argument `{}` is {what}, although nothing seems to", func.args[arg].name));
+                return Err(format!(
+                    "argument `{}` is {what}, although the analysis says that it is not",
+                    func.args[arg].name
+                ));
             }
         }
         ends[arg] = read.max(wrote) as u64;

@@ -16,7 +16,7 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     };
     let is_kernel = |a: &syn::Attribute| a.path().segments.last().is_some_and(|s| s.ident == "kernel");
     if !f.attrs.iter().any(is_kernel) {
-        let message = "`#[autotune]` goes above `#[kernel]`, which is missing here";
+        let message = "`#[autotune]` must be above `#[kernel]`, which is missing";
         let error = Error::new(f.sig.ident.span(), message).into_compile_error();
         return quote!(#error #item);
     }

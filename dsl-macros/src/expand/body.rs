@@ -97,7 +97,9 @@ impl Body {
             let name = names.first().map_or("it", String::as_str);
             return self.reject(
                 local.span(),
-                format!("give `{name}` a value here: `let {name} = if … {{ … }} else {{ … }};` where it depends on a condition"),
+                format!(
+                    "`{name}` has no value: initialize it here, for example `let {name} = if … {{ … }} else {{ … }};`"
+                ),
             );
         };
         if let Some((token, _)) = &init.diverge {
@@ -166,8 +168,9 @@ impl Body {
         match expr {
             Expr::Path(path) if path.path.get_ident().is_some_and(|name| !self.bound.contains(&name.to_string())) => {
                 let name = path.to_token_stream();
-                let message =
-                    format!("`{name}` is new: `let {name} = …`, or `let mut {name} = …` where it changes later");
+                let message = format!(
+                    "`{name}` is not declared: write `let {name} = …`, or `let mut {name} = …` if it changes later"
+                );
                 self.reject(path.span(), message)
             }
             Expr::Path(_) | Expr::Infer(_) => expr.to_token_stream(),
@@ -188,7 +191,7 @@ impl Body {
                 quote!((#(#elems,)*))
             }
             Expr::Unary(unary) if matches!(unary.op, UnOp::Deref(_)) => {
-                self.reject(unary.op.span(), "memory is written with `store(pointer, value)`")
+                self.reject(unary.op.span(), "write memory with `store(pointer, value)`")
             }
             other => self.reject(other.span(), "cannot assign to this: expected a variable, or a tuple of variables"),
         }
@@ -210,7 +213,7 @@ impl Body {
             Expr::Path(path) => {
                 let name = path.path.get_ident().filter(|name| !self.bound.contains(&name.to_string()));
                 if let Some(name @ ("True" | "False")) = name.map(Ident::to_string).as_deref() {
-                    return self.reject(path.span(), format!("Rust writes `{}`", name.to_lowercase()));
+                    return self.reject(path.span(), format!("in Rust, write `{}`", name.to_lowercase()));
                 }
                 expr.to_token_stream()
             }
@@ -223,7 +226,7 @@ impl Body {
             Expr::Group(g) => self.expr(&g.expr),
             Expr::Binary(binary) if is_compound(&binary.op) => self.reject(
                 binary.op.span(),
-                "an assignment is a statement of its own: it cannot be part of an expression",
+                "an assignment is a statement: it cannot be used as part of another expression",
             ),
             Expr::Binary(binary) => {
                 if literal::kind(expr).is_some() {
@@ -239,7 +242,7 @@ impl Body {
                 if let UnOp::Deref(star) = &unary.op {
                     return self.reject(
                         star.span(),
-                        "memory is read with `load(pointer)` and written with `store(pointer, value)`",
+                        "pointers cannot be dereferenced: use `load(pointer)` and `store(pointer, value)`",
                     );
                 }
                 let op = &unary.op;
@@ -347,12 +350,12 @@ impl Body {
         let (span, message) = match expr {
             Expr::Assign(a) => (
                 a.eq_token.span(),
-                "an assignment is a statement of its own; as a named argument, `name = value` stands directly in a call of the \
+                "an assignment is a statement; a named argument `name = value` must be an argument of a function of the \
                  language",
             ),
             Expr::Reference(r) => (
                 r.and_token.span(),
-                "kernels have no references: tiles, scalars and pointers are copied freely, so write the value itself",
+                "kernels have no references: tiles, scalars and pointers are `Copy`, so write the value itself",
             ),
             Expr::Return(r) => (
                 r.return_token.span(),
@@ -360,18 +363,18 @@ impl Body {
             ),
             Expr::Break(b) => (
                 b.break_token.span(),
-                "`break` cannot be translated: write the condition into the head of a `while` loop",
+                "`break` cannot be translated: put the exit condition into the head of a `while` loop",
             ),
             Expr::Continue(c) => (
                 c.continue_token.span(),
                 "`continue` cannot be translated: put the rest of the loop's body into an `if`",
             ),
             Expr::Loop(l) => {
-                (l.loop_token.span(), "`loop` has no end that can be translated: use `while condition { … }`")
+                (l.loop_token.span(), "`loop` has no exit condition to translate: use `while condition { … }`")
             }
-            Expr::ForLoop(f) => (f.for_token.span(), "a loop has no value: make it a statement of its own"),
-            Expr::While(w) => (w.while_token.span(), "a loop has no value: make it a statement of its own"),
-            Expr::Try(t) => (t.question_token.span(), "`?` cannot be translated: kernels have no errors to pass on"),
+            Expr::ForLoop(f) => (f.for_token.span(), "a loop has no value: write it as a statement"),
+            Expr::While(w) => (w.while_token.span(), "a loop has no value: write it as a statement"),
+            Expr::Try(t) => (t.question_token.span(), "`?` cannot be translated: kernels have no errors to propagate"),
             Expr::Await(a) => {
                 (a.await_token.span(), "`await` cannot be translated: a kernel does not wait for futures")
             }
@@ -436,7 +439,7 @@ impl Body {
         if let Some(name) = outer.first() {
             return self.reject(
                 name.span(),
-                format!("a closure cannot change `{name}` of its surroundings: give the value back instead"),
+                format!("a closure cannot assign `{name}`, which is declared outside: return the value instead"),
             );
         }
         let (or1, inputs, or2) = (&closure.inputs_begin, &closure.inputs, &closure.inputs_end);
@@ -462,11 +465,11 @@ impl Body {
                 return mac.to_token_stream();
             }
             "println" | "print" | "eprintln" | "eprint" | "dbg" => {
-                "use `device_print(\"text\", value)` while the kernel runs, or `static_print(\"text\", value)` while it is specialised"
+                "use `device_print(\"text\", value)` while the kernel runs, or `static_print(\"text\", value)` while it is specialized"
             }
             "assert" | "assert_eq" | "assert_ne" | "debug_assert" | "debug_assert_eq" => {
                 "use `device_assert(condition, \"text\")` while the kernel runs, or `static_assert(condition, \"text\")` while it \
-                 is specialised"
+                 is specialized"
             }
             "vec" => "use an array: `[a, b, c]`",
             _ => "macros hide their code from `#[kernel]`: use a function marked `#[device_fn]`",

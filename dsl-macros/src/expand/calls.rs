@@ -42,10 +42,8 @@ impl Body {
 
     fn plain_arguments<'a>(&mut self, args: impl Iterator<Item = &'a Expr>) -> Vec<TokenStream> {
         args.map(|arg| match named_argument(arg) {
-            Some((name, _)) => self.reject(
-                name.span(),
-                "only functions of the language take named arguments: give this one by its position",
-            ),
+            Some((name, _)) => self
+                .reject(name.span(), "only functions of the language take named arguments: pass this one by position"),
             None => self.expr(arg),
         })
         .collect()
@@ -84,7 +82,7 @@ impl Body {
             .map(|(i, arg)| match (named_argument(arg), kinds.get(i)) {
                 (Some((name, _)), _) => self.reject(
                     name.span(),
-                    "only functions of the language take named arguments: give this one by its position",
+                    "only functions of the language take named arguments: pass this one by position",
                 ),
                 // A list that is not a literal, or a single number, may belong to one of Rust's own methods.
                 (None, Some(Kind::Indices | Kind::Extents)) if !matches!(arg, Expr::Array(_)) => self.expr(arg),
@@ -143,8 +141,10 @@ impl Body {
                     given[next] = Some(quote!(#so_far #value,));
                 }
                 Some(_) if is_none(arg) => {
-                    let message =
-                        format!("there is no `None`: leave `{}` out, and name what follows", f.params[next].name);
+                    let message = format!(
+                        "there is no `None`: leave `{}` out, and pass the following arguments by name",
+                        f.params[next].name
+                    );
                     given[next] = Some(self.reject(arg.span(), message));
                 }
                 // A closure binds to the parameter that takes one, and skips optional parameters that are left out.
@@ -276,14 +276,14 @@ fn unknown_argument(f: &Function, name: &str) -> String {
     let names: Vec<&str> = f.params.iter().map(|p| p.name).collect();
     let hint = match (f.name, name) {
         ("load" | "store", "cache_modifier" | "volatile") => {
-            ": caching is the compiler's; `eviction` takes evict_first or evict_last"
+            ": the compiler controls caching; `eviction` takes evict_first or evict_last"
         }
         ("dot", "out_dtype") => {
-            ": the result has the accumulator's type, f32 for floats and i32 for integers without one"
+            ": the result has the type of the accumulator; without one, f32 for floats and i32 for integers"
         }
         ("dot", "allow_tf32") => ": write `input_precision = tf32`",
         (atomic, "sem" | "scope") if atomic.starts_with("atomic") => {
-            ": atomics are relaxed and of the whole device, but `atomic_cas`, which acquires and releases"
+            ": atomics are relaxed and device-scope, except `atomic_cas`, which is acquire-release"
         }
         ("arange" | "sum" | "cumsum", "dtype") => ": convert with `.to::<f32>()`",
         ("max" | "min", "return_indices") => ": use `max_with_indices` or `min_with_indices`",

@@ -29,7 +29,7 @@ impl Body {
             return self.reject(
                 expr.span(),
                 format!(
-                    "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                    "{} variables are assigned here, the maximum is {MAX_CARRIED}: group some into tuples",
                     vars.len()
                 ),
             );
@@ -175,7 +175,7 @@ impl Body {
 
     fn condition(&mut self, cond: &Expr) -> TokenStream {
         if let Some(name) = assigned_in_expr(cond).first() {
-            return self.reject(name.span(), "a condition cannot assign: do it in a statement before");
+            return self.reject(name.span(), "a condition cannot assign a variable: assign it in a statement before");
         }
         self.expr(cond)
     }
@@ -213,7 +213,7 @@ impl Body {
         let pat = match &*e.pat {
             Pat::Ident(p) if p.by_ref.is_none() && p.subpat.is_none() => p.to_token_stream(),
             Pat::Wild(w) => w.to_token_stream(),
-            other => return self.reject(other.span(), "the index of a loop is one name, or `_`"),
+            other => return self.reject(other.span(), "a loop index must be a single name, or `_`"),
         };
         let kind = match &*e.expr {
             Expr::Call(call) => match &*call.func {
@@ -227,7 +227,7 @@ impl Body {
         vars.retain(|v| !own.contains(v));
         if vars.len() > MAX_CARRIED {
             let message = format!(
-                "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                "{} variables are assigned here, the maximum is {MAX_CARRIED}: group some into tuples",
                 vars.len()
             );
             return self.reject(e.for_token.span(), message);
@@ -264,7 +264,7 @@ impl Body {
             }
             _ => self.reject(
                 e.expr.span(),
-                "a loop runs over `range(start, end)`, or over `static_range(start, end)` to be unrolled",
+                "expected `range(start, end)`, or `static_range(start, end)` for an unrolled loop",
             ),
         }
     }
@@ -276,7 +276,7 @@ impl Body {
         let vars = assigned_in([&e.body]);
         if vars.len() > MAX_CARRIED {
             let message = format!(
-                "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                "{} variables are assigned here, the maximum is {MAX_CARRIED}: group some into tuples",
                 vars.len()
             );
             return self.reject(e.while_token.span(), message);

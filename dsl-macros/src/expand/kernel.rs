@@ -18,7 +18,7 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
         errors.push(Error::new(attribute.span(), "`#[kernel]` takes no arguments"));
     }
     if let Some(a) = f.attrs.iter().find(|a| a.path().segments.last().is_some_and(|s| s.ident == "autotune")) {
-        errors.push(Error::new(a.span(), "`#[autotune]` goes above `#[kernel]`"));
+        errors.push(Error::new(a.span(), "`#[autotune]` must be above `#[kernel]`"));
     }
     let signature_failed = !errors.is_empty();
     let mut body = Body::of(&f);

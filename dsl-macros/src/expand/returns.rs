@@ -79,7 +79,7 @@ fn check_names(block: &Block, rest: &[Stmt], errors: &mut Vec<Error>) {
             if used.contains(&name.to_string()) {
                 errors.push(Error::new(
                     name.span(),
-                    format!("another `{name}` is used after this `if`, which returns: give this one a name of its own"),
+                    format!("another `{name}` is used after this `if`, which returns: rename this one"),
                 ));
             }
         }

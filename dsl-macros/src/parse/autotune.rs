@@ -64,7 +64,7 @@ pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>
             }
         };
         if slot.replace(pair.value).is_some() {
-            errors.push(Error::new(pair.path.span(), "this argument is there twice"));
+            errors.push(Error::new(pair.path.span(), "duplicate argument"));
         }
     }
     let shared = match &configs {
@@ -75,7 +75,7 @@ pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>
         Some(Expr::Path(_)) => (Vec::new(), Vec::new()),
         Some(list) => read_configs(list, signature, &mut errors),
         None => {
-            errors.push(Error::new(Span::call_site(), format!("there are no configurations: {HELP}")));
+            errors.push(Error::new(Span::call_site(), format!("no configurations: {HELP}")));
             (Vec::new(), Vec::new())
         }
     };
@@ -91,7 +91,7 @@ fn elements<'a>(list: &'a Expr, what: &str, errors: &mut Vec<Error>) -> Vec<&'a 
     match list {
         Expr::Array(array) => array.elems.iter().collect(),
         other => {
-            errors.push(Error::new(other.span(), format!("{what} is a list: {HELP}")));
+            errors.push(Error::new(other.span(), format!("{what} must be a list: {HELP}")));
             Vec::new()
         }
     }
@@ -111,7 +111,7 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
     let list_span = list.span();
     let list = elements(list, "`configs`", errors);
     if list.is_empty() && errors.is_empty() {
-        errors.push(Error::new(list_span, format!("there are no configurations: {HELP}")));
+        errors.push(Error::new(list_span, format!("no configurations: {HELP}")));
     }
     let mut tuned: Option<Vec<Ident>> = None;
     let mut configs = Vec::new();
@@ -131,7 +131,7 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
         }
         let count = lists(call).map(|(_, list)| list.elems.len()).product::<usize>();
         if count > MOST_COMBINATIONS {
-            let message = format!("these lists make {count} configurations: {MOST_COMBINATIONS} are the most");
+            let message = format!("these lists expand to {count} configurations: {MOST_COMBINATIONS} is the maximum");
             errors.push(Error::new(call.func.span(), message));
             continue;
         }
@@ -144,7 +144,7 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
             }
             let text = config.text();
             if texts.contains(&text) {
-                errors.push(Error::new(call.func.span(), "this configuration is there twice"));
+                errors.push(Error::new(call.func.span(), "duplicate configuration"));
                 break;
             }
             texts.push(text);
@@ -209,11 +209,12 @@ fn read_config(
     }
     let order = tuned.get_or_insert_with(|| given.iter().map(|(name, _)| name.clone()).collect());
     if let Some((extra, _)) = given.iter().find(|(name, _)| !order.contains(name)) {
-        let message = format!("the first configuration has no `{extra}`: all choose the same constants");
+        let message =
+            format!("the first configuration has no `{extra}`: all configurations must set the same constants");
         errors.push(Error::new(extra.span(), message));
     }
     if let Some(missing) = order.iter().find(|name| !given.iter().any(|(n, _)| n == *name)) {
-        let message = format!("`{missing}` is missing: all configurations choose the same constants");
+        let message = format!("`{missing}` is missing: all configurations must set the same constants");
         errors.push(Error::new(call.func.span(), message));
     }
     for name in order.iter() {
@@ -255,7 +256,7 @@ fn read_argument(
     let (slot, range, expected) = match name.to_string().as_str() {
         _ if known => {
             if given.iter().any(|(other, _)| other == name) {
-                return Err(Error::new(name.span(), format!("`{name}` is there twice")));
+                return Err(Error::new(name.span(), format!("`{name}` is given twice")));
             }
             let value = kernel::constant(value).ok_or_else(|| {
                 Error::new(value.span(), "a constant is a number, `true`, `false`, or the name of an enum's variant")
@@ -267,9 +268,9 @@ fn read_argument(
         "max_registers" => (&mut config.max_registers, 16..=255, "16 to 255"),
         _ => {
             let message = match signature.params.iter().any(|p| p.name == *name) {
-                true => format!("`{name}` is passed at each launch: a configuration chooses `#[constexpr]` parameters"),
+                true => format!("`{name}` is passed at each launch: a configuration sets `#[constexpr]` parameters"),
                 false => format!(
-                    "the kernel has no constant `{name}`: a configuration chooses among {}, and num_warps, num_stages, \
+                    "the kernel has no constant `{name}`: a configuration can set {}, and num_warps, num_stages, \
                      max_registers, {}",
                     names(constants(signature)),
                     CHOICES.join(", ")
@@ -283,21 +284,21 @@ fn read_argument(
         _ => None,
     };
     let number = number.filter(|n| name != "num_warps" || n.is_power_of_two());
-    let number = number.ok_or_else(|| Error::new(value.span(), format!("`{name}` is {expected}")))?;
+    let number = number.ok_or_else(|| Error::new(value.span(), format!("`{name}` must be {expected}")))?;
     match slot.replace(number) {
         None => Ok(None),
-        Some(_) => Err(Error::new(name.span(), format!("`{name}` is there twice"))),
+        Some(_) => Err(Error::new(name.span(), format!("`{name}` is given twice"))),
     }
 }
 
 /// Parses a boolean option of the compiler.
 fn read_flag(name: &Ident, value: &Expr, slot: &mut Option<bool>) -> Result<Option<(Ident, Default)>, Error> {
     let Some(Default::Bool(flag)) = kernel::constant(value) else {
-        return Err(Error::new(value.span(), format!("`{name}` is true or false")));
+        return Err(Error::new(value.span(), format!("`{name}` must be true or false")));
     };
     match slot.replace(flag) {
         None => Ok(None),
-        Some(_) => Err(Error::new(name.span(), format!("`{name}` is there twice"))),
+        Some(_) => Err(Error::new(name.span(), format!("`{name}` is given twice"))),
     }
 }
 
@@ -309,34 +310,40 @@ fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Ve
             _ => None,
         };
         let Some(name) = name else {
-            errors.push(Error::new(expr.span(), "a key is the name of a parameter"));
+            errors.push(Error::new(expr.span(), "expected the name of a parameter"));
             continue;
         };
         if key.iter().any(|other| other.name == *name) {
-            errors.push(Error::new(name.span(), format!("`{name}` is there twice")));
+            errors.push(Error::new(name.span(), format!("`{name}` is given twice")));
             continue;
         }
         let found = signature.params.iter().find(|p| p.name == *name);
         let size = match found.map(|p| &p.kind) {
             Some(ParamKind::Constexpr(_)) if tuned.contains(name) => {
-                errors.push(Error::new(name.span(), format!("`{name}` is chosen: the choice cannot depend on it")));
+                errors.push(Error::new(
+                    name.span(),
+                    format!("`{name}` is set by the configurations: it cannot be part of the key"),
+                ));
                 continue;
             }
             Some(ParamKind::Constexpr(_)) => false,
             Some(ParamKind::Scalar(Elem::Fixed("Bool"))) => false,
             Some(ParamKind::Scalar(Elem::Fixed("F32" | "F64"))) => {
-                let message = "a key is an integer argument, a bool or a constant: no choice depends on this number";
+                let message = "a key is an integer argument, a bool or a constant: floats are not supported";
                 errors.push(Error::new(name.span(), message));
                 continue;
             }
             Some(ParamKind::Scalar(_)) => true,
             Some(ParamKind::Memory(..)) => {
-                errors.push(Error::new(name.span(), "element types always count: a key names numbers"));
+                errors.push(Error::new(
+                    name.span(),
+                    "element types are always part of the key: name an integer argument, a bool or a constant",
+                ));
                 continue;
             }
             None => {
                 let keys = signature.params.iter().filter(|p| !matches!(p.kind, ParamKind::Memory(..)));
-                let message = format!("the kernel has no parameter `{name}`: there are {}", names(keys));
+                let message = format!("the kernel has no parameter `{name}`: expected one of {}", names(keys));
                 errors.push(Error::new(name.span(), message));
                 continue;
             }

@@ -104,7 +104,7 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
         if !used && errors.is_empty() {
             errors.push(Error::new(
                 g.name.span(),
-                format!("no parameter holds `{}`: the launch could not know it", g.name),
+                format!("no parameter has elements of type `{}`: a launch cannot infer it", g.name),
             ));
         }
     }
@@ -153,7 +153,7 @@ fn generic(param: &GenericParam) -> Result<Generic, Error> {
         GenericParam::Lifetime(l) => Err(Error::new(l.span(), "a kernel has no lifetimes: remove this parameter")),
         GenericParam::Const(c) => Err(Error::new(
             c.span(),
-            format!("write a number that is known at specialisation as a parameter: `#[constexpr] {}: usize`", c.ident),
+            format!("write a number that is known at specialization as a parameter: `#[constexpr] {}: usize`", c.ident),
         )),
     }
 }
@@ -203,7 +203,7 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
 /// `In<T>`, `Out<T>`, `InOut<T>`, or a number type.
 fn run_time_kind(ty: &Type, generics: &[Generic]) -> Result<ParamKind, Error> {
     const HELP: &str = "a parameter is `In<T>`, `Out<T>` or `InOut<T>` for memory, a number type such as `i32` or `f32` for a \
-                        scalar, or `#[constexpr] name: usize` for a number known at specialisation";
+                        scalar, or `#[constexpr] name: usize` for a number known at specialization";
     let Type::Path(path) = ty else {
         return Err(Error::new(ty.span(), HELP));
     };

@@ -86,7 +86,7 @@ pub fn call(name: &Ident, args: &[&Expr], source: Option<String>) -> String {
             let to = args.get(1).and_then(|arg| type_name(named(arg, "dtype").unwrap_or(arg)));
             format!("write `.to::<{}>()`", to.unwrap_or_else(|| "f32".into()))
         }
-        "debug_barrier" => "remove this: the compiler places barriers where they are needed".into(),
+        "debug_barrier" => "remove this: the compiler inserts barriers".into(),
         _ if function(name).is_some() || PLAIN.contains(&text.as_str()) => {
             let source =
                 source.map(|args| args.replace("tl.", "")).filter(|args| args.len() < 60 && !args.contains('\n'));
@@ -101,7 +101,7 @@ pub fn name(member: &Member) -> String {
     let text = member.to_token_stream().to_string();
     match TYPES.iter().find(|(triton, _)| *triton == text) {
         Some((_, rust)) => format!("the type is `{rust}` here, as in `.to::<{rust}>()`"),
-        None => "names stand alone here: `sum(x, axis = 1)`, `f32`".into(),
+        None => "names have no module prefix here: `sum(x, axis = 1)`, `f32`".into(),
     }
 }
 
@@ -148,7 +148,7 @@ fn scan(tokens: &[TokenTree], errors: &mut Vec<Error>) {
             TokenTree::Ident(ident) if ident == "is" && before.is_some_and(is_value) && next.is_some_and(is_value) => {
                 errors.push(Error::new(
                     ident.span(),
-                    "there is no `None`: let a `#[constexpr] flag: bool` tell, as in `if flag { … }`",
+                    "there is no `None`: use a `#[constexpr] flag: bool`, as in `if flag { … }`",
                 ));
             }
             TokenTree::Ident(ident)
@@ -177,8 +177,8 @@ fn index(group: &Group) -> Option<String> {
         let axes = parts.iter().enumerate().filter(|(_, part)| is_none(part));
         let calls: String = axes.map(|(axis, _)| format!(".expand_dims({axis})")).collect();
         return Some(match calls.is_empty() {
-            true => "an index of whole dimensions changes nothing: remove it".into(),
-            false => format!("write `{calls}`: a tile gets dimensions by name"),
+            true => "an index of full dimensions has no effect: remove it".into(),
+            false => format!("write `{calls}`: tiles have no index syntax"),
         });
     }
     let slices = parts.iter().any(|part| {
@@ -239,8 +239,8 @@ fn parameters(tokens: TokenStream, errors: &mut Vec<Error>) {
             ([TokenTree::Ident(name), ..], None) if part.len() == 1 || is_punct(&part[1], '=') => errors.push(Error::new(
                 name.span(),
                 format!(
-                    "a parameter has a type: `{name}: In<f32>` or `Out<f32>` for memory, `{name}: i32` for a number, \
-                     `#[constexpr] {name}: usize` for one known at specialisation"
+                    "a parameter needs a type: `{name}: In<f32>` or `Out<f32>` for memory, `{name}: i32` for a number, \
+                     `#[constexpr] {name}: usize` for a constant known at specialization"
                 ),
             )),
             ([TokenTree::Ident(name), ..], Some(at)) => {

@@ -59,7 +59,7 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
 /// Runs one worker on a range of seeds; returns the seeds that are left if it crashed or timed out.
 fn some(cli: &Cli, seeds: Range<u64>, sums: &Mutex<Sums>) -> Result<Range<u64>, String> {
     let mut child = start(cli, &seeds)?;
-    let lines = BufReader::new(child.stdout.take().ok_or("a worker without an output")?).lines();
+    let lines = BufReader::new(child.stdout.take().ok_or("a worker without standard output")?).lines();
     let (sender, receiver) = mpsc::channel();
     let reader = std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     let mut current = None;
@@ -94,8 +94,8 @@ fn some(cli: &Cli, seeds: Range<u64>, sums: &Mutex<Sums>) -> Result<Range<u64>, 
                     _ => println!("{line}"),
                 }
             }
-            Err(mpsc::RecvTimeoutError::Disconnected) => break "ended its process",
-            Err(mpsc::RecvTimeoutError::Timeout) => break "did not end in time",
+            Err(mpsc::RecvTimeoutError::Disconnected) => break "crashed",
+            Err(mpsc::RecvTimeoutError::Timeout) => break "exceeded the timeout",
         }
     };
     let _ = child.kill();

@@ -95,9 +95,9 @@ fn choice(text: &str) -> Result<(String, bool), String> {
     let mut schedule = Schedule::default();
     if schedule.choice(name).is_none() {
         let known: Vec<&str> = schedule.named().iter().map(|(name, _)| *name).collect();
-        return Err(format!("no choice `{name}`: there are {}", known.join(", ")));
+        return Err(format!("unknown schedule option `{name}`: expected one of {}", known.join(", ")));
     }
-    Ok((name.into(), value.parse().map_err(|_| format!("`{value}` is neither true nor false"))?))
+    Ok((name.into(), value.parse().map_err(|_| format!("expected true or false, found `{value}`"))?))
 }
 
 fn main() -> ExitCode {
@@ -184,7 +184,7 @@ fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
     let message = failure(func).ok_or("the passes do not fail on this function, so there is nothing to reduce")?;
     eprintln!("reducing a function of {} ops that fails: {message}", func.walk().len());
     let small = reduce::reduce(func, &mut |f| failure(f).is_some());
-    eprintln!("{} ops are left, which fail: {}", small.walk().len(), failure(&small).unwrap_or_default());
+    eprintln!("{} ops remain and fail: {}", small.walk().len(), failure(&small).unwrap_or_default());
     print!("{}", text::print(&small));
     Ok(())
 }
