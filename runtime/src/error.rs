@@ -1,5 +1,4 @@
-//! Everything that can go wrong in this crate, in words for the person at the keyboard: what, where, what was expected,
-//! what was found, and what to do.
+//! Errors of this crate. Messages say what failed, where, what was expected, what was found, and what to do.
 
 use std::fmt;
 
@@ -9,11 +8,11 @@ use tilewright_codegen::llvm::JitError;
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What to do without a GPU, whether a program names one or leaves the choice to the environment.
+/// Help for running without a GPU, for an explicit device and for one selected by the environment.
 const ON_THE_CPU: &str = "kernels run on the CPU with `Device::cpu()`, and with `Device::best()` where no GPU answers and \
                           TILEWRIGHT_DEVICE asks for none";
 
-/// What went wrong. Fields named `kernel` hold the kernel's name and source place, as in "`matmul` (src/lib.rs:12)".
+/// The error type. Fields named `kernel` hold the kernel's name and source location, as in "`matmul` (src/lib.rs:12)".
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -48,7 +47,7 @@ pub enum Error {
     #[error("out of memory on the CPU: {requested} bytes were asked for")]
     HostMemory { requested: u64 },
 
-    /// Found by a formula, before anything was allocated.
+    /// Estimated by a formula, before any allocation.
     #[error("out of memory on the CPU: about {} are needed, {} are available", in_gib(*needed), in_gib(*available))]
     HostMemoryShort { needed: f64, available: f64 },
 
@@ -148,7 +147,7 @@ pub enum Error {
     )]
     BrokenPromise { kernel: String, promise: String, place: String },
 
-    /// A mistake in a kernel, already told the way rustc tells one.
+    /// A mistake in a kernel, already formatted like an error of rustc.
     #[error("{0}")]
     Kernel(String),
 
@@ -159,14 +158,14 @@ pub enum Error {
     Io { doing: &'static str, path: String, message: String },
 }
 
-/// Bytes in words: `1.5 GiB`, and `1.2e9 GiB` where digits say nothing.
+/// Formats a number of bytes: `1.5 GiB`, or `1.2e9 GiB` for very large ones.
 fn in_gib(bytes: f64) -> String {
     let gib = bytes / f64::from(1 << 30);
     if gib < 1e6 { format!("{gib:.1} GiB") } else { format!("{gib:.1e} GiB") }
 }
 
-/// The same words as [`Display`](fmt::Display): they are what `unwrap` and a `main` that returns an error print, and a kernel's
-/// mistake is several lines with the source between them.
+/// The same text as [`Display`](fmt::Display): `unwrap` and a `main` that returns an error print it, and the message of
+/// a kernel's mistake contains several lines of source.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -179,7 +178,7 @@ impl Error {
     }
 }
 
-/// Gives a driver call's failure the words for what was being done.
+/// Adds a description of the operation to a driver error.
 pub(crate) trait Doing<T> {
     fn doing(self, what: &str) -> Result<T>;
 }
@@ -195,7 +194,7 @@ impl<T> Doing<T> for Result<T, DriverError> {
 pub struct CudaFailure {
     /// The code's number, for example 700.
     pub code: u32,
-    /// The driver API's name of it, for example `CUDA_ERROR_ILLEGAL_ADDRESS`.
+    /// Its name in the driver API, for example `CUDA_ERROR_ILLEGAL_ADDRESS`.
     pub name: String,
 }
 
@@ -211,7 +210,7 @@ impl CudaFailure {
         format!("{} ({})", self.name, self.code)
     }
 
-    /// What the code means for someone who writes kernels, and what to do; empty where the name says it all.
+    /// What the code means for an author of kernels, and what to do; empty if the name is sufficient.
     ///
     /// Meanings: CUDA Driver API, "Data types used by CUDA driver", `CUresult`.
     pub fn hint(&self) -> &'static str {

@@ -1,9 +1,9 @@
-//! Attacks on the cache's folder, and everything that can be wrong with it: a program that uses it computes what is right, ends,
-//! and says once what is wrong.
+//! Attacks on the cache directory, and other invalid states of it: a program that uses it computes the correct result,
+//! ends, and warns once.
 //!
-//! A test prepares a folder and starts this binary again as the program, for `child_launches` with variables that give it a
-//! role; without them that test does nothing. The forged entry of these tests is a whole one, with a checksum that is right: where it
-//! is run, the result is wrong.
+//! A test prepares a directory and starts this binary again as the program, for `child_launches` with variables that
+//! set its role; without them that test does nothing. The forged entry of these tests is complete, with a correct
+//! checksum: where it is executed, the result is wrong.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown, symlink};
@@ -26,7 +26,7 @@ mod right {
     }
 }
 
-/// What an attacker would like to run instead: it has the same name, arguments and manifest.
+/// The attacker's kernel: it has the same name, arguments and manifest.
 mod forged {
     use tilewright_runtime::prelude::*;
 
@@ -41,7 +41,7 @@ mod forged {
 const ROLE: &str = "TILEWRIGHT_TEST_ROLE";
 const NOBODY: u32 = 65534;
 
-/// How many kernels the role `many` launches.
+/// Number of kernels that the role `many` launches.
 const MANY: usize = 10;
 
 /// Prints `factor F`, where the result is F times the input. The role `many` does it for several constants.
@@ -72,7 +72,7 @@ fn child_launches() {
     }
 }
 
-/// What a program said.
+/// Output of a program.
 struct Ran {
     factors: Vec<String>,
     warnings: Vec<String>,
@@ -86,7 +86,7 @@ fn program(role: &str, cache: &Path) -> Command {
     command
 }
 
-/// Runs a program that must end well, and within a minute.
+/// Runs a program that must succeed within a minute.
 fn run(mut command: Command) -> Ran {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
@@ -101,13 +101,13 @@ fn run(mut command: Command) -> Ran {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{}: {out}{err}", output.status);
-    // The runner's own `test child_launches ...` may stand before the first line.
+    // The runner's own `test child_launches ...` may precede the first line.
     let factors = out.lines().filter_map(|line| Some(line.split_once("factor ")?.1.to_string())).collect();
     let warnings = err.lines().filter(|line| line.contains("WARN")).map(str::to_string).collect();
     Ran { factors, warnings }
 }
 
-/// Runs the program and demands the right result, and one warning with these parts; no warning where there are none.
+/// Runs the program and checks the result, and for one warning with these parts; no warning if there are no parts.
 fn must_be_right(command: Command, what: &str, warning: &[&str]) {
     let Ran { factors, warnings } = run(command);
     assert_eq!(factors, ["2"], "{what}: {warnings:?}");
@@ -121,7 +121,7 @@ fn launch(cache: &Path, what: &str, warning: &[&str]) {
     must_be_right(program("launch", cache), what, warning);
 }
 
-/// A cache with one entry, which is forged, and belongs to this user as if this user had written it.
+/// A cache with one forged entry, owned by this user as if this user had written it.
 struct Attack {
     dir: TempDir,
     cache: PathBuf,
@@ -152,7 +152,7 @@ fn mode(path: &Path) -> u32 {
 impl Attack {
     fn new() -> Attack {
         let dir = TempDir::new().unwrap();
-        // Other users are to reach what is in it.
+        // Other users must be able to read its contents.
         set_mode(dir.path(), 0o755);
         let (cache, other) = (dir.path().join("cache"), dir.path().join("other"));
         launch(&cache, "an empty folder", &[]);
@@ -173,7 +173,7 @@ impl Attack {
         self.entry.parent().unwrap()
     }
 
-    /// The entry is compiled anew, and is one of this user's.
+    /// The entry is compiled again, and belongs to this user.
     fn is_mended(&self, what: &str) {
         assert!(fs::read(&self.entry).unwrap() == self.honest, "{what}: the entry is not the honest one");
         assert!(fs::symlink_metadata(&self.entry).unwrap().is_file() && mode(&self.entry) == 0o600, "{what}");
@@ -185,8 +185,8 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The control of all that follows: the forged entry works. Who can write the folder decides what is run; that is why nobody else
-/// may.
+/// Control experiment: the forged entry works. Write access to the directory controls what is executed, so only this
+/// user may have it.
 #[test]
 fn what_this_user_has_written_is_run() {
     let attack = Attack::new();
@@ -214,7 +214,7 @@ fn what_belongs_to_others_is_not_used() {
         println!("skipped: only root can give files away (cache::tests has it with a user that is injected)");
         return;
     }
-    // As it was found: the folder of another user, open to all, and root runs the program.
+    // The case that was found: the directory of another user, writable by all, and root runs the program.
     let attack = Attack::new();
     let warning = ["belongs to user 65534", "acts for user 0", "a folder of your own", "TILEWRIGHT_CACHE"];
     for place in [&attack.cache, attack.shard()] {
@@ -263,7 +263,7 @@ fn links_are_not_followed() {
         fs::rename(&elsewhere, place).unwrap();
         assert!(fs::read(&attack.entry).unwrap() == attack.forged, "written through the link");
     }
-    // A link to nowhere, too.
+    // A dangling link, too.
     symlink(attack.dir.path().join("nowhere"), attack.dir.path().join("dangling")).unwrap();
     launch(&attack.dir.path().join("dangling"), "a link to nowhere", &["is no folder"]);
     assert!(!attack.dir.path().join("nowhere").exists());
@@ -299,7 +299,7 @@ fn odd_files_hold_nothing_up() {
         Err(error) => println!("skipped: a device ({error})"),
     }
 
-    // What is not empty cannot be replaced: then it stays, and the program says so.
+    // A non-empty directory cannot be replaced: it stays, and the program warns.
     let _ = fs::remove_file(&attack.entry);
     fs::create_dir(&attack.entry).unwrap();
     fs::write(attack.entry.join("file"), "").unwrap();
@@ -327,7 +327,7 @@ fn damage_is_a_miss() {
         launch(&attack.cache, "a flipped bit", &[]);
         attack.is_mended("a flipped bit");
     }
-    // Lengths that add up to what they should, modulo 2^64.
+    // Lengths whose sum is correct modulo 2^64.
     let mut bytes = honest.clone();
     bytes[48..56].copy_from_slice(&u64::MAX.to_le_bytes());
     let content = bytes.len() - 32;
@@ -373,7 +373,7 @@ fn the_folder_can_be_anything() {
     assert!(message.contains("TILEWRIGHT_CACHE_MAX_SIZE is `much`: expected"), "{message}");
 }
 
-/// `script` is run by a shell before the program is.
+/// A shell runs `script` before the program.
 fn with_shell(role: &str, cache: &Path, script: &str) -> Command {
     let program = program(role, cache);
     let mut shell = Command::new("sh");
@@ -399,7 +399,7 @@ fn modes_are_private_under_any_umask() {
     }
 }
 
-/// As root everything can be written, so the program runs as another user.
+/// root can write everything, so the program runs as another user.
 #[test]
 fn a_folder_that_cannot_be_written_is_no_failure() {
     let attack = Attack::new();
@@ -447,7 +447,7 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
     );
 }
 
-/// Files may have 2 KiB: the kernel would end a process that writes more.
+/// The file size limit is 2 KiB: the kernel would kill a process that writes more.
 #[test]
 fn a_limit_on_files_is_no_failure() {
     let dir = TempDir::new().unwrap();
@@ -456,7 +456,7 @@ fn a_limit_on_files_is_no_failure() {
     assert!(entries(&cache).is_empty(), "nothing is left: {:?}", entries(&cache));
 }
 
-/// In a mount namespace of its own, with a file system made for the test.
+/// In a separate mount namespace, with a file system for the test.
 #[test]
 fn full_and_read_only_file_systems_are_no_failure() {
     let dir = TempDir::new().unwrap();
@@ -480,7 +480,7 @@ fn full_and_read_only_file_systems_are_no_failure() {
     must_be_right(inside("launch", &emptied), "a read-only file system", &["cannot be kept", "Read-only file system"]);
 }
 
-/// Many processes at once, in a folder that is much too small for what they keep.
+/// Many concurrent processes, in a directory that is much too small for their entries.
 #[test]
 fn processes_that_evict_each_other_are_right() {
     let dir = TempDir::new().unwrap();

@@ -1,4 +1,5 @@
-//! Words, tables and logs. Tuning runs in `runtime/tests/autotune.rs`, in processes with a cache of their own.
+//! Text forms, tables and logs. Tuning itself is tested in `runtime/tests/autotune.rs`, in processes with separate
+//! caches.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -190,7 +191,7 @@ fn choices_that_others_can_write_are_not_recalled() {
     rustix::fs::mknodat(CWD, folder.join("fifo.json"), FileType::Fifo, Mode::RWXU, 0).unwrap();
     symlink(&table, folder.join("link.json")).unwrap();
     assert_eq!(count(), 1, "a FIFO and a link");
-    // A FIFO or a link in place of the table gives way to a new table.
+    // A FIFO or a link in place of the table is replaced by a new table.
     std::fs::rename(folder.join("fifo.json"), &table).unwrap();
     remember(&cache, &id, &entry("T=f32,n<=64", "tile=64"));
     assert_eq!(count(), 1);
@@ -202,7 +203,7 @@ fn a_log_that_others_can_write_is_neither_read_nor_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log.jsonl");
     let text = "{\"job\":\"job\"}\n{\"start\":\"a\"}\n{\"start\":\"a\"}\n";
-    // What the candidate `a` is said to have done twice.
+    // The reason for dropping candidate `a`, during which the process ended twice.
     let dropped = || Journal::open(Some(&path), "job").dropped("a").is_some();
     std::fs::write(&path, text).unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();

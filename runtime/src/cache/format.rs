@@ -12,7 +12,7 @@
 //! 32  blake3 of everything before
 //! ```
 //!
-//! Numbers are little-endian. The length of the whole is checked first, then the checksum, so nothing below it reads
+//! Numbers are little-endian. The total length is checked first, then the checksum, so later fields are not read from
 //! damaged bytes.
 
 use tilewright_codegen::target::{Artifact, Code};
@@ -20,7 +20,7 @@ use tilewright_codegen::target::{Artifact, Code};
 use super::Key;
 
 const MAGIC: &[u8; 8] = b"TILEWRT\n";
-/// Raised with every change of the layout above or of the manifest's fields.
+/// Incremented with every change of the layout above or of the manifest's fields.
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 8 + 4 + 4 + 32 + 8 + 8;
 const CHECKSUM_BYTES: usize = 32;
@@ -46,7 +46,7 @@ pub(super) fn encode(artifact: &Artifact, key: &Key) -> Vec<u8> {
     bytes
 }
 
-/// The artifact in `bytes`, or why there is none.
+/// Decodes the artifact in `bytes`, or returns why there is none.
 pub(super) fn decode(bytes: &[u8], key: &Key) -> Result<Artifact, &'static str> {
     let (header, rest) = bytes.split_at_checked(HEADER_BYTES).ok_or("it is shorter than a header")?;
     if header[..8] != MAGIC[..] {

@@ -1,4 +1,4 @@
-//! Whatever happens to an entry or its directory, the answer is right or missing.
+//! Whatever happens to an entry or its directory, a lookup returns the correct artifact or none.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -128,7 +128,7 @@ fn the_key_names_the_llvm_that_makes_the_code() {
     assert_ne!(key(compiler_id()), key(&other));
 }
 
-/// A kernel with an assertion and all else that has a place, as if it stood at that line.
+/// A kernel with an assertion and all other ops that have a location, as if it were at that line.
 fn at_line(line: u32) -> Func {
     let mut func = function(
         "kernel @k(%x: ptr<f32>, %n: i32) {\n  %0 = constant {value = 0} : i32\n  %1 = cmp_gt %n, %0 : bool\n  \
@@ -142,7 +142,7 @@ fn at_line(line: u32) -> Func {
     func
 }
 
-/// The place of an assertion is in the code, and so in the key; nothing else that has a place is in either.
+/// The location of an assertion is in the code, and so in the key; other locations are in neither.
 #[test]
 fn kernels_that_differ_in_the_place_of_an_assertion_have_keys_of_their_own() {
     let options = CompileOptions::default();
@@ -209,7 +209,7 @@ fn foreign_entries_are_misses() {
     fs::create_dir_all(b.parent().unwrap()).unwrap();
     fs::copy(a, &b).unwrap();
     assert_eq!(cache.get(&key("b")), None, "an entry under another key's name");
-    // A whole entry of another format version, checksum and all.
+    // A complete entry of another format version, with a correct checksum.
     let mut bytes = format::encode(&ptx(), &key("b"));
     bytes[8] += 1;
     let content = bytes.len() - 32;
@@ -259,7 +259,7 @@ fn a_directory_that_cannot_be_made_is_no_failure() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "in the way").unwrap();
-    // Below a file nobody can make a directory, not even root.
+    // No user can create a directory below a file, not even root.
     let cache = Cache::at(file.join("kernels"));
     assert_eq!(cache.get(&key("a")), None);
     cache.put(&key("a"), &ptx());
@@ -292,7 +292,7 @@ fn a_hit_takes_less_than_five_milliseconds() {
     assert!(best.as_millis() < 5, "a hit on a 460 kB entry took {best:?}");
 }
 
-/// As a process of another user sees it: folder and entry are intact, but not its own.
+/// As seen by a process of another user: directory and entry are intact, but belong to a different user.
 #[test]
 fn what_belongs_to_another_user_is_not_used() {
     let (_dir, own) = fresh();
@@ -340,7 +340,7 @@ fn what_others_can_write_is_not_used() {
     }
 }
 
-/// What others may read is no harm: folders of earlier versions have mode 0755.
+/// Read permission of others is accepted: directories of earlier versions have mode 0755.
 #[test]
 fn what_others_can_read_is_used() {
     let (_dir, cache) = fresh();
@@ -382,13 +382,13 @@ fn links_are_not_followed() {
         fs::remove_file(place).unwrap();
         fs::rename(&elsewhere, place).unwrap();
     }
-    // Folders above the one that the user names are the user's affair.
+    // Directories above the one that the user names are not checked.
     let link = dir.path().join("link");
     symlink(dir.path(), &link).unwrap();
     assert_eq!(Cache::at(link.join("kernels")).get(&key("a")), Some(ptx()));
 }
 
-/// The check and the read are of one open file: exchanging what is in its place in between changes nothing.
+/// The check and the read use the same open file: replacing the path in between changes nothing.
 #[test]
 fn what_is_exchanged_while_it_is_read_is_not_used() {
     let (dir, cache) = fresh();
@@ -437,7 +437,7 @@ fn a_huge_file_is_not_read() {
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
 }
 
-/// Lengths that are as large as can be, or wrap around when they are added, with a checksum that is right.
+/// Lengths of the largest value, or whose sum overflows, with a correct checksum.
 #[test]
 fn lengths_that_lie_are_misses() {
     let (_dir, cache) = fresh();
@@ -476,7 +476,7 @@ fn those_used_longest_ago_go_first() {
     }
     let size = fs::metadata(path_of(&cache, &key("a"))).unwrap().len();
     assert_eq!(cache.get(&key("a")), Some(artifact.clone()), "the oldest is used now");
-    // A sixteenth is left for what this process adds before it looks again.
+    // A sixteenth is reserved for what this process adds before it computes the size again.
     let small = Cache::at(cache.dir().unwrap()).max_bytes(4 * size * 16 / 15 + 16);
     small.put(&key("e"), &artifact);
     let left = ["a", "b", "c", "d", "e"].map(|name| small.get(&key(name)).is_some());

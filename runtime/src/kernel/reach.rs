@@ -1,4 +1,4 @@
-//! Whether a launch keeps what its kernel promises, and stays inside its arguments' memory.
+//! Checks that a launch keeps the promises of its kernel, and that its accesses are in bounds of its arguments' memory.
 
 use tilewright_codegen::analysis::reach::{Beyond, Launch, Reach, Refused};
 use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
@@ -33,7 +33,7 @@ pub(super) fn check(def: &KernelDef, reach: &Reach, args: &[LaunchArg], grid: [u
     reach.check(&Values(args), grid).map_err(|refused| explain(def, refused))
 }
 
-/// Name of an argument, from its place among those that are passed.
+/// Name of an argument, from its index among the passed arguments.
 fn name_of(def: &KernelDef, arg: usize) -> Option<&'static str> {
     let mut passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
     passed.nth(arg).map(|p| p.name)

@@ -1,4 +1,4 @@
-//! Launches, their checks, and what the driver says of the code.
+//! Launches, their checks, and the driver's report on the code.
 
 use tilewright_codegen::llvm::{Opt, ptx};
 use tilewright_codegen::target::{ArgType, Artifact, Code};
@@ -6,7 +6,7 @@ use tilewright_runtime::{Buffer, Device, LaunchArg, Stream};
 
 use crate::{arg, artifact, gpu};
 
-/// `out[i] = a[i] + b[i] + bias` for i < n, through our own LLVM.
+/// `out[i] = a[i] + b[i] + bias` for i < n, compiled by our LLVM.
 const ADD_IR: &str = r#"
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
