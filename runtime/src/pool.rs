@@ -45,7 +45,7 @@ fn start_with(wanted: usize) {
         match thread::Builder::new().name(format!("pool {started}")).spawn(body) {
             Ok(_) => started += 1,
             Err(error) => {
-                tracing::warn!("the system starts {started} of {wanted} threads for work on the CPU: {error}");
+                tracing::warn!("only {started} of {wanted} worker threads of the CPU pool could be started: {error}");
                 break;
             }
         }
@@ -58,7 +58,7 @@ fn start_with(wanted: usize) {
         }
     };
     if let Err(error) = built {
-        tracing::debug!("the pool of threads is the program's own: {error}");
+        tracing::debug!("the program has already built the thread pool: {error}");
     }
 }
 

@@ -45,7 +45,7 @@ pub fn ptxas() -> Result<Option<Ptxas>> {
     let output = Command::new(&path).arg("--version").output().map_err(|error| fail(error.to_string()))?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
-        return Err(fail(format!("it ended with {}", output.status)));
+        return Err(fail(format!("it exited with {}", output.status)));
     }
     let version = text.split_whitespace().rev().find(|word| word.starts_with('V')).unwrap_or("unknown").to_string();
     Ok(Some(Ptxas { path, version }))
@@ -81,7 +81,7 @@ pub struct Library {
 /// The CUDA libraries, each loaded as a program would load it.
 pub fn cuda_libraries() -> Vec<Library> {
     const KNOWN: [(&str, &str, &[&str]); 5] = [
-        ("cuBLAS", "matrix products of other libraries", &["libcublas.so.13", "libcublas.so.12", "libcublas.so"]),
+        ("cuBLAS", "GEMM of other libraries", &["libcublas.so.13", "libcublas.so.12", "libcublas.so"]),
         ("cuRAND", "random numbers of other libraries", &["libcurand.so.10", "libcurand.so"]),
         ("NVRTC", "CUDA C++ compiled at run time", &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]),
         ("NCCL", "collectives between GPUs", &["libnccl.so.2", "libnccl.so"]),

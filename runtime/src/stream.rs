@@ -38,7 +38,7 @@ impl Stream {
     pub(crate) fn new(device: &Device) -> Result<Stream> {
         let cuda = match device.inner() {
             Inner::Cpu(_) | Inner::Simulated(_) => None,
-            Inner::Cuda(cuda) => Some(cuda.context.new_stream().doing(&format!("making a stream on {}", cuda.label))?),
+            Inner::Cuda(cuda) => Some(cuda.context.new_stream().doing(&format!("opening a stream on {}", cuda.label))?),
         };
         Ok(Stream { device: device.clone(), cuda })
     }

@@ -150,8 +150,8 @@ impl<'a> Repro<'a> {
         text.push_str(&self.text);
         let outcome = replace(&path, &text);
         match outcome {
-            Ok(()) => terminal::say(format_args!("a reproducer is in {}", path.display())),
-            Err(error) => terminal::say(format_args!("no reproducer can be written to {}: {error}", path.display())),
+            Ok(()) => terminal::say(format_args!("wrote a reproducer to {}", path.display())),
+            Err(error) => terminal::say(format_args!("cannot write a reproducer to {}: {error}", path.display())),
         }
     }
 

@@ -93,7 +93,7 @@ fn run(mut command: Command) -> Ran {
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > Duration::from_secs(60) {
             child.kill().unwrap();
-            panic!("the program waits for something: {command:?}");
+            panic!("the program does not end: {command:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -155,7 +155,7 @@ impl Attack {
         // Other users must be able to read its contents.
         set_mode(dir.path(), 0o755);
         let (cache, other) = (dir.path().join("cache"), dir.path().join("other"));
-        launch(&cache, "an empty folder", &[]);
+        launch(&cache, "an empty directory", &[]);
         assert_eq!(run(program("forger", &other)).factors, ["666"]);
         let entry = only_entry(&cache);
         let honest = fs::read(&entry).unwrap();
@@ -203,7 +203,7 @@ fn folders_that_others_can_write_are_not_used() {
             &format!("mode {bits:o}"),
             &["can be written by others", "chmod 700", "TILEWRIGHT_CACHE"],
         );
-        assert!(fs::read(&attack.entry).unwrap() == attack.forged, "nothing is written there");
+        assert!(fs::read(&attack.entry).unwrap() == attack.forged, "the foreign directory is unchanged");
         set_mode(place, 0o700);
     }
 }
@@ -211,17 +211,17 @@ fn folders_that_others_can_write_are_not_used() {
 #[test]
 fn what_belongs_to_others_is_not_used() {
     if !is_root() {
-        println!("skipped: only root can give files away (cache::tests has it with a user that is injected)");
+        println!("skipped: only root can change the owner of files (cache::tests checks it with an injected user)");
         return;
     }
     // The case that was found: the directory of another user, writable by all, and root runs the program.
     let attack = Attack::new();
-    let warning = ["belongs to user 65534", "acts for user 0", "a folder of your own", "TILEWRIGHT_CACHE"];
+    let warning = ["belongs to user 65534", "runs as user 0", "a directory that you own", "TILEWRIGHT_CACHE"];
     for place in [&attack.cache, attack.shard()] {
         chown(place, Some(NOBODY), None).unwrap();
         for bits in [0o777, 0o700] {
             set_mode(place, bits);
-            launch(&attack.cache, "the folder of another user", &warning);
+            launch(&attack.cache, "the directory of another user", &warning);
         }
         set_mode(place, 0o700);
         chown(place, Some(0), None).unwrap();
@@ -249,7 +249,7 @@ fn links_are_not_followed() {
     set_mode(&elsewhere, 0o600);
     fs::remove_file(&attack.entry).unwrap();
     symlink(&elsewhere, &attack.entry).unwrap();
-    launch(&attack.cache, "a link in place of the entry", &["is no regular file"]);
+    launch(&attack.cache, "a link in place of the entry", &["is not a regular file"]);
     assert!(fs::read(&elsewhere).unwrap() == attack.forged, "written through the link");
     attack.is_mended("a link in place of the entry");
 
@@ -258,14 +258,14 @@ fn links_are_not_followed() {
         let elsewhere = attack.dir.path().join("elsewhere.d");
         fs::rename(place, &elsewhere).unwrap();
         symlink(&elsewhere, place).unwrap();
-        launch(&attack.cache, "a link in place of a folder", &["a symbolic link, which is not followed"]);
+        launch(&attack.cache, "a link in place of a directory", &["a symbolic link, which is not followed"]);
         fs::remove_file(place).unwrap();
         fs::rename(&elsewhere, place).unwrap();
         assert!(fs::read(&attack.entry).unwrap() == attack.forged, "written through the link");
     }
     // A dangling link, too.
     symlink(attack.dir.path().join("nowhere"), attack.dir.path().join("dangling")).unwrap();
-    launch(&attack.dir.path().join("dangling"), "a link to nowhere", &["is no folder"]);
+    launch(&attack.dir.path().join("dangling"), "a dangling link", &["is not a directory"]);
     assert!(!attack.dir.path().join("nowhere").exists());
 }
 
@@ -274,14 +274,14 @@ fn odd_files_hold_nothing_up() {
     let attack = Attack::new();
     fs::remove_file(&attack.entry).unwrap();
     rustix::fs::mknodat(CWD, &attack.entry, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    launch(&attack.cache, "a FIFO", &["is no regular file"]);
+    launch(&attack.cache, "a FIFO", &["is not a regular file"]);
     attack.is_mended("a FIFO");
 
     fs::remove_file(&attack.entry).unwrap();
     let socket = std::os::unix::net::UnixListener::bind(&attack.entry);
     match socket {
         Ok(_socket) => {
-            launch(&attack.cache, "a socket", &["is no regular file"]);
+            launch(&attack.cache, "a socket", &["is not a regular file"]);
             attack.is_mended("a socket");
         }
         Err(error) => println!("skipped: a socket ({error})"),
@@ -293,7 +293,7 @@ fn odd_files_hold_nothing_up() {
     match rustix::fs::mknodat(CWD, &attack.entry, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, zero) {
         Ok(()) => {
             assert!(fs::symlink_metadata(&attack.entry).unwrap().file_type().is_char_device());
-            launch(&attack.cache, "a device", &["is no regular file"]);
+            launch(&attack.cache, "a device", &["is not a regular file"]);
             attack.is_mended("a device");
         }
         Err(error) => println!("skipped: a device ({error})"),
@@ -305,8 +305,8 @@ fn odd_files_hold_nothing_up() {
     fs::write(attack.entry.join("file"), "").unwrap();
     let Ran { factors, warnings } = run(program("launch", &attack.cache));
     assert_eq!(factors, ["2"]);
-    assert!(warnings.len() == 2 && warnings[0].contains("is no regular file"), "{warnings:?}");
-    assert!(warnings[1].contains("cannot be kept"), "{warnings:?}");
+    assert!(warnings.len() == 2 && warnings[0].contains("is not a regular file"), "{warnings:?}");
+    assert!(warnings[1].contains("cannot be stored"), "{warnings:?}");
     assert!(attack.entry.join("file").exists());
 }
 
@@ -346,14 +346,14 @@ fn the_folder_can_be_anything() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "precious").unwrap();
-    launch(&file, "a file", &["is no folder", "TILEWRIGHT_CACHE"]);
-    launch(&file.join("below"), "below a file", &["is no folder"]);
+    launch(&file, "a file", &["is not a directory", "TILEWRIGHT_CACHE"]);
+    launch(&file.join("below"), "below a file", &["is not a directory"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    launch(Path::new("/dev/null"), "a device", &["is no folder"]);
-    launch(Path::new("/proc/kernels"), "a file system without files", &["cannot be kept"]);
+    launch(Path::new("/dev/null"), "a device", &["is not a directory"]);
+    launch(Path::new("/proc/kernels"), "a file system without regular files", &["cannot be stored"]);
 
     let deep = dir.path().join("a/b/c/d");
-    launch(&deep, "a path that is not there", &[]);
+    launch(&deep, "a path that does not exist", &[]);
     assert_eq!(entries(&deep).len(), 1);
     let entry = only_entry(&deep);
     for folder in entry.ancestors().skip(1).take(5) {
@@ -419,29 +419,29 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
         let executable = std::env::current_exe().unwrap();
         let reachable = Command::new("test").arg("-x").arg(&executable).uid(NOBODY).status().unwrap().success();
         if !reachable {
-            println!("skipped: another user cannot reach {}", executable.display());
+            println!("skipped: another user cannot access {}", executable.display());
             return;
         }
         of(Some(NOBODY));
     }
     set_mode(attack.shard(), 0o500);
     set_mode(&attack.cache, 0o500);
-    must_be_right(as_user("launch", &attack.cache), "a folder to read: a hit", &[]);
+    must_be_right(as_user("launch", &attack.cache), "a readable directory: a hit", &[]);
     let before = entries(&attack.cache);
     let Ran { factors, warnings } = run(as_user("many", &attack.cache));
     assert_eq!(factors, ["2"; MANY]);
-    assert!(warnings.len() == 1 && warnings[0].contains("cannot be kept"), "one warning for all: {warnings:?}");
+    assert!(warnings.len() == 1 && warnings[0].contains("cannot be stored"), "one warning for all: {warnings:?}");
     assert_eq!(entries(&attack.cache), before);
     set_mode(&attack.cache, 0o000);
-    must_be_right(as_user("launch", &attack.cache), "a folder without rights", &["cannot be kept"]);
+    must_be_right(as_user("launch", &attack.cache), "a directory without write permission", &["cannot be stored"]);
     set_mode(&attack.cache, 0o700);
     set_mode(attack.shard(), 0o700);
-    must_be_right(as_user("launch", &attack.cache), "the user's own folder", &[]);
+    must_be_right(as_user("launch", &attack.cache), "the user's own directory", &[]);
     must_be_right(
         as_user("launch", &attack.dir.path().join("new")),
-        "nothing can be made here",
+        "nothing can be created here",
         match is_root() {
-            true => &["cannot be kept"],
+            true => &["cannot be stored"],
             false => &[],
         },
     );
@@ -452,8 +452,8 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
 fn a_limit_on_files_is_no_failure() {
     let dir = TempDir::new().unwrap();
     let cache = dir.path().join("cache");
-    must_be_right(with_shell("launch", &cache, "ulimit -f 1"), "a limit of files", &["cannot be kept"]);
-    assert!(entries(&cache).is_empty(), "nothing is left: {:?}", entries(&cache));
+    must_be_right(with_shell("launch", &cache, "ulimit -f 1"), "a file size limit", &["cannot be stored"]);
+    assert!(entries(&cache).is_empty(), "no temporary file is left: {:?}", entries(&cache));
 }
 
 /// In a separate mount namespace, with a file system for the test.
@@ -475,9 +475,13 @@ fn full_and_read_only_file_systems_are_no_failure() {
         return;
     }
     let filled = format!("{mount}; head -c 8192 /dev/zero > {}/other", dir.path().display());
-    must_be_right(inside("launch", &filled), "a full disk", &["cannot be kept", "No space left on device"]);
+    must_be_right(inside("launch", &filled), "a full disk", &["cannot be stored", "No space left on device"]);
     let emptied = format!("{mount}; mkdir -m 700 {0}/cache; mount -o remount,ro {0} || exit 9", dir.path().display());
-    must_be_right(inside("launch", &emptied), "a read-only file system", &["cannot be kept", "Read-only file system"]);
+    must_be_right(
+        inside("launch", &emptied),
+        "a read-only file system",
+        &["cannot be stored", "Read-only file system"],
+    );
 }
 
 /// Many concurrent processes, in a directory that is much too small for their entries.
@@ -506,5 +510,5 @@ fn processes_that_evict_each_other_are_right() {
         let bytes: u64 = entries(&cache).iter().map(|entry| fs::metadata(entry).unwrap().len()).sum();
         assert!(bytes <= limit + 3 * largest, "{bytes} bytes with a limit of {limit}");
     }
-    launch(&cache, "what is left", &[]);
+    launch(&cache, "after the concurrent processes", &[]);
 }

@@ -178,7 +178,7 @@ impl Choice {
         if !about_it || self.source == Source::Default {
             return Err(error);
         }
-        tracing::warn!("the configuration {} does not fit and is left out for {}: {error}", self.config, self.default);
+        tracing::warn!("the configuration {} does not run, and {} is used instead: {error}", self.config, self.default);
         Ok(keep(Choice { config: self.default.clone(), source: Source::Default, ..self.clone() }))
     }
 }

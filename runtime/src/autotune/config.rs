@@ -128,7 +128,7 @@ impl Config {
             kernel: format!("`{}` ({}:{})", def.name, def.file, def.line),
             name,
             expected: T::TYPE.trim_end().to_string(),
-            found: self.constant(name).map_or("nothing in the configuration".to_string(), ConstValue::to_string),
+            found: self.constant(name).map_or("no value in the configuration".to_string(), ConstValue::to_string),
         })
     }
 
@@ -215,10 +215,11 @@ impl Autotune {
     pub fn parse_config(&self, text: &str) -> Result<Config, String> {
         let mut config = Config::default();
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            let (name, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not name=value"))?;
-            let number = || value.parse::<u32>().map_err(|_| format!("{name} cannot be `{value}`"));
+            let (name, value) =
+                word.split_once('=').ok_or_else(|| format!("`{word}` is not of the form name=value"))?;
+            let number = || value.parse::<u32>().map_err(|_| format!("{name} must be a number, not `{value}`"));
             if let Some(choice) = config.schedule.choice(name) {
-                *choice = Some(value.parse().map_err(|_| format!("{name} is true or false, not `{value}`"))?);
+                *choice = Some(value.parse().map_err(|_| format!("{name} must be true or false, not `{value}`"))?);
                 continue;
             }
             match name {
@@ -227,9 +228,9 @@ impl Autotune {
                 "max_registers" => config.max_registers = Some(number()?),
                 _ => {
                     let known = self.tuned.iter().find(|tuned| **tuned == name);
-                    let name = known.ok_or_else(|| format!("`{}` chooses no `{name}`", self.def.name))?;
+                    let name = known.ok_or_else(|| format!("`{}` has no tuned constant `{name}`", self.def.name))?;
                     if config.constant(name).is_some() {
-                        return Err(format!("`{name}` is there twice"));
+                        return Err(format!("`{name}` is given twice"));
                     }
                     config.constants.push((name, ConstValue::from_text(value)));
                 }
@@ -239,7 +240,7 @@ impl Autotune {
             return Err(format!("`{missing}` has no value"));
         }
         if !config.num_warps.is_power_of_two() || config.num_warps > 32 || config.num_stages == 0 {
-            return Err("num_warps is a power of two up to 32, num_stages at least 1".into());
+            return Err("num_warps must be a power of two up to 32, and num_stages at least 1".into());
         }
         let place = |name: &str| self.tuned.iter().position(|tuned| *tuned == name);
         config.constants.sort_by_key(|(name, _)| place(name));

@@ -55,7 +55,7 @@ impl Journal {
         let mut journal = Journal { file: None, events: Vec::new() };
         match start(path, events.is_empty()) {
             Ok(file) => journal.file = Some(file),
-            Err(error) => tracing::warn!("no log of the tuning run in {}: {error}", path.display()),
+            Err(error) => tracing::warn!("the tuning run is not logged: cannot open {}: {error}", path.display()),
         }
         match events.is_empty() {
             true => journal.add(Event::Job(job.to_string())),
@@ -107,7 +107,7 @@ impl Journal {
         if let Some(file) = &mut self.file
             && let Err(error) = owned::append(file, &format!("{}\n", line(&event)))
         {
-            tracing::warn!("the log of the tuning run ends here: {error}");
+            tracing::warn!("the log of the tuning run cannot be continued: {error}");
             self.file = None;
         }
         self.events.push(event);

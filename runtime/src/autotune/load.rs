@@ -125,7 +125,7 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
             loop {
                 let Some(task) = tasks.lock().unwrap_or_else(|e| e.into_inner()).pop_front() else { return };
                 let outcome = catch_unwind(AssertUnwindSafe(|| task.run()));
-                let result = outcome.unwrap_or_else(|_| Err("the compiler failed: please report".into()));
+                let result = outcome.unwrap_or_else(|_| Err("the compiler panicked: please report".into()));
                 // The receiver is gone: the remaining tasks are not needed.
                 if sender.send((task.index, result)).is_err() {
                     return;
@@ -154,7 +154,7 @@ pub(super) fn fits(kernel: &CompiledKernel, is_default: bool) -> Result<(), Stri
             Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
         }
         Some(resources) if resources.local_bytes > 0 && !is_default => {
-            Err(format!("{} bytes of registers spill per thread, or lie in local memory", resources.local_bytes))
+            Err(format!("{} bytes of local memory per thread: spills or local arrays", resources.local_bytes))
         }
         None if arena > MAX_ARENA_BYTES => {
             Err(format!("a program needs {arena} bytes of scratch memory, above {MAX_ARENA_BYTES}"))

@@ -84,7 +84,7 @@ pub(super) fn recall(cache: &Cache, kernel: &str, device: &DeviceId) -> Table {
         let read = || -> Result<Table, String> {
             let file = folder.open_file(name).map_err(|why| why.to_string())?;
             let bytes = owned::read(&file, MAX_BYTES).map_err(|error| error.to_string())?;
-            Table::parse(std::str::from_utf8(&bytes).map_err(|_| "it is no text")?)
+            Table::parse(std::str::from_utf8(&bytes).map_err(|_| "it is not UTF-8")?)
         };
         match read() {
             Ok(table) if table.device == *device => found.entries.extend(table.entries),

@@ -54,7 +54,7 @@ impl Table {
     /// # Errors
     /// Why the text is no table.
     pub fn parse(text: &str) -> Result<Table, String> {
-        let table: Table = serde_json::from_str(text).map_err(|error| format!("it is no tuning table: {error}"))?;
+        let table: Table = serde_json::from_str(text).map_err(|error| format!("it is not a tuning table: {error}"))?;
         if table.format != FORMAT {
             return Err(format!("its format is `{}`, not `{FORMAT}`", table.format));
         }

@@ -138,7 +138,7 @@ pub(super) fn tune(job: &Job, candidates: Vec<(Config, Result<Attempt>)>, journa
         let last = run.trials.len() - 1;
         match attempt {
             Err(error) => run.drop_trial(last, error.to_string()),
-            Ok(_) if threads > 1024 => run.drop_trial(last, format!("{threads} threads per block: the most is 1024")),
+            Ok(_) if threads > 1024 => run.drop_trial(last, format!("{threads} threads per block: the limit is 1024")),
             Ok(attempt) => run.trials[last].attempt = Some(attempt),
         }
     }
@@ -231,7 +231,7 @@ impl Run<'_> {
         }
         let count = |is: fn(&Trial) -> bool| self.trials.iter().filter(|trial| is(trial)).count();
         tracing::info!(
-            "{}: after {:.1} s {} candidates are loaded, {} dropped, {} left behind",
+            "{}: after {:.1} s {} candidates are loaded, {} dropped, {} not loaded in time",
             self.job.def.name,
             self.start.elapsed().as_secs_f64(),
             count(|trial| trial.kernel.is_some()),
@@ -293,7 +293,7 @@ impl Run<'_> {
             {
                 let names = [*reference, *earlier, index].map(|i| self.trials[i].name.clone());
                 return Err(self.error(format!(
-                    "the first configuration, {}, computes something else than {} and {}, which agree: nothing is chosen",
+                    "the first configuration, {}, disagrees with {} and {}, which agree with each other: no configuration is selected",
                     names[0], names[1], names[2],
                 )));
             }
@@ -332,7 +332,7 @@ impl Run<'_> {
                 let name = self.trials[index].name.clone();
                 self.drop_trial(index, why.clone());
                 Err(self.error(format!(
-                    "{name} took the device along: {why}\n  help: start the program again; it goes on without that configuration"
+                    "the device was lost while {name} ran: {why}\n  help: restart the program, which continues without that configuration"
                 )))
             }
         }
@@ -344,7 +344,7 @@ impl Run<'_> {
             self.scratch = Some(Scratch::new(self.job.device, args, types)?);
         }
         // Just allocated; every attempt uses the same memory.
-        self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory is gone; please report"))
+        self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory was freed; please report"))
     }
 
     fn run_once(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<Outputs, Stop> {

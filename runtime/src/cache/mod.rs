@@ -147,7 +147,7 @@ impl Cache {
         let bytes = format::encode(artifact, key);
         if !self.make_room(bytes.len() as u64) {
             tracing::debug!(
-                "{} is not kept: {} bytes are too many for the cache",
+                "{} is not cached: its {} bytes exceed the limit of the cache",
                 artifact.manifest.kernel,
                 bytes.len()
             );
@@ -173,7 +173,7 @@ impl Cache {
     /// # Errors
     /// Why the directory is not used.
     pub fn usage(&self) -> Result<(usize, u64)> {
-        let entries = self.entries("read the cache folder")?;
+        let entries = self.entries("read the cache directory")?;
         Ok(entries.map_or((0, 0), |entries| (entries.list.len(), entries.bytes())))
     }
 
@@ -182,7 +182,7 @@ impl Cache {
     /// # Errors
     /// Why the directory is not used, or which entry could not be removed.
     pub fn clear(&self) -> Result<usize> {
-        let Some(entries) = self.entries("clear the cache folder")? else { return Ok(0) };
+        let Some(entries) = self.entries("clear the cache directory")? else { return Ok(0) };
         entries.clear().map_err(|(path, error)| Error::Io {
             doing: "remove the cache entry",
             path,
@@ -197,7 +197,7 @@ impl Cache {
     pub fn check_writable(&self) -> Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let outcome = Folder::make(dir, &[], self.user).and_then(|folder| Ok(folder.check_writable()?));
-        outcome.map_err(|why| self.error("write to the cache folder", &why))
+        outcome.map_err(|why| self.error("write to the cache directory", &why))
     }
 
     fn entries(&self, doing: &'static str) -> Result<Option<Entries>> {
@@ -232,8 +232,8 @@ impl Cache {
             Err(refused @ Unusable::Refused { .. }) => self.warn(
                 About::Folder,
                 format!(
-                    "the cache folder is not used: {refused} (TILEWRIGHT_CACHE names another folder, or `off`); kernels are \
-                     compiled again"
+                    "the cache directory is not used: {refused} (set TILEWRIGHT_CACHE to another directory, or to `off`); \
+                     kernels are compiled again"
                 ),
             ),
             Err(Unusable::Failed(error)) => {
@@ -266,7 +266,7 @@ impl Cache {
         });
         match removed {
             None | Some(Ok(0)) => {}
-            Some(Ok(removed)) => tracing::debug!("{removed} cache entries were removed to make room"),
+            Some(Ok(removed)) => tracing::debug!("{removed} cache entries were evicted"),
             Some(Err((path, error))) => self.warn_unwritable(&path, &error),
         }
         true
@@ -276,8 +276,8 @@ impl Cache {
         self.warn(
             About::Write,
             format!(
-                "compiled and tuned kernels cannot be kept in {path}: {error}; going on without (TILEWRIGHT_CACHE names another folder, or \
-                 `off`)"
+                "compiled and tuned kernels cannot be stored in {path}: {error}; continuing without a cache (set TILEWRIGHT_CACHE to \
+                 another directory, or to `off`)"
             ),
         );
     }

@@ -39,7 +39,7 @@ pub(crate) enum Unusable {
 impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unusable::Missing => f.write_str("it is not there"),
+            Unusable::Missing => f.write_str("it does not exist"),
             Unusable::Refused { reason, remedy } => write!(f, "{reason}: {remedy}"),
             Unusable::Failed(error) => error.fmt(f),
         }
@@ -64,7 +64,7 @@ impl From<io::Error> for Unusable {
 /// Why something of this owner and mode is not owned by `user`; `None` if it is.
 fn objection(owner: u32, mode: u32, user: u32) -> Option<String> {
     if owner != user {
-        return Some(format!("belongs to user {owner}, and this process acts for user {user}"));
+        return Some(format!("belongs to user {owner}, but this process runs as user {user}"));
     }
     (mode & 0o022 != 0).then(|| format!("can be written by others (mode {:04o})", mode & 0o7777))
 }
@@ -76,20 +76,20 @@ fn check(stat: &Stat, wanted: FileType, path: &Path, user: u32) -> Result<(), Un
     }
     let Some(objection) = objection(stat.st_uid, stat.st_mode, user) else { return Ok(()) };
     let remedy = match (is_folder, stat.st_uid == user) {
-        (true, false) => "use a folder of your own".to_string(),
-        (true, true) => format!("remove what you did not put there, then `chmod 700 {}`", path.display()),
+        (true, false) => "use a directory that you own".to_string(),
+        (true, true) => format!("remove files that are not yours, then `chmod 700 {}`", path.display()),
         (false, _) => "remove it".to_string(),
     };
     Err(Unusable::Refused { reason: format!("{} {objection}", path.display()), remedy })
 }
 
 fn no_folder(path: &Path) -> Unusable {
-    let reason = format!("{} is no folder, or a symbolic link, which is not followed", path.display());
-    Unusable::Refused { reason, remedy: "name the folder itself".into() }
+    let reason = format!("{} is not a directory, or is a symbolic link, which is not followed", path.display());
+    Unusable::Refused { reason, remedy: "use the path of the directory itself".into() }
 }
 
 fn no_file(path: &Path) -> Unusable {
-    Unusable::Refused { reason: format!("{} is no regular file", path.display()), remedy: "remove it".into() }
+    Unusable::Refused { reason: format!("{} is not a regular file", path.display()), remedy: "remove it".into() }
 }
 
 /// An open directory that is owned by this user.

@@ -303,11 +303,11 @@ fn what_belongs_to_another_user_is_not_used() {
     let message = stranger.check_writable().unwrap_err().to_string();
     assert!(message.contains("belongs to user"), "{message}");
     for outcome in [stranger.usage().map(drop), stranger.clear().map(drop)] {
-        assert!(outcome.unwrap_err().to_string().contains("a folder of your own"));
+        assert!(outcome.unwrap_err().to_string().contains("a directory that you own"));
     }
     let warnings = stranger.warnings();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    for part in ["belongs to user", "a folder of your own", "TILEWRIGHT_CACHE"] {
+    for part in ["belongs to user", "a directory that you own", "TILEWRIGHT_CACHE"] {
         assert!(warnings[0].contains(part), "`{part}` is missing in: {}", warnings[0]);
     }
     assert_eq!(own.usage().unwrap().0, 1, "nothing was written or removed");

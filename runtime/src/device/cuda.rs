@@ -38,14 +38,14 @@ impl Cuda {
         let context = CudaContext::new(ordinal).doing(&format!("opening GPU {ordinal}"))?;
         // SAFETY: our buffers are ordered by their stream; nothing here relies on cudarc's event tracking.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().doing(&format!("making a stream on GPU {ordinal}"))?;
+        let stream = context.new_stream().doing(&format!("opening a stream on GPU {ordinal}"))?;
         Cuda::from_stream(stream)
     }
 
     pub(super) fn from_stream(stream: Arc<CudaStream>) -> Result<Cuda> {
         let context = stream.context().clone();
         let ordinal = context.ordinal();
-        let info = query_info(&context).doing(&format!("asking GPU {ordinal} about itself"))?;
+        let info = query_info(&context).doing(&format!("querying the properties of GPU {ordinal}"))?;
         let info = DeviceInfo { driver_version: Some(driver_version()?), ..info };
         let label = format!("GPU {ordinal} ({})", info.name);
         let (major, minor) = info.compute_capability.unwrap_or((0, 0));
@@ -138,7 +138,7 @@ impl Cuda {
     }
 
     pub(super) fn free_and_total(&self) -> Result<(u64, u64)> {
-        let (free, total) = self.context.mem_get_info().doing(&format!("asking {} for its memory", self.label))?;
+        let (free, total) = self.context.mem_get_info().doing(&format!("querying the memory of {}", self.label))?;
         Ok((free as u64, total as u64))
     }
 
@@ -154,7 +154,7 @@ impl Cuda {
         // SAFETY: the device is that of a live context.
         unsafe { sys::cuDeviceGraphMemTrim(self.context.cu_device()) }
             .result()
-            .doing(&format!("giving back memory of graphs on {}", self.label))
+            .doing(&format!("trimming the graph memory of {}", self.label))
     }
 
     /// Returns the bytes that the pool has in use now, including those of graphs, and restarts the peaks of both.
@@ -200,7 +200,7 @@ impl Cuda {
             sys::cuDeviceGetGraphMemAttribute(self.context.cu_device(), attribute, &raw mut bytes as *mut c_void)
         }
         .result()
-        .doing(&format!("asking {} for the memory of graphs", self.label))?;
+        .doing(&format!("querying the graph memory of {}", self.label))?;
         Ok(bytes)
     }
 
@@ -209,7 +209,7 @@ impl Cuda {
         let mut bytes = 0_u64;
         // SAFETY: the attributes that count bytes are a u64 (CUDA Driver API, cuMemPoolGetAttribute).
         unsafe { result::mem_pool::get_attribute(pool, attribute, &raw mut bytes as *mut c_void) }
-            .doing(&format!("asking the memory pool of {}", self.label))?;
+            .doing(&format!("querying the memory pool of {}", self.label))?;
         Ok(bytes)
     }
 
@@ -231,7 +231,7 @@ impl Cuda {
         self.bind()?;
         // SAFETY: the device handle is that of a live context.
         let pool = unsafe { result::device::get_mem_pool(self.context.cu_device()) };
-        pool.doing(&format!("finding the memory pool of {}", self.label)).map(Some)
+        pool.doing(&format!("getting the memory pool of {}", self.label)).map(Some)
     }
 }
 

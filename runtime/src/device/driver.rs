@@ -32,7 +32,7 @@ fn initialise() -> Result<i32> {
     check_library()?;
     let no_driver = |error| {
         let failure = CudaFailure::from(error);
-        Error::NoDriver { reason: format!("the driver does not start: {failure}") }
+        Error::NoDriver { reason: format!("the driver does not initialize: {failure}") }
     };
     result::init().map_err(no_driver)?;
     let mut version = 0;

@@ -151,7 +151,7 @@ pub(crate) fn refuse(bytes: usize, available: Option<f64>) {
         "error: out of memory on the CPU: {bytes:.3} GiB more are needed at once, {available:.3} GiB are available"
     );
     let _ = write_to(&mut rest, words);
-    let _ = write_to(&mut rest, format_args!("\n  help: smaller sizes or fewer of them at a time need less\n"));
+    let _ = write_to(&mut rest, format_args!("\n  help: use smaller sizes, or fewer at a time\n"));
     let len = 320 - rest.len();
     // SAFETY: the bytes live through the call; then the process ends without allocating.
     unsafe {

@@ -137,7 +137,7 @@ pub fn launch(
     };
     match start(&kernel) {
         Err(error @ Error::TensorMap { .. }) if config.schedule.bulk_copies != Some(false) => {
-            tracing::debug!("{error}: threads copy it instead");
+            tracing::debug!("{error}: using a variant without tensor maps");
             let schedule = Schedule { bulk_copies: Some(false), ..config.schedule };
             let config = LaunchConfig { schedule, ..config.clone() };
             start(&variant(def, device, &config, dtypes, args, consts)?.kernel)

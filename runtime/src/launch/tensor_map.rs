@@ -117,7 +117,7 @@ fn key_of(
         return Err(format!("elements of type {} are not supported", description.elem));
     };
     if !(1..=MAX_RANK).contains(&rank) || description.strides.len() != rank - 1 || description.block.len() != rank {
-        return Err(format!("{rank} dimensions: a map has 1 to {MAX_RANK}"));
+        return Err(format!("{rank} dimensions: a tensor map has 1 to {MAX_RANK}"));
     }
     if !base.is_multiple_of(16) || base == 0 {
         return Err(format!("its address {base:#x} is not a multiple of 16"));
@@ -180,7 +180,7 @@ fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
     match outcome.result() {
         Ok(()) => Ok(map),
         Err(error) => Err(format!(
-            "the driver refuses it ({}): shape {:?}, strides {:?} bytes, block {:?}",
+            "the driver rejects it ({}): shape {:?}, strides {:?} bytes, block {:?}",
             CudaFailure::from(error).code_name(),
             &key.shape[..rank],
             &key.strides[..rank - 1],

@@ -208,7 +208,7 @@ struct Api {
 pub(crate) const FILES: [&str; 3] = ["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
 
 fn unavailable(reason: String) -> Error {
-    let help = "the folder that holds libcupti.so must be in LD_LIBRARY_PATH; it is part of the CUDA toolkit \
+    let help = "the directory of libcupti.so must be in LD_LIBRARY_PATH; it is part of the CUDA toolkit \
                 (extras/CUPTI/lib64) and of the PyPI package nvidia-cuda-cupti";
     Error::Profiler { tool: "CUPTI", reason, help }
 }
@@ -310,10 +310,10 @@ pub(super) fn start(device: &Device, memory: bool) -> Result<Instant> {
     WITH_MEMORY.store(memory, Ordering::Relaxed);
     // SAFETY: the callbacks are functions of this program, with the library's types.
     let registered = *REGISTERED.get_or_init(|| unsafe { (api.register)(request, complete) });
-    api.check("registering for activities", registered)?;
+    api.check("registering the activity callbacks", registered)?;
     let mut epoch = 0;
     // SAFETY: `epoch` is valid for writing a u64.
-    api.check("asking for the time", unsafe { (api.timestamp)(&raw mut epoch) })?;
+    api.check("reading the timestamp", unsafe { (api.timestamp)(&raw mut epoch) })?;
     let started = Instant::now();
     let baseline = device.restart_peak_memory()?.unwrap_or(0);
     *collected() = Some(Collected { epoch, device: Some(device.clone()), baseline, ..Collected::default() });
@@ -333,7 +333,7 @@ fn stop() -> Result<()> {
         unless_rare(kind, disabled)?;
     }
     // SAFETY: a plain call; it calls `complete` for the remaining buffers.
-    api.check("asking for the records", unsafe { (api.flush)(FORCED) })
+    api.check("flushing the records", unsafe { (api.flush)(FORCED) })
 }
 
 pub(super) fn abandon() {

@@ -104,7 +104,7 @@ pub(super) fn load() -> Result<()> {
     let outcome = LOADED.get_or_init(|| match Env::get() {
         Ok(env) => match &env.nvtx_injection {
             Some(path) => inject(path),
-            None => Err("no tool listens: NVTX_INJECTION64_PATH is not set".to_string()),
+            None => Err("no tool is attached: NVTX_INJECTION64_PATH is not set".to_string()),
         },
         Err(error) => Err(error.to_string()),
     });
@@ -125,7 +125,7 @@ fn inject(path: &Path) -> Result<(), String> {
     let initialize = initialize.map_err(|error| format!("{}: {error}", path.display()))?;
     // SAFETY: the function gets the arguments that NVTX specifies, and the tables are statics.
     match unsafe { initialize(export_table) } {
-        0 => Err(format!("{}: the tool declined", path.display())),
+        0 => Err(format!("{}: the library of the tool failed to initialize", path.display())),
         _ => Ok(()),
     }
 }
@@ -179,7 +179,7 @@ mod tests {
     /// Does the same as a tool's `InitializeInjectionNvtx2`.
     #[test]
     fn a_tool_hears_ranges() {
-        push("nobody listens yet");
+        push("no tool is attached yet");
         pop();
         // SAFETY: the calls and casts are those of a tool.
         unsafe {

@@ -46,7 +46,7 @@ fn hopper() -> Option<Gpu> {
     if device.info().compute_capability == Some((9, 0)) {
         return Some(device);
     }
-    println!("skipped: {} is no Hopper GPU", *device);
+    println!("skipped: {} is not a Hopper GPU", *device);
     None
 }
 

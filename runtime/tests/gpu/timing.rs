@@ -27,7 +27,7 @@ fn a_launch_costs_less_than_five_microseconds() {
     let median = median_launch_time(&device, || unsafe { kernel.launch([1, 1, 1], &args) }.unwrap());
     println!("launch: {median:?}");
     if cfg!(debug_assertions) {
-        println!("skipped: the limit holds for optimised builds");
+        println!("skipped: the limit is for optimized builds");
         return;
     }
     assert!(median < Duration::from_micros(5), "{median:?}");
