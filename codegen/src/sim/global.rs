@@ -18,7 +18,7 @@ use std::collections::HashMap;
 pub struct Global {
     buffers: Vec<Buffer>,
     traces: Vec<Vec<Trace>>,
-    /// Per program: the vector clock of what it knows about other programs.
+    /// Per program: its vector clock over the programs.
     programs: Vec<Snapshot>,
     /// Per address: what programs have released there.
     released: HashMap<u64, Snapshot>,

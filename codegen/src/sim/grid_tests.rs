@@ -129,7 +129,7 @@ fn lost_progress_is_reported() {
       } () { yield }";
     for on in EVERYWHERE {
         for programs in [1, 5] {
-            let error = launch(never, programs, [1, 1], on).expect_err("nobody sets the flag");
+            let error = launch(never, programs, [1, 1], on).expect_err("no program sets the flag");
             assert!(
                 error.contains("lost progress") && error.contains(&format!("{programs} programs")),
                 "{on:?}: {error}"

@@ -343,7 +343,7 @@ fn rings_need_a_buffer_more_than_products_in_flight() {
         };
         let mut steps = vec![load(0)];
         for i in 0..8 {
-            // The loading thread knows that all threads have waited for the second to last MMA.
+            // The loading thread happens after all threads have waited for the second to last MMA.
             steps.push("sync".into());
             if i < 7 {
                 steps.push(load(i + 1));

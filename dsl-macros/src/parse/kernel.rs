@@ -121,7 +121,7 @@ fn check_modifiers(f: &ItemFn, errors: &mut Vec<Error>) {
         reject(token.span(), "a kernel cannot be `const`");
     }
     if let Some(abi) = &sig.abi {
-        reject(abi.span(), "a kernel has no ABI of its own: remove `extern`");
+        reject(abi.span(), "a kernel has no ABI: remove `extern`");
     }
     if let syn::ReturnType::Type(_, ty) = &sig.output {
         reject(ty.span(), "a kernel returns nothing: take an `Out<…>` parameter and `store` to it");

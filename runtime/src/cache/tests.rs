@@ -151,7 +151,7 @@ fn kernels_that_differ_in_the_place_of_an_assertion_have_keys_of_their_own() {
     let host = Target::Host(tilewright_codegen::target::HostCpu::native());
     for target in [SM90, host] {
         let code = |func: &Func| pipeline::compile(func, &target, &options, &mut ()).unwrap().code;
-        assert_ne!(code(&here), code(&there), "an assertion that fails says where it stands");
+        assert_ne!(code(&here), code(&there), "a failing assertion reports its location");
         assert_ne!(Key::new(&here, &target, &options), Key::new(&there, &target, &options));
         let without = |mut func: Func| {
             let is_assert = |id: &_| matches!(func.op(*id).op, Op::DeviceAssert { .. });
@@ -177,7 +177,7 @@ fn damage_anywhere_is_a_miss() {
             let mut damaged = intact.clone();
             damaged[position] ^= flip;
             fs::write(&path, &damaged).unwrap();
-            assert_eq!(cache.get(&key), None, "byte {position} changed by {flip:#x} went unnoticed");
+            assert_eq!(cache.get(&key), None, "byte {position} changed by {flip:#x} was not detected");
         }
     }
     fs::write(&path, &intact).unwrap();
@@ -193,7 +193,7 @@ fn every_truncation_and_any_tail_is_a_miss() {
     let intact = fs::read(&path).unwrap();
     for length in 0..intact.len() {
         fs::write(&path, &intact[..length]).unwrap();
-        assert_eq!(cache.get(&key), None, "{length} of {} bytes went for the whole", intact.len());
+        assert_eq!(cache.get(&key), None, "{length} of {} bytes were accepted as a complete entry", intact.len());
     }
     fs::write(&path, [&intact[..], b"x"].concat()).unwrap();
     assert_eq!(cache.get(&key), None);
@@ -208,7 +208,7 @@ fn foreign_entries_are_misses() {
     let (a, b) = (path_of(&cache, &key("a")), path_of(&cache, &key("b")));
     fs::create_dir_all(b.parent().unwrap()).unwrap();
     fs::copy(a, &b).unwrap();
-    assert_eq!(cache.get(&key("b")), None, "an entry under another key's name");
+    assert_eq!(cache.get(&key("b")), None, "an entry of another key");
     // A complete entry of another format version, with a correct checksum.
     let mut bytes = format::encode(&ptx(), &key("b"));
     bytes[8] += 1;
@@ -219,7 +219,7 @@ fn foreign_entries_are_misses() {
     assert_eq!(cache.get(&key("b")), None, "another format version");
     fs::remove_file(&b).unwrap();
     fs::create_dir(&b).unwrap();
-    assert_eq!(cache.get(&key("b")), None, "a directory in the entry's place");
+    assert_eq!(cache.get(&key("b")), None, "a directory in place of the entry");
     cache.put(&key("b"), &ptx());
     assert_eq!(cache.warnings().len(), 2, "{:?}", cache.warnings());
 }
@@ -244,7 +244,7 @@ fn threads_that_write_the_same_entry_never_show_half_of_it() {
                         assert!(candidates.contains(&artifact));
                         found += 1;
                     }
-                    None => assert_eq!(found, 0, "an entry that was there is gone"),
+                    None => assert_eq!(found, 0, "an existing entry was lost"),
                 }
             }
         });
@@ -417,12 +417,12 @@ fn what_is_exchanged_while_it_is_read_is_not_used() {
         let (mut hits, start) = (0, std::time::Instant::now());
         while hits < 200 && start.elapsed() < Duration::from_secs(20) {
             if let Some(found) = cache.get(&key) {
-                assert_eq!(found, ptx(), "somebody else's code");
+                assert_eq!(found, ptx(), "another user's code");
                 hits += 1;
             }
         }
         done.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(hits > 0, "the honest entry was never seen");
+        assert!(hits > 0, "the honest entry was never read");
     });
 }
 
@@ -496,10 +496,10 @@ fn the_limit_holds_whatever_is_put() {
         let (_, bytes) = cache.usage().unwrap();
         assert!(bytes <= limit, "{bytes} bytes after {n}");
     }
-    assert!(cache.usage().unwrap().1 > limit / 2, "the room is used");
+    assert!(cache.usage().unwrap().1 > limit / 2, "the limit is used up");
     cache.put(&key("large"), &artifact(Code::Ptx("x".repeat(limit as usize))));
     assert_eq!(cache.get(&key("large")), None, "larger than the cache");
-    assert!(cache.usage().unwrap().0 > 1, "and nothing went for its sake");
+    assert!(cache.usage().unwrap().0 > 1, "and nothing was evicted for it");
     assert!(cache.warnings().is_empty());
 }
 

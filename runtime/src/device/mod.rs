@@ -81,12 +81,12 @@ impl Device {
         Device(Arc::new(Inner::Cpu(Cpu::new())))
     }
 
-    /// A GPU of this architecture, simulated thread by thread on the CPU: for tests of kernels where there is no GPU.
+    /// A GPU of this architecture, simulated thread by thread on the CPU: for tests of kernels without a GPU.
     ///
-    /// Kernels are compiled as for the real one. A launch reports, with the line of the kernel, what a GPU would only sometimes show:
-    /// data races in shared memory and between programs, accesses that are misaligned or outside of a buffer, copies that nobody waited
-    /// for, and threads that wait for each other for ever. It is some thousand times slower than a GPU: use small shapes. Buffers are
-    /// host memory; what a kernel prints is dropped.
+    /// Kernels are compiled as for a real GPU. A launch reports, with the line of the kernel, errors that a GPU shows
+    /// only in some runs: data races in shared memory and between programs, misaligned or out-of-bounds accesses,
+    /// missing waits for asynchronous copies, and deadlocks. It is some thousand times slower than a GPU: use small
+    /// shapes. Buffers are host memory; the output of `device_print` is discarded.
     ///
     /// ```no_run
     /// use tilewright_codegen::target::GpuArch;

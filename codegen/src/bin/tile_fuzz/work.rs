@@ -55,7 +55,7 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // If the supervisor is gone, nobody reads the output.
+    // If the supervisor is gone, the output is not read.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
