@@ -289,7 +289,7 @@ impl<'a> Block<'a> {
     pub fn lost_progress(&self, programs: usize) -> SimError {
         let thread = self.polling.map(|(t, _)| t as usize);
         let message = format!(
-            "lost progress: each of the {programs} programs that have not ended repeats accesses of global memory that change nothing"
+            "lost progress: all {programs} programs that have not ended repeat accesses to global memory that change nothing"
         );
         self.error(thread, message)
     }

@@ -88,7 +88,7 @@ fn views_without_elements_are_not_touched() {
         ] {
             let input = Argument::Input { dtype: DType::F32, bytes: vec![0; 4] };
             let out = Argument::Output { dtype: DType::F32, bytes: vec![0; 16 * 32 * 4] };
-            // Loaded from memory: a launch refuses negative extents in arguments.
+            // Loaded from memory: a launch rejects negative extents in arguments.
             let bytes = [n, m].iter().flat_map(|n| n.to_le_bytes()).collect();
             let extents = Argument::Input { dtype: DType::I64, bytes };
             let numbers = [32, o, p].map(Argument::Int);

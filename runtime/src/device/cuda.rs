@@ -144,8 +144,8 @@ impl Cuda {
 
     pub(super) fn trim_pool(&self) -> Result<()> {
         let Some(pool) = self.pool()? else { return Ok(()) };
-        // Ends the interval over which the peaks of the pool and of graphs are added: memory freed before a trim is not in
-        // use at a later peak.
+        // Ends the interval over which the peaks of the pool and of graphs are added: memory freed before a trim is not
+        // in use at a later peak.
         let peak = self.pool_peak()?;
         self.restart_pool_peak()?;
         self.peak_before.store(peak, Ordering::Relaxed);

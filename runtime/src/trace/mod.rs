@@ -1,7 +1,7 @@
 //! Tracing: time spans, allocations, and the kernels of a GPU.
 //!
-//! [`span`] and [`phase`] name a section of code; both return a guard that ends the section when it is dropped. Without a
-//! recording they cost one load of an atomic. [`Recording::start`] enables them, [`Recording::finish`] returns a
+//! [`span`] and [`phase`] name a section of code; both return a guard that ends the section when it is dropped. Without
+//! a recording they cost one load of an atomic. [`Recording::start`] enables them, [`Recording::finish`] returns a
 //! [`Trace`]:
 //!
 //! ```
@@ -16,9 +16,9 @@
 //! assert_eq!(trace.path(trace.spans[0].node), ["forward", "attention"]);
 //! ```
 //!
-//! A span's *node* is its position in the tree of names: all spans with the same path of names share it. Allocations and
-//! kernels have the node of the span that requested them. Threads without a span, for example those of a thread pool,
-//! belong to the most recently opened span of any thread.
+//! A span's *node* is its position in the tree of names: all spans with the same path of names share it. Allocations
+//! and kernels have the node of the span that requested them. Threads without a span, for example those of a thread
+//! pool, belong to the most recently opened span of any thread.
 //!
 //! In reading order: this file, [`memory`], [`cupti`], [`nvtx`].
 
