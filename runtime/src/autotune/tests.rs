@@ -90,7 +90,7 @@ fn configurations_read_as_they_are_written() {
         ("tile=64,twice=true,depth=3", "no tuned constant `depth`"),
         ("tile=64,tile=64,twice=true", "twice"),
         ("tile=64,twice=true,num_warps=3", "power of two"),
-        ("tile=64,twice", "not name=value"),
+        ("tile=64,twice", "not of the form name=value"),
     ] {
         let message = autotune.parse_config(bad).unwrap_err();
         assert!(message.contains(reason), "{bad}: {message}");
