@@ -2,14 +2,14 @@
 //!
 //! | variable | values | meaning |
 //! |---|---|---|
-//! | `TILEWRIGHT_DEVICE` | `cpu`, `cuda`, `cuda:N` | the device that [`Device::best`](crate::Device::best) picks; without it, the first GPU where a driver answers, else the CPU |
-//! | `TILEWRIGHT_CACHE` | a directory, or `off` | where compiled kernels are kept; without it, `tilewright` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`) |
-//! | `TILEWRIGHT_CACHE_MAX_SIZE` | bytes, `500M`, `2G`, or `unlimited` | how much room compiled kernels may take there, in bytes or in units of 1024: beyond it, those go that were used longest ago; `1G` without it |
-//! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, several with commas | print the IR after that stage or pass, of that kernel or of all |
-//! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass there, with the options |
-//! | `TILEWRIGHT_TUNE` | seconds | kernels with `#[autotune]` are tuned at their first launch, for at most so long each ([`autotune`](crate::autotune)) |
-//! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` that tests and `doctor` use; without it, the first on `PATH` |
-//! | `NVTX_INJECTION64_PATH` | a file | set by NVIDIA's tools for the programs that they run: where ranges go |
+//! | `TILEWRIGHT_DEVICE` | `cpu`, `cuda`, `cuda:N` | the device of [`Device::best`](crate::Device::best); default: the first GPU if a driver responds, else the CPU |
+//! | `TILEWRIGHT_CACHE` | a directory, or `off` | the directory of compiled kernels; default: `tilewright` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`) |
+//! | `TILEWRIGHT_CACHE_MAX_SIZE` | bytes, `500M`, `2G`, or `unlimited` | the maximum size of that directory, in bytes or in units of 1024: beyond it, the least recently used kernels are evicted; default: `1G` |
+//! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, comma-separated | print the IR after that stage or pass, of that kernel or of all |
+//! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass to this directory, with the options |
+//! | `TILEWRIGHT_TUNE` | seconds | tune kernels with `#[autotune]` at their first launch, for at most this time each ([`autotune`](crate::autotune)) |
+//! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` of tests and `doctor`; default: the first on `PATH` |
+//! | `NVTX_INJECTION64_PATH` | a file | the library that receives ranges; NVIDIA's tools set it for the programs that they run |
 //!
 //! An empty value counts as unset. A value that makes no sense is an error, which names the variable, the value and what is expected; what is
 //! wrong with a folder or a file shows when it is used.
@@ -23,14 +23,14 @@ use tilewright_codegen::pipeline::PASS_NAMES;
 
 use crate::error::{Error, Result};
 
-/// What the variables of the table above say.
+/// Values of the variables in the table above.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Env {
     /// `TILEWRIGHT_DEVICE`.
     pub device: Option<DeviceChoice>,
-    /// Directory of the artifact cache; `None` where it is off or where there is no place for it.
+    /// Directory of the artifact cache; `None` if it is off or no directory is known.
     pub cache_dir: Option<PathBuf>,
-    /// `TILEWRIGHT_CACHE_MAX_SIZE`, in bytes; `u64::MAX` where it is unlimited.
+    /// `TILEWRIGHT_CACHE_MAX_SIZE`, in bytes; `u64::MAX` if unlimited.
     pub cache_max_bytes: Option<u64>,
     /// `TILEWRIGHT_DUMP`.
     pub dump: Vec<DumpRequest>,
@@ -38,13 +38,13 @@ pub struct Env {
     pub repro_dir: Option<PathBuf>,
     /// `TILEWRIGHT_TUNE`.
     pub tune: Option<Duration>,
-    /// `TILEWRIGHT_PTXAS`, or what `PATH` offers.
+    /// `TILEWRIGHT_PTXAS`, or the first `ptxas` on `PATH`.
     pub ptxas: Option<PathBuf>,
     /// `NVTX_INJECTION64_PATH`.
     pub nvtx_injection: Option<PathBuf>,
 }
 
-/// A device by name.
+/// A device named by the variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
     Cpu,
@@ -62,7 +62,7 @@ pub struct DumpRequest {
 }
 
 impl DumpRequest {
-    /// Whether this asks for `stage` of `kernel`.
+    /// Whether this requests `stage` of `kernel`.
     pub fn matches(&self, stage: &str, kernel: &str) -> bool {
         self.stage == stage && self.kernel.as_deref().is_none_or(|wanted| wanted == kernel)
     }
@@ -72,13 +72,13 @@ impl Env {
     /// The environment of this process, read at the first call.
     ///
     /// # Errors
-    /// Names the variable whose value makes no sense, and what it accepts.
+    /// Names the variable with an invalid value, and what it accepts.
     pub fn get() -> Result<&'static Env> {
         static ENV: OnceLock<Result<Env>> = OnceLock::new();
         ENV.get_or_init(|| Env::parse(|name| std::env::var_os(name))).as_ref().map_err(Clone::clone)
     }
 
-    /// Whether `TILEWRIGHT_DUMP` asks for `stage` of `kernel`.
+    /// Whether `TILEWRIGHT_DUMP` requests `stage` of `kernel`.
     pub fn dumps(&self, stage: &str, kernel: &str) -> bool {
         self.dump.iter().any(|request| request.matches(stage, kernel))
     }
@@ -180,7 +180,7 @@ fn parse_dump(value: &str) -> Result<Vec<DumpRequest>> {
     value.split(',').map(parse_one).collect()
 }
 
-/// The directory that the XDG Base Directory Specification gives caches. Relative values are to be ignored, it says.
+/// The cache directory of the XDG Base Directory Specification, which requires relative values to be ignored.
 fn user_cache_dir(path: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let absolute = |name: &str| path(name).map(PathBuf::from).filter(|p| p.is_absolute());
     absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))

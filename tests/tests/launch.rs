@@ -179,7 +179,7 @@ fn addresses_from_memory_need_a_mask_or_a_promise() {
     let message = gather(&index, 4, &config).unwrap_err().to_string();
     assert!(message.contains("`table` has 3 elements") && message.contains("element 3"), "{message}");
     let message = gather(&index, 0, &config).unwrap_err().to_string();
-    for part in ["nothing that is known before the launch", "`table`, which has 3 elements", "mask", "unchecked"] {
+    for part in ["cannot prove before the launch", "`table`, which has 3 elements", "mask", "unchecked"] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
     let inside = Buffer::from_slice(&device, &[2, 0, 1, 2]).unwrap();
@@ -390,8 +390,8 @@ fn what_a_kernel_relies_on_is_checked_by_launches() {
         ((-1, 16, 20), ["`rows` is -1", "extent of dimension 0", "expected 0 or more", "launch.rs:"]),
         ((i32::MIN, 16, 20), ["`rows` is -2147483648", "extent of dimension 0", "help: ", "launch.rs:"]),
         ((12, i64::MIN, 20), ["`d` is -9223372036854775808", "extent of dimension 1", "help: ", "launch.rs:"]),
-        ((12, 16, 12), ["kernel `rows_and_numbers`", "`assume` holds", "help: ", "launch.rs:"]),
-        ((12, 16, 18), ["kernel `rows_and_numbers`", "`multiple_of` names is a multiple of 4", "help: ", "launch.rs:"]),
+        ((12, 16, 12), ["kernel `rows_and_numbers`", "`assume` must hold", "help: ", "launch.rs:"]),
+        ((12, 16, 18), ["kernel `rows_and_numbers`", "`multiple_of` must be a multiple of 4", "help: ", "launch.rs:"]),
     ] {
         let message = launch(rows, d, stride).unwrap_err();
         for part in parts {
@@ -427,8 +427,8 @@ fn loops_end_whatever_their_bounds() {
     // The index does not wrap around.
     assert_eq!(launch([i32::MAX - (1 << 25), i32::MAX], 0, 0, 1), Ok(16_000));
     for (first, last, step, part) in [
-        (0, 10, 0, "the step of a loop is positive: it is 0"),
-        (0, 10, -1, "the step of a loop is positive: it is -1"),
+        (0, 10, 0, "the step of a loop must be positive: it is 0"),
+        (0, 10, -1, "the step of a loop must be positive: it is -1"),
         (0, i32::MAX, 1 << 20, "its index would overflow"),
     ] {
         let message = launch([0, 0], first, last, step).unwrap_err();

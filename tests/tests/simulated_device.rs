@@ -180,7 +180,7 @@ fn inline_assembly_is_run_or_named_with_its_line() {
         let votes = Votes { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
         let waits = WaitsInAssembly { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
         for (message, named) in [(votes, "vote.sync.ballot.b32"), (waits, "bar.sync 0")] {
-            for part in [this_file, named, "the simulated GPU does not know", "setp", "run the kernel on a GPU"] {
+            for part in [this_file, named, "the simulated GPU does not support", "setp", "run the kernel on a GPU"] {
                 assert!(message.contains(part), "`{part}` is missing in: {message}");
             }
         }

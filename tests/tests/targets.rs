@@ -176,7 +176,7 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
                 Ok(artifact) => artifact,
                 // An MMA of 128 columns takes 90 registers.
                 Err(e) if max_registers.is_some_and(|most| most < 90) => {
-                    assert!(e.to_string().contains("registers of each thread"), "{what}: {e}");
+                    assert!(e.to_string().contains("registers per thread"), "{what}: {e}");
                     continue;
                 }
                 Err(e) => panic!("{what}: {e}"),
