@@ -7,7 +7,7 @@ mod tensors;
 use support::{Place, SMALL, assert_says, fails, field, ok};
 use tensors::tensors;
 
-/// A number of the line of a training step in a run's log.
+/// Returns a number from the line of a training step in a run's log.
 fn number(place: &Place, out: &str, step: usize, name: &str) -> String {
     let is_step = |line: &&String| line.contains(&format!("\"step\":{step},")) && line.contains("\"rate\"");
     field(place.log(out).iter().find(is_step).unwrap(), name)
@@ -42,14 +42,14 @@ fn a_new_run_begins_beside_no_checkpoints_of_another_one() {
     let message = fails(place.train("run", "--steps 3"), 2);
     assert_says(
         &message,
-        &["run holds a checkpoint of another run already", "checkpoint-00000002.safetensors", "after step 2"],
+        &["run already contains a checkpoint of another run", "checkpoint-00000002.safetensors", "after step 2"],
     );
     // Also one that cannot be read now.
     std::fs::write(place.path("run/checkpoint-00000002.safetensors"), "damaged").unwrap();
     std::fs::remove_file(place.path("run/checkpoint-00000001.safetensors")).unwrap();
     assert_says(
         &fails(place.train("run", "--steps 3"), 2),
-        &["checkpoint-00000002.safetensors", "--out names another"],
+        &["checkpoint-00000002.safetensors", "choose another folder with --out"],
     );
     assert_eq!(place.names("run").len() + 1, names.len());
 }
@@ -112,7 +112,7 @@ fn a_first_save_that_fails_claims_no_checkpoint() {
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);
 }
 
-/// The log is longer than a file may be, and checkpoints are not.
+/// The log exceeds the limit of file sizes; checkpoints do not.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
@@ -126,7 +126,7 @@ fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
     );
     let step = message.split("of step ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
     let resumed = ok(place.command("train --resume --out run --minutes 0"));
-    assert_says(&resumed, &[&format!("going on after step {step},")]);
+    assert_says(&resumed, &[&format!("resuming after step {step},")]);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let said = ok(place.train("run", "--steps 12 --save-every 2 --evaluate-every 2 --keep-last 3 --keep-best 0"));
     let kept = ["checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors", "checkpoint.safetensors"];
     assert_eq!(place.names("run")[..3], kept);
-    // The best of these, as the log has it.
+    // The checkpoint with the lowest validation loss, according to the log.
     let evaluations = place.log("run").into_iter().filter(|line| line.contains("evaluation"));
     let losses: Vec<f64> = evaluations.map(|line| field(&line, "loss").parse().unwrap()).collect();
     let best = (3..6).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap();
@@ -169,7 +169,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let message = fails(place.resume("run", ""), 1);
     let older = "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors";
     assert_says(&message, &["cut short", older]);
-    // Whatever of it is damaged.
+    // Also if only one tensor is damaged.
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     std::fs::write(&newest, &flipped).unwrap();
@@ -182,7 +182,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let message = fails(place.command("generate run"), 1);
     assert_says(&message, &["is damaged", "help: `tilewright generate run/checkpoint-00000010.safetensors`"]);
     std::fs::copy(place.path("run/checkpoint-00000010.safetensors"), &newest).unwrap();
-    assert_says(&ok(place.resume("run", "")), &["going on after step 10", &line]);
+    assert_says(&ok(place.resume("run", "")), &["resuming after step 10", &line]);
     assert!(std::fs::read(&newest).unwrap() == whole, "the steps that were made again are the same");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
@@ -201,7 +201,7 @@ fn a_run_goes_on_with_recomputation_bit_for_bit() {
         };
         ok(begin("whole", ""));
         ok(begin("run", "--minutes 0"));
-        assert_says(&ok(place.resume("run", "--recompute")), &["going on after step 1,"]);
+        assert_says(&ok(place.resume("run", "--recompute")), &["resuming after step 1,"]);
         let [found, expected] = ["run", "whole"].map(|out| tensors(&place.path(out).join("checkpoint.safetensors")));
         assert!(found == expected, "{precision}");
         for step in 1..=12 {

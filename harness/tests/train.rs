@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use support::{Place, assert_says, fails, field, ok, text};
 
-/// What a run's log says of each loss: all digits of step and loss.
+/// Returns step and loss, with all digits, of every line of a run's log.
 fn losses(place: &Place, out: &str) -> Vec<String> {
     let loss = |line: &String| format!("{} {} {}", field(line, "what"), field(line, "step"), field(line, "loss"));
     place.log(out).iter().map(loss).collect()
@@ -32,7 +32,7 @@ fn killed_and_resumed(precision: &str) {
     child.wait().unwrap();
     assert!(losses(&place, "killed").len() < expected.len(), "the run was killed before its end");
     let said = ok(place.resume("killed", ""));
-    assert_says(&said, &["going on after step "]);
+    assert_says(&said, &["resuming after step "]);
     assert_eq!(losses(&place, "killed"), expected);
 
     let model = |out: &str| std::fs::read(place.path(out).join("checkpoint.safetensors")).unwrap();
@@ -205,7 +205,7 @@ fn checkpoints_that_do_not_fit_are_refused() {
     let place = Place::new();
     ok(place.train("run", "--steps 2"));
     assert_says(&fails(place.train("run", "--steps 4"), 2), &["another run", "--resume", "--out"]);
-    assert_says(&fails(place.resume("run", ""), 2), &["2 steps already, of 2", "--steps"]);
+    assert_says(&fails(place.resume("run", ""), 2), &["completed 2 of 2 steps", "--steps"]);
     let other = fails(place.resume("run", "--schedule keep --steps 4 --layers 2 --tied"), 1);
     assert_says(&other, &["another model", "`layers` is expected to be 2, found 1", "`tied` is expected to be true"]);
     std::fs::write(place.path("text.txt"), "another text, which is long enough. ".repeat(90)).unwrap();
