@@ -1,7 +1,7 @@
 //! `tilewright generate`: text from a checkpoint.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -13,7 +13,7 @@ use crate::escape::printable;
 use crate::model::{Config, Transformer};
 use crate::train::checkpoint::Checkpoint;
 use crate::train::run::CHECKPOINT;
-use crate::train::{self, Sampling};
+use crate::train::{self, Sampling, keep};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -43,24 +43,28 @@ pub struct Arguments {
     device: Option<Choice>,
 }
 
+/// An error of a run's newest checkpoint, with an older one that may be used in its place.
+fn with_older(path: &Path, error: &dyn std::fmt::Display) -> CliError {
+    let folder = path.parent().filter(|_| path.file_name().is_some_and(|name| name == CHECKPOINT));
+    let help = folder.and_then(|folder| Some(folder.join(keep::second(folder)?.0)));
+    let help = help.map(|older| format!("\n  help: `tilewright generate {}` uses an older one", older.display()));
+    CliError::Failure(format!("{error}{}", help.unwrap_or_default()))
+}
+
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let Arguments { temperature, top_k, top_p, seed, .. } = *arguments;
     let failure = |error: &dyn std::fmt::Display| CliError::Failure(error.to_string());
     let device = model_device(arguments.device)?;
     let path = if arguments.run.is_dir() { arguments.run.join(CHECKPOINT) } else { arguments.run.clone() };
     let checkpoint = Checkpoint::open(&path).map_err(|error| match path.exists() {
-        true => failure(&error),
+        true => with_older(&path, &error),
         false => CliError::Failure(format!("{error}\n  help: `tilewright train --out DIR` makes a checkpoint in DIR")),
     })?;
-    let config: Config = serde_json::from_value(checkpoint.header.model.clone()).map_err(|error| {
-        CliError::file(
-            "use the checkpoint",
-            &path,
-            format!("its hyperparameters are unknown: {}", printable(&error.to_string())),
-        )
-    })?;
-    let unusable =
-        |reason: &dyn std::fmt::Display| CliError::file("use the checkpoint", &path, printable(&reason.to_string()));
+    let unusable = |reason: &dyn std::fmt::Display| {
+        with_older(&path, &CliError::file("use the checkpoint", &path, printable(&reason.to_string())))
+    };
+    let config: Config = serde_json::from_value(checkpoint.header.model.clone())
+        .map_err(|error| unusable(&format!("its hyperparameters are unknown: {error}")))?;
     config.check().map_err(|error| unusable(&error))?;
     let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(|error| unusable(&error))?;
     if tokenizer.vocabulary() > config.vocabulary {
@@ -76,8 +80,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     if prompt.is_empty() {
         return Err(CliError::usage("--prompt is empty", "a text to go on from, if only one word"));
     }
-    let model = Transformer::new(&config, &device, 0).map_err(|error| failure(&error))?;
-    checkpoint.load_params(model.params()).map_err(|error| failure(&error))?;
+    let model = Transformer::for_inference(&config, &device, 0).map_err(|error| failure(&error))?;
+    checkpoint.load_params(model.params()).map_err(|error| with_older(&path, &error))?;
 
     let sampling = Sampling { temperature, top_k, top_p, seed };
     let mut tokens = prompt.clone();

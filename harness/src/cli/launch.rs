@@ -31,8 +31,8 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDRESS", env = "MASTER_ADDR", default_value = "127.0.0.1")]
     master_addr: String,
     /// The port where the ranks meet; without it a free one, or 29500 with several hosts
-    #[arg(long, value_name = "PORT", env = "MASTER_PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    master_port: Option<u16>,
+    #[arg(long, value_name = "PORT", env = "MASTER_PORT", value_parser = port)]
+    master_port: Option<Port>,
     /// A word that all hosts agree on: ranks with another one are turned away
     #[arg(long, value_name = "WORD", env = "TILEWRIGHT_JOB")]
     job: Option<String>,
@@ -42,18 +42,30 @@ pub struct Arguments {
     /// Do without a secret: whoever reaches the port can take part. For a network that only the job's hosts reach
     #[arg(long)]
     unauthenticated: bool,
-    /// Seconds that the ranks have to end by themselves once one has failed, and again between SIGTERM and SIGKILL
+    /// Seconds that the ranks have to end by themselves once one has failed, and again between SIGTERM and SIGKILL; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = wait)]
     grace: Duration,
-    /// Seconds that the ranks have to stop after SIGINT, SIGTERM, SIGHUP or SIGUSR1 was passed on to them
+    /// Seconds that the ranks have to stop after SIGINT, SIGTERM, SIGHUP or SIGUSR1 was passed on to them; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = wait)]
     stop_timeout: Duration,
-    /// Seconds that they have at most while one of them says that it saves its state
+    /// Seconds that they have while one of them says that it saves its state; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = wait)]
     save_timeout: Duration,
     /// The program of every rank, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// A port. A variable that is set to nothing is none.
+#[derive(Clone, Copy, Debug)]
+struct Port(Option<u16>);
+
+fn port(word: &str) -> Result<Port, String> {
+    match (word.is_empty(), word.parse::<u16>()) {
+        (true, _) => Ok(Port(None)),
+        (false, Ok(port)) if port > 0 => Ok(Port(Some(port))),
+        _ => Err("expected a port from 1 to 65535".into()),
+    }
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
@@ -144,7 +156,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         return Err(CliError::usage(message, "hosts count from 0"));
     }
     let several = arguments.hosts > 1;
-    let port = match arguments.master_port {
+    let port = match arguments.master_port.and_then(|port| port.0) {
         Some(port) => port,
         None if several => PORT,
         None => launch::free_port().map_err(|error| CliError::Failure(format!("no free port: {error}")))?,
@@ -154,7 +166,10 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         format!("{}-{}", std::process::id(), since.as_nanos())
     };
-    let job = arguments.job.clone().unwrap_or_else(|| if several { String::new() } else { own() });
+    // As for ranks, an empty variable counts as unset.
+    let address = Some(arguments.master_addr.clone()).filter(|address| !address.is_empty());
+    let job = arguments.job.clone().filter(|job| !job.is_empty());
+    let job = job.unwrap_or_else(|| if several { String::new() } else { own() });
     let mut command = arguments.command.iter().cloned();
     let program = command.next().ok_or_else(|| CliError::usage("there is no command", "give it after --"))?;
     // All ranks run the program that starts them, wherever it lies.
@@ -166,7 +181,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         processes: arguments.nproc.into(),
         hosts: arguments.hosts.into(),
         host: arguments.host.into(),
-        master: (arguments.master_addr.clone(), port),
+        master: (address.unwrap_or_else(|| "127.0.0.1".into()), port),
         job,
         access: access(arguments)?,
         patience: Patience { grace: arguments.grace, stop: arguments.stop_timeout, save: arguments.save_timeout },

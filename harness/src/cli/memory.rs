@@ -79,8 +79,9 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
         "Most memory that lived at once",
         [Column::integer("context"), Column::number("parameters").unit("MiB").decimals(2)].into_iter().chain(peaks),
     )
-    .note("Peaks are of everything: parameters, gradients, the optimizer's state where there is one, and what a step makes.");
+    .note("Peaks are of everything: parameters, gradients where there is a backward pass, the optimizer's state where there is one, and what a step makes.");
     let mut details: Vec<(Work, Config, Trace)> = Vec::new();
+    let mut lacks = Vec::new();
     for &context in &arguments.context {
         let config = arguments.step.config(context as usize)?;
         let mut row = vec![Cell::from(u64::from(context)), Cell::from(mib(4 * config.parameters() as u64))];
@@ -93,7 +94,10 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
                     row.push(Cell::from(mib(Timeline::new(&trace).peak().bytes)));
                     found.push((work, config.clone(), trace));
                 }
-                Fitted::No(_) => row.push(Cell::OutOfMemory),
+                Fitted::No(why) => {
+                    lacks.push(format!("context {context}, {}: {why}", work.name()));
+                    row.push(Cell::OutOfMemory);
+                }
             }
         }
         table.push(row);
@@ -101,6 +105,7 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
             details = found;
         }
     }
+    table = lacks.into_iter().fold(table, Table::note);
     let last = details.last().map(|(_, config, _)| config.clone());
     let Some(config) = last else {
         return Ok((Report::new("memory", "Memory").table(table), Vec::new()));

@@ -45,15 +45,17 @@ mod train;
 mod trial;
 mod tune;
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tilewright::terminal;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::dist::launch::guard;
-use crate::dist::lifeline;
+use crate::dist::{lifeline, rank};
 use crate::signals::{self, Heard};
 
 pub use error::{CliError, Result, STOPPED};
@@ -129,7 +131,10 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
     // A file beyond the limit of `ulimit -f` is then an error of the write, and not the end of the process.
     // SAFETY: no handler runs.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    let filter = EnvFilter::try_from_env("TILEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let (filter, log) = match log_filter(std::env::var_os(LOG)) {
+        Ok(filter) => (filter, Ok(())),
+        Err(error) => (EnvFilter::new("warn"), Err(error)),
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
@@ -140,16 +145,26 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
         .with_target(false)
         .init();
     // Before anything is opened: the launcher's socket then is what its number says.
-    lifeline::attach();
+    let lifeline = lifeline::attach();
     // Not locked: kernels print from the threads of the pool.
     let mut out = Output::new();
     let arguments = A::try_parse().map_err(CliError::Arguments);
-    let outcome = arguments.and_then(|arguments| run(arguments, &mut out)).and_then(|()| Ok(out.finish()?));
+    let environment = || -> Result<()> {
+        log?;
+        tilewright::env::Env::get()?;
+        let own = lifeline.and_then(|()| rank::check_own());
+        own.map_err(|error| CliError::Failure(error.to_string()))
+    };
+    let outcome = arguments.and_then(|arguments| {
+        environment()?;
+        run(arguments, &mut out)?;
+        Ok(out.finish()?)
+    });
     let error = match outcome {
         Ok(()) => return ExitCode::SUCCESS,
         // Help is what was asked for.
         Err(CliError::Arguments(help)) if !help.use_stderr() => {
-            match help.print().and_then(|()| io::stdout().flush()) {
+            match output::expect_open().and_then(|()| help.print()).and_then(|()| io::stdout().flush()) {
                 Ok(()) => return ExitCode::SUCCESS,
                 Err(error) => error.into(),
             }
@@ -167,6 +182,28 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
         }
     }
     error.exit_code()
+}
+
+/// What is logged to standard error: `warn` without it.
+const LOG: &str = "TILEWRIGHT_LOG";
+const LOG_VALUES: &str =
+    "a level (off, error, warn, info, debug or trace) or MODULE=LEVEL, several separated by commas";
+
+/// What `TILEWRIGHT_LOG` asks for.
+fn log_filter(value: Option<OsString>) -> Result<EnvFilter> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(EnvFilter::new("warn")) };
+    let bad = || tilewright::Error::BadVariable {
+        name: LOG,
+        value: value.to_string_lossy().into_owned(),
+        expected: LOG_VALUES,
+    };
+    let text = value.to_str().ok_or_else(bad)?;
+    // The library takes any word for a module of which everything is logged: a level that is misspelled would log nothing.
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    if !text.contains('[') && !text.split(',').map(str::trim).all(|word| is_level(word) || word.contains('=')) {
+        return Err(bad().into());
+    }
+    Ok(EnvFilter::try_new(text).map_err(|_| bad())?)
 }
 
 /// Calls `heard` at signals that ask to stop ([`crate::signals`]), on a thread of its own.

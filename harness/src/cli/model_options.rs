@@ -51,6 +51,11 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
+    /// Entries of a vocabulary of which nothing was said: of the sizes of the assignment, and of the small model.
+    pub fn usual_vocabulary(&self) -> usize {
+        if self.size.is_some() { 10_000 } else { 1024 }
+    }
+
     /// `base`, or the named size, with everything that was said.
     ///
     /// # Errors

@@ -4,8 +4,10 @@
 use std::ops::RangeBounds;
 use std::time::Duration;
 
-/// The longest time that an option takes, in seconds: a thousand years.
-const LONGEST: f64 = 3.2e10;
+/// The longest time that an option takes, in seconds: thirty years. Help says so.
+const LONGEST: f64 = 1e9;
+/// The same in minutes.
+const LONGEST_MINUTES: f64 = 1e7;
 /// Seconds of a day.
 const DAY: f64 = 86400.0;
 /// The smallest number above 0.
@@ -68,12 +70,12 @@ pub fn seconds(word: &str) -> Result<f64, String> {
 
 /// From 0, in seconds.
 pub fn wait(word: &str) -> Result<Duration, String> {
-    number(word, 0.0..=LONGEST, "a number of seconds from 0").map(Duration::from_secs_f64)
+    number(word, 0.0..=LONGEST, "a number of seconds from 0, at most 10⁹").map(Duration::from_secs_f64)
 }
 
 /// From 0, in minutes.
 pub fn minutes(word: &str) -> Result<Duration, String> {
-    let minutes = number(word, 0.0..=LONGEST / 60.0, "a number of minutes from 0")?;
+    let minutes = number(word, 0.0..=LONGEST_MINUTES, "a number of minutes from 0, at most 10⁷")?;
     Ok(Duration::from_secs_f64(60.0 * minutes))
 }
 
@@ -128,8 +130,33 @@ mod tests {
         assert_eq!((not_negative("0"), positive("1e-300"), decay("0.999")), (Ok(0.0), Ok(1e-300), Ok(0.999)));
         assert!(positive("0").is_err() && decay("1").is_err() && part("1.01").is_err() && seconds("86401").is_err());
         assert_eq!((wait("0.5"), minutes("0.5")), (Ok(Duration::from_millis(500)), Ok(Duration::from_secs(30))));
-        assert!(wait("4e10").is_err() && minutes("1e9").is_err());
+        assert!(wait("1.1e9").is_err() && minutes("1.1e7").is_err());
         // Clocks can count what is accepted.
-        assert!(std::time::Instant::now().checked_add(2 * minutes("5e8").unwrap()).is_some());
+        assert!(std::time::Instant::now().checked_add(2 * wait("1e9").unwrap() + minutes("1e7").unwrap()).is_some());
+    }
+
+    /// The help of all options that take a time.
+    fn times(command: &Command) -> Vec<(String, String)> {
+        let is_time = |arg: &&clap::Arg| {
+            let names = arg.get_value_names().unwrap_or_default();
+            ["SECONDS", "MINUTES", "MS"].iter().any(|unit| names.iter().any(|name| name.as_str() == *unit))
+        };
+        let help = |arg: &clap::Arg| {
+            let name = arg.get_long().unwrap_or_default();
+            (format!("{} --{name}", command.get_name()), arg.get_help().map(ToString::to_string).unwrap_or_default())
+        };
+        let own = command.get_arguments().filter(is_time).map(help);
+        own.chain(command.get_subcommands().flat_map(times)).collect()
+    }
+
+    #[test]
+    fn help_says_how_long_a_time_may_be() {
+        let programs = [crate::cli::Arguments::command(), crate::leaderboard::Arguments::command()];
+        let times: Vec<_> = programs.iter().flat_map(times).collect();
+        assert!(times.len() > 10, "{times:?}");
+        for (option, help) in times {
+            // A launch that is over took what it took.
+            assert!(help.contains("at most") || option == "explain --time-ms", "{option}: {help}");
+        }
     }
 }

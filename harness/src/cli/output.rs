@@ -1,6 +1,30 @@
 //! Standard output of a command.
 
 use std::io::{self, BufWriter, Stdout, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether this process was started with standard output closed, as by `>&-`. When `main` begins, Rust's library has opened `/dev/null` in its
+/// place, where all writes succeed.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Runs before `main`.
+#[used]
+#[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
+static LOOK: extern "C" fn() = {
+    extern "C" fn look() {
+        // SAFETY: asks for a flag of the descriptor, whatever it is.
+        CLOSED.store(unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } < 0, Ordering::Relaxed);
+    }
+    look
+};
+
+/// Fails where nothing that is written to standard output goes anywhere.
+pub fn expect_open() -> io::Result<()> {
+    match CLOSED.load(Ordering::Relaxed) {
+        true => Err(io::Error::other("standard output is closed")),
+        false => Ok(()),
+    }
+}
 
 /// Standard output, buffered. For a command whose work is worth more than its words, it loses what cannot be written.
 pub struct Output {
@@ -24,11 +48,12 @@ impl Output {
     /// Writes what is left.
     ///
     /// # Errors
-    /// What could not be written, now or before. A reader that went away from a command that goes on without it is none.
+    /// What could not be written, now or before. A reader that went away from a command that goes on without it is none, nor is one that there
+    /// never was.
     pub fn finish(&mut self) -> io::Result<()> {
         self.flush()?;
         match self.lost.take() {
-            Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            Some(error) if error.kind() != io::ErrorKind::BrokenPipe && expect_open().is_ok() => Err(error),
             _ => Ok(()),
         }
     }
@@ -49,7 +74,7 @@ impl Output {
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.attempt(bytes.len(), |to| to.write(bytes))
+        self.attempt(bytes.len(), |to| expect_open().and_then(|()| to.write(bytes)))
     }
 
     fn flush(&mut self) -> io::Result<()> {

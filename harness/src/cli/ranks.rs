@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use clap::Args;
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
 
 use super::numbers::bucket_mb;
 use super::{CliError, Result};
@@ -38,26 +39,22 @@ pub struct RankOptions {
     pub leave_sms: Option<LeaveSms>,
     /// Give each rank a part of the optimizer's state only
     #[arg(long, value_enum, value_name = "MODE")]
-    pub shard: Option<Share>,
+    pub shard: Option<Shard>,
 }
 
-/// A value of `--shard`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Share {
-    /// Every rank has all of it
-    None,
-    /// Whole parameters by size; every rank broadcasts its own
-    Broadcast,
-    /// A share of every bucket; gradients are reduce-scattered, parameters all-gathered
-    Zero1,
-}
+/// A value of `--shard`: a mode, or `none`, which takes one back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard(pub Option<Mode>);
 
-impl Share {
-    fn mode(self) -> Option<Mode> {
-        match self {
-            Share::None => None,
-            Share::Broadcast => Some(Mode::Broadcast),
-            Share::Zero1 => Some(Mode::Zero1),
+impl ValueEnum for Shard {
+    fn value_variants<'a>() -> &'a [Shard] {
+        &[Shard(None), Shard(Some(Mode::Broadcast)), Shard(Some(Mode::Zero1))]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self.0 {
+            None => Some(PossibleValue::new("none").help("Every rank has all of it")),
+            Some(mode) => mode.to_possible_value(),
         }
     }
 }
@@ -90,11 +87,11 @@ pub fn leave_sms(word: &str) -> Result<LeaveSms, String> {
 }
 
 impl RankOptions {
-    /// How ranks work together: what was said, and else what was before.
+    /// How ranks work together: what was said, and else what was before, and else what is usual.
     pub fn team_of(&self, comm: Arc<Communicator>, before: Option<RankSettings>) -> TeamOptions {
         let usual = DdpOptions::default();
-        let usual = RankSettings { form: usual.form, bucket_bytes: None, wire: None, shard: None };
-        let before = before.unwrap_or(usual);
+        let begins = RankSettings { form: usual.form, bucket_bytes: None, wire: None, shard: None };
+        let before = before.unwrap_or(begins);
         let ddp = DdpOptions {
             form: self.ddp.unwrap_or(before.form),
             bucket_bytes: self.bucket_mb.map(bytes_of).or(before.bucket_bytes),
@@ -102,9 +99,9 @@ impl RankOptions {
             nccl_ctas: self.nccl_ctas.unwrap_or(NCCL_CTAS),
             copies: self.copy_engines,
             leave_sms: self.leave_sms.and_then(|leave| leave.0),
-            ..DdpOptions::default()
+            ..usual
         };
-        TeamOptions { comm, ddp, shard: self.shard.map_or(before.shard, Share::mode) }
+        TeamOptions { comm, ddp, shard: self.shard.map_or(before.shard, |shard| shard.0) }
     }
 
     /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.
@@ -124,4 +121,18 @@ impl RankOptions {
 /// This process's number among those of this host, which is that of its GPU.
 pub fn local_rank() -> Option<usize> {
     Environment::get().ok()?.place.map(|place| place.local_rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shard_takes_the_modes_and_none() {
+        let modes = Shard::value_variants().iter().filter_map(|shard| shard.0).collect::<Vec<_>>();
+        assert_eq!(modes, Mode::value_variants(), "each mode can be said");
+        let read = |word: &str| Shard::from_str(word, false).map(|shard| shard.0);
+        assert_eq!([read("none"), read("zero1")], [Ok(None), Ok(Some(Mode::Zero1))]);
+        assert!(read("zero2").is_err());
+    }
 }

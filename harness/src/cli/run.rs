@@ -92,6 +92,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     files::check_writable(&arguments.output).map_err(|error| CliError::file("write", &arguments.output, error))?;
     let job = Job::plan(def, arguments)?;
     job.check_shapes()?;
+    job.check_outputs(&arguments.grid)?;
     let device = open(arguments.device)?;
     let outputs = job.launch(&device, &arguments.options)?;
     tensors::write(&arguments.output, &outputs)?;
@@ -197,6 +198,38 @@ impl Job {
         let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
         let given = self.given.iter().map(|(name, tensor)| (*name, tensor.shape.clone())).collect();
         shapes::check(&func, &self.scalars, &given)
+    }
+
+    /// Whether there is a program to write the outputs, and a place for each of their elements.
+    fn check_outputs(&self, grid: &str) -> Result<()> {
+        let strides = bind::strides(self.def);
+        for (param, _) in memory_params(self.def).filter(|(param, _)| !matches!(param.kind, ParamKind::In(_))) {
+            let (name, (shape, _)) = (param.name, &self.memory[param.name]);
+            if shape.contains(&0) {
+                continue;
+            }
+            if self.grid.contains(&0) {
+                let [x, y, z] = self.grid;
+                return Err(CliError::usage(
+                    format!(
+                        "--grid {grid} is ({x}, {y}, {z}): no program runs, and nothing writes output `{name}` of shape {shape:?}"
+                    ),
+                    "each extent of the grid has to be 1 or more",
+                ));
+            }
+            let of_tensor = strides.get(name).map_or(&[][..], |strides| &strides.params);
+            for (dim, (stride, extent)) in of_tensor.iter().zip(shape).enumerate() {
+                if *extent > 1 && matches!(self.scalars.get(stride), Some(LaunchArg::I32(0) | LaunchArg::I64(0))) {
+                    return Err(CliError::usage(
+                        format!(
+                            "`{stride}` is 0: the {extent} elements of output `{name}` along dimension {dim} would be one"
+                        ),
+                        "inputs alone can have strides of 0; leave --arg out for the stride that the tensor has",
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Runs the kernel; gives what it wrote.

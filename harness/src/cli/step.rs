@@ -7,7 +7,7 @@ use super::model_options::{ModelOptions, model_device};
 use super::run::{Choice, device};
 use super::{CliError, Result};
 use crate::memory::residual::Sizes;
-use crate::model::{Config, Kind, Transformer};
+use crate::model::{Attention, Config, Kind, Transformer};
 use crate::numerics::autocast::uniform;
 use crate::ops::memory::kernel_device;
 use crate::optim::{AdamWOptions, Schedule};
@@ -20,12 +20,12 @@ use crate::train::{Learner, LearnerOptions, Team, TeamOptions, gradient_dtype};
 pub struct StepOptions {
     #[command(flatten)]
     pub model: ModelOptions,
-    /// Windows of a step, of all ranks together
+    /// Windows of a step, of all ranks together (of `train`: 16 without its --batch)
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
-    /// Number of tokens that there are
-    #[arg(long, value_name = "TOKENS", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..))]
-    pub vocabulary: u32,
+    /// Entries of the vocabulary; 1024, and 10000 with --size
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub vocab: Option<u32>,
     /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
     #[arg(long, value_parser = device)]
     pub device: Option<Choice>,
@@ -58,7 +58,8 @@ impl StepOptions {
     /// # Errors
     /// Sizes that do not exist or do not fit together.
     pub fn config(&self, context: usize) -> Result<Config> {
-        self.model.config(Config { context, vocabulary: self.vocabulary as usize, ..Config::default() })
+        let vocabulary = self.vocab.map_or(self.model.usual_vocabulary(), |vocab| vocab as usize);
+        self.model.config(Config { context, vocabulary, ..Config::default() })
     }
 
     /// The device of the step.
@@ -76,7 +77,7 @@ impl StepOptions {
             Work::ForwardBackward => Kind::ForwardBackward,
             Work::TrainStep => Kind::TrainStep,
         };
-        config.step_bytes(self.batch as usize, kind)
+        config.step_bytes(self.batch as usize, 1, kind).total()
     }
 
     /// What the arithmetic of tensors' sizes takes.
@@ -117,10 +118,15 @@ impl Step {
         team: Option<&TeamOptions>,
     ) -> Result<Step> {
         let needed = options.least_bytes(config, work);
+        let stopped = |error: crate::train::Error| stopped(config, &error);
         kernel_device(device)?.expect_memory(needed).map_err(|error| stopped(error.into()))?;
         let model = {
             let _span = span("model");
-            Transformer::new(config, device, 0).map_err(explained)?
+            let made = match work {
+                Work::Forward => Transformer::for_inference(config, device, 0),
+                Work::ForwardBackward | Work::TrainStep => Transformer::new(config, device, 0),
+            };
+            made.map_err(|error| stopped(error.into()))?
         };
         let rates = LearnerOptions {
             adamw: AdamWOptions::default(),
@@ -161,6 +167,8 @@ impl Step {
     /// # Errors
     /// No memory, or whatever else a kernel says.
     pub fn run(&mut self) -> Result<()> {
+        let config = self.model.config().clone();
+        let stopped = |error: crate::train::Error| stopped(&config, &error);
         if let Some(learner) = &self.learner {
             learner.begin().map_err(stopped)?;
         }
@@ -170,7 +178,7 @@ impl Step {
                 Work::Forward => no_grad(|| self.model.loss(&self.tokens, &self.targets)),
                 Work::ForwardBackward | Work::TrainStep => self.model.loss(&self.tokens, &self.targets),
             }
-            .map_err(explained)?
+            .map_err(|error| stopped(error.into()))?
         };
         if let Some(learner) = &mut self.learner {
             {
@@ -192,20 +200,27 @@ impl Step {
     }
 }
 
-fn stopped(error: crate::train::Error) -> CliError {
-    match error.is_out_of_memory() {
-        true => out_of_memory(&error),
-        false => CliError::Failure(error.to_string()),
+fn stopped(config: &Config, error: &crate::train::Error) -> CliError {
+    if !error.is_out_of_memory() {
+        return CliError::Failure(error.to_string());
     }
+    let less = ["a smaller --batch", "a smaller --context", "a smaller model"].map(str::to_string);
+    let less = words(&[options_for_less(config), less.to_vec()].concat());
+    CliError::Failure(format!("{}\n  help: {less} takes less", error.out_of_memory_text()))
 }
 
-fn explained(error: candle_core::Error) -> CliError {
-    stopped(error.into())
+/// Options that let a step of this model take less memory, of those that it does not have yet.
+pub fn options_for_less(config: &Config) -> Vec<String> {
+    let naive = config.attention == Attention::Naive;
+    let long = config.precision.dtype().size_in_bytes() > 2;
+    let options = [(!config.checkpoint, "--recompute"), (naive, "--attention flash"), (long, "--precision bf16")];
+    options.iter().filter(|(helps, _)| *helps).map(|(_, option)| option.to_string()).collect()
 }
 
-fn out_of_memory(error: &crate::train::Error) -> CliError {
-    CliError::Failure(format!(
-        "out of memory: {error}\n  help: a smaller --batch, --context or --size needs less; --recompute keeps less between forward and \
-         backward, --precision bf16 halves what is kept"
-    ))
+/// `a`, `a or b`, `a, b or c`.
+pub fn words(parts: &[String]) -> String {
+    match parts.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => parts.concat(),
+    }
 }

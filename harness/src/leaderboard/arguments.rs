@@ -63,13 +63,13 @@ pub struct Arguments {
     /// Append what was measured to this file, a JSON object a line, as harness/records keeps it
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// How long each pass runs before it is timed, in milliseconds; 1000, and 25 in a sweep or on the CPU
+    /// How long each pass runs before it is timed, in milliseconds, at most a day; 1000, and 25 in a sweep or on the CPU
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub warmup_ms: Option<f64>,
-    /// How long each pass is timed, in milliseconds; 10000, and 100 in a sweep or on the CPU
+    /// How long each pass is timed, in milliseconds, at most a day; 10000, and 100 in a sweep or on the CPU
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub rep_ms: Option<f64>,
-    /// Tune the kernels before, for at most so many seconds each
+    /// Tune the kernels before, for at most so many seconds each, at most 86400
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub tune: Option<f64>,
     /// Sum dQ up in the kernel that makes dK and dV, atomically: faster where it is, and not the same bits in every run

@@ -108,7 +108,7 @@ fn absurd_numbers_are_refused_with_their_option() {
     let others: &[(&str, &[&str])] = &[
         (&format!("memory {model} --context 2147483647 --work forward-backward"), &[]),
         (&format!("profile {model} --batch 4294967295"), &["out of memory", "--batch"]),
-        (&format!("profile {model} --vocabulary 4294967295"), &["out of memory"]),
+        (&format!("profile {model} --vocab 4294967295"), &["out of memory"]),
         (&format!("bench ddp {model} --batch 4294967294"), &["out of memory"]),
         (&format!("bench kernels --only softmax --rows {MOST} --d 16"), &[MOST, "more elements than"]),
         ("bench kernels --only softmax --rows 1099511627776 --d 16", &["out of memory"]),
@@ -172,7 +172,7 @@ fn estimates_of_memory_are_below_what_steps_take() {
         (Attention::Naive, Fusion::None, false),
     ] {
         let line = format!(
-            "memory --layers 2 --width 64 --hidden 128 --heads 2 --vocabulary 300 --batch 2 --context 64 --attention {attention} \
+            "memory --layers 2 --width 64 --hidden 128 --heads 2 --vocab 300 --batch 2 --context 64 --attention {attention} \
              --fusion {fusion} --work forward,forward-backward,train-step --json m.json {}",
             if recompute { "--recompute" } else { "" }
         );
@@ -197,7 +197,7 @@ fn estimates_of_memory_are_below_what_steps_take() {
         {
             let key = row.keys().find(|key| key.replace(['_', ' '], "-").contains(&format!("peak-of-{work}-mi")));
             let peak = row[key.unwrap_or_else(|| panic!("no peak of {work} in {row:?}"))].as_f64().unwrap();
-            let estimate = config.step_bytes(2, kind) / f64::from(1 << 20);
+            let estimate = config.step_bytes(2, 1, kind).total() / f64::from(1 << 20);
             found.push((estimate <= peak, format!("{attention} {fusion} {work}: {estimate:.3} MiB of {peak:.3}")));
         }
     }
@@ -356,6 +356,20 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
             true => assert_eq!(lost.code, usual.code, "`{line}`"),
             false => assert!(lost.code == 1 && lost.err.contains("cannot write the output"), "`{line}`: {}", lost.err),
         }
+        // None at all, as by `>&-`: an error too, but for a launcher, whose ranks' work is worth more than their words.
+        let mut closed = command(dir.path(), line);
+        closed.stdout(Stdio::inherit());
+        // SAFETY: close is safe to call between fork and exec.
+        unsafe { closed.pre_exec(|| if libc::close(1) == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }) };
+        let closed = finish(closed);
+        match usual.out.is_empty() || line.starts_with("launch") {
+            true => assert_eq!((closed.code, closed.err), (usual.code, usual.err.clone()), "`{line}`, closed"),
+            false => assert!(
+                closed.code == 1 && closed.err.contains("cannot write the output: standard output is closed"),
+                "`{line}`, closed: {}",
+                closed.err
+            ),
+        }
         let mut both = command(dir.path(), line);
         both.stdout(full()).stderr(full());
         assert_eq!(both.output().unwrap().status.code(), Some(lost.code), "`{line}` with both full");
@@ -367,6 +381,55 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
         let unread = finish(unread);
         let code = if usual.out.is_empty() || line.starts_with("launch") { usual.code } else { 141 };
         assert_eq!((unread.code, unread.err), (code, usual.err), "`{line}` with a closed pipe");
+    }
+}
+
+/// Tokens and kernels are kept in one folder.
+#[test]
+fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
+    let dir = folder();
+    let open = dir.path().join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut training = command(dir.path(), TRAIN);
+    training.env("TILEWRIGHT_CACHE", &open);
+    let ran = finish(training);
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    assert_eq!(ran.err.matches("the cache folder is not used").count(), 1, "{}", ran.err);
+}
+
+/// Whatever the command, and before it begins: nobody has to find out later that a variable meant nothing.
+#[test]
+fn variables_of_nonsense_end_every_command() {
+    let dir = folder();
+    for (name, value, expected) in [
+        ("TILEWRIGHT_DEVICE", "gpu", "cuda:N"),
+        ("TILEWRIGHT_CACHE_MAX_SIZE", "lots", "2G"),
+        ("TILEWRIGHT_DUMP", "nonsense", "assign_layouts"),
+        ("TILEWRIGHT_TUNE", "soon", "a number of seconds"),
+        ("TILEWRIGHT_LOG", "wran", "off, error, warn"),
+        ("TILEWRIGHT_LOG", "tilewright=loud", "MODULE=LEVEL"),
+        ("TILEWRIGHT_LOG", "a=b=c", "MODULE=LEVEL"),
+        ("TILEWRIGHT_COMM", "x", "tcp, mpi or nccl"),
+        ("TILEWRIGHT_COMM_TIMEOUT", "-1", "a number of seconds"),
+        ("TILEWRIGHT_START_TIMEOUT", "soon", "a number of seconds"),
+        ("TILEWRIGHT_UNAUTHENTICATED", "yes", "expected 1, or nothing"),
+        ("TILEWRIGHT_LIFELINE", "zz", "DESCRIPTOR:INODE"),
+    ] {
+        let mut listing = command(dir.path(), "list");
+        listing.env(name, value);
+        let ran = finish(listing);
+        assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{name}={value}: {}", ran.err);
+        for part in [name, value, expected] {
+            assert!(ran.err.contains(part), "`{part}` is missing for {name}={value}: {}", ran.err);
+        }
+    }
+    for (name, value) in
+        [("TILEWRIGHT_LOG", "info"), ("TILEWRIGHT_LOG", "warn,tilewright=TRACE"), ("TILEWRIGHT_COMM", "")]
+    {
+        let mut listing = command(dir.path(), "list");
+        listing.env(name, value);
+        assert_eq!(finish(listing).code, 0, "{name}={value}");
     }
 }
 
@@ -427,12 +490,61 @@ fn limits_on_memory_and_files_are_errors() {
     assert!(message.contains("limited.st") && !dir.path().join("limited.st").exists(), "{message}");
     let mut tight = command(
         dir.path(),
-        "profile --layers 1 --width 64 --hidden 64 --heads 1 --vocabulary 8000000 --batch 1 --context 8",
+        "profile --layers 1 --width 64 --hidden 64 --heads 1 --vocab 8000000 --batch 1 --context 8",
     );
     limit(&mut tight, libc::RLIMIT_AS, 4 << 30);
     let message = finish(tight).fails(1);
     assert!(message.contains("out of memory"), "{message}");
     assert!(tilewright(dir.path(), &["version"]).ok().contains("tilewright"));
+}
+
+/// Numbers of GiB in a text.
+fn gib(text: &str) -> Vec<f64> {
+    let words: Vec<&str> = text.split([' ', '\n', ',', ';', ':']).collect();
+    words.windows(2).filter(|pair| pair[1] == "GiB").map(|pair| pair[0].parse().unwrap()).collect()
+}
+
+#[test]
+fn a_step_that_does_not_fit_says_what_its_parts_take() {
+    let dir = folder();
+    let train = "train --data text --vocab 300 --out run --layers 1000000";
+    for (options, less) in [
+        (
+            "--precision bf16 --recompute --batch 4 --micro-batch 1",
+            "help: a smaller --context or a smaller model takes less",
+        ),
+        (
+            "--attention naive --batch 4",
+            "help: --micro-batch 2 (the batch stays as it is), --recompute, --attention flash, ",
+        ),
+    ] {
+        let message = finish(command(dir.path(), &format!("{train} {options}"))).fails(1);
+        assert_eq!(message.matches("out of memory").count(), 1, "{message}");
+        let numbers = gib(&message);
+        let [needed, available, total, parts @ ..] = numbers.as_slice() else { panic!("{message}") };
+        assert!(needed > available && parts.len() == 5, "{message}");
+        let sum: f64 = parts.iter().sum();
+        assert!((needed - total).abs() <= 0.06 && (total - sum).abs() <= 0.03, "{message}");
+        assert!(message.contains(less), "{message}");
+    }
+    // Micro-batches add up in f32, and one alone has its gradients in the type of products.
+    let gradients = |options: &str| {
+        let ran = finish(command(dir.path(), &format!("{train} --precision bf16 --batch 4 {options}")));
+        gib(&ran.fails(1))[4]
+    };
+    let (one, two) = (gradients(""), gradients("--micro-batch 2"));
+    assert!((two - 2.0 * one).abs() <= 0.02, "{one} {two}");
+}
+
+#[test]
+fn forward_alone_has_no_gradients() {
+    let dir = folder();
+    let line = "memory --layers 1 --width 64 --hidden 64 --heads 1 --vocab 40000 --batch 1 --context 8 --work forward,forward-backward";
+    let table = finish(command(dir.path(), line)).ok();
+    let row = table.lines().find(|line| line.starts_with("│       8 │")).unwrap_or_else(|| panic!("{table}"));
+    let cells: Vec<f64> = row.split('│').filter_map(|cell| cell.trim().parse().ok()).collect();
+    let [_, parameters, forward, backward] = cells.as_slice() else { panic!("{table}") };
+    assert!(*forward < 1.3 * parameters && *backward > 2.0 * parameters, "{table}");
 }
 
 /// A model whose step takes far more than what is known of it beforehand: about ten times the scores, of 64 MiB at 1024 tokens.
@@ -446,16 +558,21 @@ fn steps_that_do_not_fit_say_so_and_sweeps_go_on() {
         limit(&mut command, libc::RLIMIT_AS, 900 << 20);
         finish(command)
     };
-    let ran = limited(&format!("memory {SCORES} --vocabulary 300 --context 64,1024,32 --work train-step"));
+    let ran = limited(&format!("memory {SCORES} --vocab 300 --context 64,1024,32 --work train-step"));
     let table = ran.ok();
     let row =
         |context: &str| table.lines().find(|line| line.starts_with(&format!("│ {context:>7} │"))).unwrap_or_default();
     assert!(row("1024").contains("OOM"), "{table}");
+    let why = table.split("context 1024, train-step: out of memory on the CPU: ").nth(1);
+    assert!(
+        why.is_some_and(|why| why.lines().next().unwrap_or_default().contains(|c: char| c.is_ascii_digit())),
+        "{table}"
+    );
     assert!(row("64").contains('.') && !row("64").contains("OOM") && !row("32").contains("OOM"), "{table}");
     let norm = limited("bench norm --rows 8000 --widths 64,1536,32 --runs 1").ok();
     assert!(norm.contains("OOM") && norm.contains("more are needed at once"), "{norm}");
     for line in [
-        format!("profile {SCORES} --vocabulary 300 --context 1024 --warmup 0 --steps 1"),
+        format!("profile {SCORES} --vocab 300 --context 1024 --warmup 0 --steps 1"),
         format!("train {SCORES} --data text --vocab 300 --out run --context 1024 --steps 1 --evaluate-windows 1"),
     ] {
         std::fs::write(dir.path().join("text"), "one fish two fish red fish blue fish. ".repeat(6000)).unwrap();

@@ -90,6 +90,25 @@ fn empty_tensors_run_nothing() {
     assert_eq!(output(dir.path(), "y"), (vec![0], vec![]));
 }
 
+/// They would have whatever was in the memory, and the exit code would be 0.
+#[test]
+fn outputs_that_nothing_would_write_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &[1.0; 4])]);
+    let with = |more: &[&str]| {
+        let common = ["--set", "rows_tile=16,d_tile=32", "--shape", "y=rows"];
+        let message = run(dir.path(), "weighted_sum_fwd", &[&common[..], more].concat()).fails(2);
+        assert!(!dir.path().join("out.safetensors").exists(), "{message}");
+        message
+    };
+    for grid in ["0", "1,0", "rows*0"] {
+        let message = with(&["--grid", grid]);
+        assert!(message.contains(&format!("--grid {grid} is (")) && message.contains("`y` of shape [3]"), "{message}");
+    }
+    let message = with(&["--grid", "1", "--arg", "y_stride=0"]);
+    assert!(message.contains("`y_stride` is 0: the 3 elements of output `y`"), "{message}");
+}
+
 #[test]
 fn what_follows_from_nothing_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();

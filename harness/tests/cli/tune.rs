@@ -91,5 +91,5 @@ fn what_cannot_be_tuned_is_said() {
     std::fs::write(dir.path().join("foreign.json"), r#"{"format": "tilewright tuning table", "version": 1, "device": "another", "compute_capability": "9.0", "entries": []}"#).unwrap();
     refused(&["matmul", "--export", "foreign.json"], 1, "a table of another");
     std::fs::write(dir.path().join("bad.json"), "[]").unwrap();
-    refused(&["matmul", "--export", "bad.json"], 1, "no tuning table");
+    refused(&["matmul", "--export", "bad.json"], 1, "not a tuning table");
 }

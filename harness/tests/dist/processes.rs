@@ -179,6 +179,18 @@ fn a_program_that_does_not_exist_is_named() {
     assert!(text.contains("cannot start /no/such/program") && output.status.code() == Some(1), "{text}");
 }
 
+#[test]
+fn empty_variables_count_as_unset() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    for name in ["MASTER_ADDR", "MASTER_PORT", "TILEWRIGHT_JOB", "TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE"] {
+        command.env(name, "");
+    }
+    let shows = "echo $MASTER_ADDR ${MASTER_PORT:-none} ${TILEWRIGHT_JOB:-none}";
+    let output = command.args(["launch", "--nproc", "1", "--", "sh", "-c", shows]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("127.0.0.1 ") && !text.contains("none"), "{text}");
+}
+
 /// `tilewright train` of a small model under `tilewright launch`, or alone.
 fn train(folder: &std::path::Path, ranks: Option<usize>, out: &str, more: &[&str]) -> (i32, String) {
     let program = env!("CARGO_BIN_EXE_tilewright");

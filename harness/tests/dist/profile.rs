@@ -18,7 +18,7 @@ const MODEL: [&str; 14] = [
     "2",
     "--context",
     "128",
-    "--vocabulary",
+    "--vocab",
     "500",
     "--warmup",
     "1",
@@ -132,7 +132,7 @@ fn processes_make_one_trace() {
         &["--batch", "3", "--shard", "zero1", "--bucket-mb", "0.2"],
     );
     check_trace(&found, 3);
-    assert_eq!(found.text.matches("Communication under computing").count(), 1, "only rank 0 speaks: {}", found.text);
+    assert_eq!(found.text.matches("Overlap of communication and compute").count(), 1, "only rank 0 speaks: {}", found.text);
     // Reduce-scatters and all-gathers.
     for name in ["reduce_scatter(avg)", "all_gather"] {
         let named = |event: &&Value| event["name"].as_str().is_some_and(|found| found.starts_with(name));

@@ -166,7 +166,8 @@ impl Trainee {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
         let windows = work.batch as usize / comm.world().max(1);
-        crate::ops::memory::kernel_device(&device)?.expect_memory(config.step_bytes(windows, Kind::TrainStep))?;
+        let needed = config.step_bytes(windows, 1, Kind::TrainStep).total();
+        crate::ops::memory::kernel_device(&device)?.expect_memory(needed)?;
         let model = Transformer::new(config, &device, 0)?;
         let options = LearnerOptions {
             adamw: AdamWOptions::default(),

@@ -85,10 +85,10 @@ struct Common {
     /// Append the rows to this file as they are found, a JSON object a line
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// How long each kernel runs before it is timed, in milliseconds
+    /// How long each kernel runs before it is timed, in milliseconds, at most a day
     #[arg(long, value_name = "MS", default_value_t = 100.0, value_parser = milliseconds)]
     warmup_ms: f64,
-    /// How long each kernel is timed, in milliseconds
+    /// How long each kernel is timed, in milliseconds, at most a day
     #[arg(long, value_name = "MS", default_value_t = 400.0, value_parser = milliseconds)]
     rep_ms: f64,
     #[command(flatten)]

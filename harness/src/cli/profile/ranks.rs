@@ -7,12 +7,12 @@ use tilewright::trace::{Recording, Trace, thread_number};
 
 use super::{Arguments, described, options, tables_of};
 use crate::cli::bench::world::{Carrier, each_world, failed};
-use crate::cli::ranks::Share;
 use crate::cli::step::{Step, Work};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::Communicator;
 use crate::dist::ddp::Form;
 use crate::dist::rank::Environment;
+use crate::dist::sharded::Mode;
 use crate::model::Config;
 use crate::profile::ranks::{self, RankProfile};
 use crate::profile::{Profile, STEP, chrome, flame, outermost};
@@ -110,10 +110,10 @@ fn found(
 ) -> Found {
     let profile = Profile::new(trace);
     let form = arguments.how.ddp.unwrap_or(Form::Bucketed).name();
-    let state = match arguments.how.shard {
-        None | Some(Share::None) => "whole",
-        Some(Share::Broadcast) => "shared out, broadcast",
-        Some(Share::Zero1) => "shared out, ZeRO-1",
+    let state = match arguments.how.shard.and_then(|shard| shard.0) {
+        None => "whole",
+        Some(Mode::Broadcast) => "shared out, broadcast",
+        Some(Mode::Zero1) => "shared out, ZeRO-1",
     };
     let how = format!("{} ranks over {}, gradients {form}, optimizer state {state}", comm.world(), comm.back_end());
     let title = format!("Profile of {}, {how}", described(config, arguments.step.batch as usize));

@@ -18,14 +18,15 @@ use super::model_options::{ModelOptions, device_info, model_device, peak};
 use super::numbers;
 use super::ranks::RankOptions;
 use super::run::{Choice, device};
+use super::step::{options_for_less, words};
 use super::{CliError, Result};
-use crate::dist::comm::Communicator;
+use crate::dist::comm::{Communicator, Dtype};
 use crate::dist::sharded::Mode;
 use crate::escape::printable;
-use crate::model::{Config, Kind, Transformer};
+use crate::model::{Config, Kind, StepBytes, Transformer};
 use crate::signals::{self, Heard};
 use crate::train::run::{CHECKPOINT, CURVE, LOG};
-use crate::train::{self, Ending, LanguageModel, Run, RunFolder, TeamOptions};
+use crate::train::{self, Ending, LanguageModel, Run, RunFolder, TeamOptions, keep};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -74,7 +75,7 @@ struct Steps {
     /// Steps in all; 500
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
-    /// Stop after so many minutes, with the state saved
+    /// Stop after so many minutes, at most 10⁷, with the state saved
     #[arg(long, value_name = "MINUTES", value_parser = numbers::minutes)]
     minutes: Option<Duration>,
     /// Steps between evaluations on the last tenth of the text, 0 for one at the end only; 100
@@ -177,11 +178,15 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     }
     out.flush()?;
 
-    let fail = |error: train::Error| explain(error, &device, &options, &config);
-    expect_memory(&config, &options, &device, team).map_err(fail)?;
+    let needs = Needs::of(&config, &options, team);
+    let fail = |error: train::Error| needs.explain(error, &device, &options, &config);
+    needs.expect(&device).map_err(fail)?;
     let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
     let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), team, lock);
-    let mut run = begun.map_err(fail)?;
+    let mut run = begun.map_err(|error| match error.is_of_a_checkpoint() && arguments.resume {
+        true => plan::unusable(&arguments.out, error),
+        false => fail(error),
+    })?;
     // The file is not needed any more, and may be large.
     drop(checkpoint);
     let begun = run.learner().step();
@@ -212,6 +217,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
                 "going on after step {step}, with a learning rate of {rate:.3e}; {end:.3e} in step {}",
                 options.steps
             )?;
+            say_best(&arguments.out, out)?;
         }
     }
     out.flush()?;
@@ -226,6 +232,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     for file in [CHECKPOINT, LOG, CURVE].iter().take(if drawn.is_ok() { 3 } else { 2 }) {
         writeln!(out, "wrote {}", arguments.out.join(file).display())?;
     }
+    say_best(&arguments.out, out)?;
     match ending {
         Ending::Done => writeln!(out, "`tilewright generate {}` lets it write", arguments.out.display())?,
         Ending::OutOfTime => writeln!(out, "its time is over; --resume goes on")?,
@@ -244,20 +251,81 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     drawn
 }
 
-/// Fails where the CPU has no memory for a step, or the host none for a batch of tokens.
-fn expect_memory(
-    config: &Config,
-    options: &train::RunOptions,
-    device: &Device,
-    team: Option<&TeamOptions>,
-) -> train::Result<()> {
-    let world = team.map_or(1, |team| team.comm.world());
-    let windows = options.batch.div_ceil(world);
-    // Inputs and targets, of four bytes each, twice.
-    tilewright::expect_host_memory(16.0 * windows as f64 * options.context as f64)?;
-    let config = Config { context: options.context, ..config.clone() };
-    let needed = config.step_bytes(options.micro_batch.min(windows), Kind::TrainStep);
-    Ok(crate::ops::memory::kernel_device(device)?.expect_memory(needed)?)
+/// Bytes that a step of this rank takes at least.
+struct Needs {
+    step: StepBytes,
+    /// In host memory: the batch's inputs and targets, of four bytes each, twice.
+    tokens: f64,
+    /// Windows that run at a time.
+    windows: usize,
+}
+
+impl Needs {
+    fn of(config: &Config, options: &train::RunOptions, team: Option<&TeamOptions>) -> Needs {
+        let world = team.map_or(1, |team| team.comm.world());
+        let batch = options.batch.div_ceil(world);
+        let windows = options.micro_batch.min(batch);
+        let config = Config { context: options.context, ..config.clone() };
+        // Of ranks, those that send them so alone keep gradients in bf16.
+        let like_one = team.is_none_or(|team| team.ddp.wire == Some(Dtype::Bf16) && team.shard.is_none());
+        let micro_batches = batch.div_ceil(windows.max(1)).max(if like_one { 1 } else { 2 });
+        let mut step = config.step_bytes(windows, micro_batches, Kind::TrainStep);
+        if team.is_some_and(|team| team.shard.is_some()) {
+            step.moments /= world as f64;
+        }
+        Needs { step, tokens: 16.0 * batch as f64 * options.context as f64, windows }
+    }
+
+    /// Fails where the CPU has no memory for a step, or the host none for a batch of tokens.
+    fn expect(&self, device: &Device) -> train::Result<()> {
+        let on_host = if device.is_cpu() { self.step.total() } else { 0.0 };
+        Ok(tilewright::expect_host_memory(on_host + self.tokens)?)
+    }
+
+    /// The error in the words of the command line: what a step takes, and what of it can be lowered where memory was short.
+    fn explain(&self, error: train::Error, device: &Device, options: &train::RunOptions, config: &Config) -> CliError {
+        if !error.is_out_of_memory() {
+            return CliError::Failure(error.to_string());
+        }
+        let gib = |bytes: f64| format!("{:.2} GiB", bytes / (1u64 << 30) as f64);
+        let on = crate::ops::memory::kernel_device(device).ok();
+        let free = on.and_then(|device| device.memory_in_use().ok().flatten());
+        let free = free.map(|(free, total)| {
+            format!("\n  {} of {} on the device are free now", gib(free as f64), gib(total as f64))
+        });
+        let StepBytes { weights, gradients, moments, activations } = self.step;
+        let mut less = Vec::new();
+        if self.tokens > self.step.total() {
+            less.push("a smaller --batch".to_string());
+        }
+        if self.windows > 1 {
+            less.push(format!("--micro-batch {} (the batch stays as it is)", self.windows / 2));
+        }
+        less.extend(options_for_less(config));
+        less.extend(["a smaller --context", "a smaller model"].map(str::to_string));
+        CliError::Failure(format!(
+            "{}{}\n  a step takes at least {}: parameters {}, gradients {}, moments {}, activations of {} × {} tokens {}, \
+             and the batch's tokens {}\n  help: {} takes less",
+            error.out_of_memory_text(),
+            free.unwrap_or_default(),
+            gib(self.step.total() + self.tokens),
+            gib(weights),
+            gib(gradients),
+            gib(moments),
+            self.windows,
+            options.context,
+            gib(activations),
+            gib(self.tokens),
+            words(&less),
+        ))
+    }
+}
+
+/// Says which of the checkpoints in the folder is the best, where one has a validation loss.
+fn say_best(folder: &std::path::Path, out: &mut dyn Write) -> Result<()> {
+    let Some((name, step, loss)) = keep::best(folder) else { return Ok(()) };
+    writeln!(out, "the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}")?;
+    Ok(())
 }
 
 /// What signals asked for.
@@ -286,31 +354,4 @@ fn watch_for_signals(leads: bool) -> Result<Arc<Stop>> {
         Heard::End(signal) => signals::end_by(signal),
     })?;
     Ok(stop)
-}
-
-/// The error in the words of the command line: what to lower where memory was short.
-fn explain(
-    error: train::Error,
-    device: &candle_core::Device,
-    options: &train::RunOptions,
-    config: &Config,
-) -> CliError {
-    if !error.is_out_of_memory() {
-        return CliError::Failure(error.to_string());
-    }
-    let gib = |bytes: f64| format!("{:.2} GiB", bytes / (1u64 << 30) as f64);
-    let free = crate::ops::memory::kernel_device(device).ok().and_then(|device| device.memory_in_use().ok().flatten());
-    let free = match free {
-        Some((free, total)) => format!("{} of {} are free now", gib(free as f64), gib(total as f64)),
-        None => "how much is free is not known".to_string(),
-    };
-    let copy = if config.precision.dtype() == candle_core::DType::F32 { 0.0 } else { 2.0 };
-    let state = gib((16.0 + copy) * config.parameters() as f64);
-    let smaller = (options.micro_batch / 2).max(1);
-    CliError::Failure(format!(
-        "out of memory: {error}\n  {free}; parameters, gradients and moments take {state}, and activations of {} windows of {} \
-         tokens what is above\n  help: --micro-batch {smaller} (the batch stays as it is), --recompute, a smaller --context, \
-         --precision bf16 or a smaller model need less",
-        options.micro_batch, options.context
-    ))
 }

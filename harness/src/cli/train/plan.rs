@@ -32,7 +32,8 @@ pub fn plan(arguments: &Arguments) -> Result<Plan> {
         crate::files::check_distinct(&written, &[text])?;
     }
     if arguments.resume {
-        return resumed(arguments, open(&path)?);
+        let opened = Checkpoint::open(&path).map_err(|error| unusable(&arguments.out, error));
+        return resumed(arguments, opened?);
     }
     // Also an older one alone: the new run would take its steps for its own, and remove them.
     match keep::any(&arguments.out) {
@@ -54,11 +55,10 @@ fn failure(error: impl std::fmt::Display) -> CliError {
     CliError::Failure(error.to_string())
 }
 
-fn open(path: &std::path::Path) -> Result<Checkpoint> {
-    Checkpoint::open(path).map_err(|error| {
-        let help = path.parent().and_then(keep::help).map(|help| format!("\n  help: {help}"));
-        failure(format!("{error}{}", help.unwrap_or_default()))
-    })
+/// An error of the newest checkpoint in a folder, with the older one that can take its place.
+pub fn unusable(folder: &Path, error: impl std::fmt::Display) -> CliError {
+    let help = keep::help(folder).map(|help| format!("\n  help: {help}"));
+    failure(format!("{error}{}", help.unwrap_or_default()))
 }
 
 /// Where tokenizers and tokens are kept: beside compiled kernels, for all runs.
@@ -86,7 +86,7 @@ fn fresh(arguments: &Arguments) -> Result<Plan> {
     // Everything about the model but its vocabulary can be wrong before the text is read.
     arguments.model.config(base.clone())?;
     let options = options(arguments, &defaults(arguments, sized))?;
-    let vocabulary = arguments.vocab.unwrap_or(if sized { 10_000 } else { 1024 });
+    let vocabulary = arguments.vocab.unwrap_or(arguments.model.usual_vocabulary());
     let data = data::prepare(&text(arguments, None)?, vocabulary, &data_folder(arguments)?).map_err(failure)?;
     data.check_context(options.context).map_err(failure)?;
     let config = arguments.model.config(Config { vocabulary: data.tokenizer.vocabulary(), ..base })?;
@@ -95,11 +95,8 @@ fn fresh(arguments: &Arguments) -> Result<Plan> {
 
 fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     let unreadable = |error: serde_json::Error| {
-        CliError::file(
-            "use the checkpoint",
-            checkpoint.path(),
-            format!("its hyperparameters are unknown: {}", printable(&error.to_string())),
-        )
+        let reason = format!("its hyperparameters are unknown: {}", printable(&error.to_string()));
+        unusable(&arguments.out, CliError::file("use the checkpoint", checkpoint.path(), reason))
     };
     let trained: Config = serde_json::from_value(checkpoint.header.model.clone()).map_err(unreadable)?;
     let before: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).map_err(unreadable)?;
@@ -123,11 +120,12 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     options.learner.schedule = schedule(arguments, &before, &options, checkpoint.header.step)?;
     let text = text(arguments, Some(&checkpoint.header.data))?;
     let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone())
-        .map_err(|error| CliError::file("use the checkpoint", checkpoint.path(), error))?;
+        .map_err(|error| CliError::file("use the checkpoint", checkpoint.path(), error))
+        .map_err(|error| unusable(&arguments.out, error))?;
     if tokenizer.vocabulary() > config.vocabulary {
         let (found, expected) = (tokenizer.vocabulary(), config.vocabulary);
         let reason = format!("its tokenizer has {found} entries, its model {expected}");
-        return Err(CliError::file("use the checkpoint", checkpoint.path(), reason));
+        return Err(unusable(&arguments.out, CliError::file("use the checkpoint", checkpoint.path(), reason)));
     }
     let data = data::read_or_make(&text, tokenizer, &data_folder(arguments)?).map_err(failure)?;
     if hex(&data.tokens.text_hash()) != checkpoint.header.data_hash {

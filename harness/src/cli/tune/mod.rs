@@ -29,10 +29,10 @@ pub struct Arguments {
     /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
-    /// How many seconds each kernel and problem may take
+    /// How many seconds each kernel and problem may take, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     budget: f64,
-    /// How many seconds one run of a candidate may take
+    /// How many seconds one run of a candidate may take, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = seconds)]
     limit: f64,
     /// Measure again what is known

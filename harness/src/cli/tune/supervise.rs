@@ -44,7 +44,7 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
         // Read while it runs: a pipe holds little.
         let output = worker.stdout.take().map(|pipe| reader(pipe, false)).transpose();
         // Whoever asked for a log sees what the worker does while it does it.
-        let logs = std::env::var_os("TILEWRIGHT_LOG").is_some();
+        let logs = std::env::var_os("TILEWRIGHT_LOG").is_some_and(|value| !value.is_empty());
         let messages = worker.stderr.take().map(|pipe| reader(pipe, logs)).transpose();
         let (output, messages) = match (output, messages) {
             (Ok(output), Ok(messages)) => (output, messages),

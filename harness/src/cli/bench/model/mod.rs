@@ -55,7 +55,7 @@ pub struct Arguments {
     /// Steps that are measured
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     steps: u16,
-    /// End warm-up, measured steps and steps in parts after so many seconds each, if there were three
+    /// End warm-up, measured steps and steps in parts after so many seconds each, at most 86400, if there were three
     #[arg(long, value_name = "SECONDS", value_parser = crate::cli::numbers::seconds)]
     seconds: Option<f64>,
     /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one

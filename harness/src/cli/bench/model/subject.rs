@@ -90,7 +90,7 @@ pub fn measure(
         Mode::ForwardBackward => Kind::ForwardBackward,
         Mode::TrainStep => Kind::TrainStep,
     };
-    expect_memory(device, case.config.step_bytes(case.batch, kind))?;
+    expect_memory(device, case.config.step_bytes(case.batch, 1, kind).total())?;
     let on = crate::ops::memory::kernel_device(device)?;
     on.restart_peak_memory()?;
     let mut subject = Subject::new(case, device, mode, replay, kept)?;
